@@ -325,14 +325,10 @@ impl Nbd {
 
     /// A reply is over. If the message with the request is still under way, the op ends with that.
     fn answered(&mut self, index: u16, result: Result<(), i32>) -> Result<(), Breach> {
-        if result == Err(libc::ESHUTDOWN) {
-            // It did not do this request, and the next server will.
-            return Err(Breach("it shuts down"));
-        }
         let (line, asked_at) = (self.flight(index).line, self.flight(index).asked_at);
         let took = self.now.saturating_duration_since(asked_at);
         let state = self.line_mut(line);
-        state.has_answered = true;
+        state.has_answered |= result != Err(libc::ESHUTDOWN);
         state.gather.answered(took);
         match self.flight(index).sent {
             Sent::Partly => self.flight_mut(index).early = Some(result),

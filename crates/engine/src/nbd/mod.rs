@@ -54,7 +54,7 @@ const FULL_PAUSE: Duration = Duration::from_millis(1);
 /// How far the current request of an op is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sent {
-    /// There is none: the op has no connection now, or is not there at all.
+    /// There is none: the op waits for another connection, or is not there at all.
     Nothing,
     /// It waits in the queue.
     Queued,
@@ -240,7 +240,13 @@ impl Nbd {
     fn settle(&mut self, index: u16, result: Result<(), i32>) {
         let flight = self.flight_mut(index);
         let part = flight.part;
-        (flight.cookie, flight.lost_at) = (0, None);
+        flight.cookie = 0;
+        if result == Err(libc::ESHUTDOWN) {
+            // It did not do this request, and the next server will. It closes the connection when it has answered the others.
+            flight.sent = Sent::Nothing;
+            return;
+        }
+        flight.lost_at = None;
         let is_flush = part.kind == Part::FLUSH.kind;
         match result {
             Ok(()) if is_flush => self.flight_mut(index).flushed = true,

@@ -795,6 +795,46 @@ fn nothing_of_a_lost_connection_leaves_this_host() {
     }
 }
 
+/// nbdkit does that when it is told to end.
+#[test]
+fn a_request_that_a_server_refuses_because_it_shuts_down_needs_no_fence() {
+    let refused: fn(u64) -> Vec<u8> = |cookie| simple(cookie, 108, &[]);
+    let reactions: [fn(Vec<u8>) -> Reaction; 2] = [Reaction::Close, Reaction::Dead];
+    for react in reactions {
+        let bench = Bench::new(Export::able(SIZE), "&timeout=1&fence=60");
+        let mut store = bench.store();
+        once(&bench, move |asked| react(refused(asked.cookie)));
+        let memory = [segment(0, 512)];
+        assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
+        let asked = bench.server.asked();
+        let connections: Vec<u64> = asked.iter().map(|asked| asked.connection).collect();
+        assert_eq!((connections, bench.lost()), (vec![0, 1], 1));
+    }
+    // It refuses one for ever, and goes on with the others.
+    let bench = Bench::new(Export::able(SIZE), "&timeout=1&fence=60");
+    let mut store = bench.store();
+    bench
+        .server
+        .react(move |asked| match (asked.kind, asked.connection) {
+            (WRITE, 0) => Reaction::Send(refused(asked.cookie)),
+            _ => Reaction::Honest,
+        });
+    store.push(op(PLAIN, 0, 512, &[segment(0, 512)]), 1);
+    loop {
+        store.push(op(GET, 4096, 512, &[segment(4096, 512)]), 2);
+        match next_done(&mut store) {
+            (1, result) => break assert_eq!(result, Ok(())),
+            other => assert_eq!(other, (2, Ok(()))),
+        }
+        let pause = Some(Instant::now() + Duration::from_millis(50));
+        store.enter(Wait::Until(pause)).unwrap();
+        assert!(bench.server.asked().len() < 1000, "it never ends");
+    }
+    while store.in_flight() > 0 {
+        assert_eq!(next_done(&mut store).1, Ok(()));
+    }
+}
+
 #[test]
 fn a_further_connection_that_promises_less_than_the_first_is_not_used() {
     let scratch = Scratch::in_memory();
