@@ -257,8 +257,10 @@ impl Nbd {
     fn has_old_request(&self, line: u8, now: Instant) -> bool {
         let age_max = self.times.timeout * PATIENCE;
         self.flights.iter().any(|flight| {
-            let is_out = flight.is_used && flight.line == line && flight.cookie != 0;
-            is_out && now.saturating_duration_since(flight.asked_at) >= age_max
+            // A request that waits to be sent is not the server's to answer. If nothing moves at all, the connection is silent.
+            let is_out = matches!(flight.sent, Sent::Whole | Sent::Nothing);
+            let is_ours = flight.is_used && flight.line == line;
+            is_ours && is_out && now.saturating_duration_since(flight.asked_at) >= age_max
         })
     }
 }

@@ -835,6 +835,25 @@ fn a_request_that_a_server_refuses_because_it_shuts_down_needs_no_fence() {
     }
 }
 
+/// It uploads for longer than a request may be unanswered.
+#[test]
+fn requests_that_wait_for_a_slow_server_are_not_its_to_answer() {
+    let bench = Bench::new(Export::able(SIZE), QUICK);
+    let mut store = bench.store();
+    bench
+        .server
+        .react(|_| Reaction::After(Duration::from_millis(200)));
+    let memory = [segment(0, 512 << 10)];
+    for number in 0..40 {
+        let offset = number % 8 * (512 << 10);
+        store.push(op(PLAIN, offset, 512 << 10, &memory), number);
+    }
+    for _ in 0..40 {
+        assert_eq!(next_done(&mut store).1, Ok(()));
+    }
+    assert_eq!(bench.lost(), 0);
+}
+
 #[test]
 fn a_further_connection_that_promises_less_than_the_first_is_not_used() {
     let scratch = Scratch::in_memory();
