@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
+use rustix::io::Errno;
 
 use super::dial::{Call, NbdError, Target, resolve, wait};
 use super::handshake::{Export, negotiate};
@@ -481,26 +482,27 @@ fn flush(link: &Link, deadline: Instant) -> io::Result<io::Result<()>> {
     let cookie = u64::from_be_bytes(array(link, deadline)?);
     // In a chunk, flags and type are where a simple reply has the error.
     let (flags, kind) = ((error >> 16) as u16, error as u16);
-    let failed = match magic {
-        wire::SIMPLE_REPLY => error != 0,
+    let error = match magic {
+        wire::SIMPLE_REPLY => error,
         wire::STRUCTURED_REPLY if flags & wire::chunk::DONE != 0 => {
             let len = u32::from_be_bytes(array(link, deadline)?) as usize;
-            let most = if kind & wire::chunk::ERROR != 0 {
-                wire::TEXT_MAX + 14
-            } else {
-                0
-            };
-            if len > most || (kind != wire::chunk::NONE && most == 0) {
-                return Err(strange());
+            match kind {
+                wire::chunk::NONE if len == 0 => 0,
+                _ if kind & wire::chunk::ERROR != 0 && (6..=wire::TEXT_MAX + 14).contains(&len) => {
+                    let error = u32::from_be_bytes(array(link, deadline)?);
+                    read(link, &mut vec![0; len - 4], deadline)?;
+                    error.max(1)
+                }
+                _ => return Err(strange()),
             }
-            read(link, &mut vec![0; len], deadline)?;
-            kind != wire::chunk::NONE
         }
         _ => return Err(strange()),
     };
-    match (cookie, failed) {
-        (COOKIE, false) => Ok(Ok(())),
-        (COOKIE, true) => Ok(Err(rustix::io::Errno::IO.into())),
+    match (cookie, error) {
+        (COOKIE, 0) => Ok(Ok(())),
+        // It did nothing, and so nothing failed.
+        (COOKIE, wire::SHUTS_DOWN) => Err(Errno::SHUTDOWN.into()),
+        (COOKIE, _) => Ok(Err(Errno::IO.into())),
         _ => Err(strange()),
     }
 }

@@ -108,6 +108,8 @@ pub mod chunk {
     pub const ERROR: u16 = 1 << 15;
 }
 
+/// Error of a request that the server did not do, because it shuts down.
+pub const SHUTS_DOWN: u32 = 108;
 /// Largest payload of a server that names none.
 pub const PAYLOAD_MAX: u32 = 32 << 20;
 /// Longest name or message.

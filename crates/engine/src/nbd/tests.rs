@@ -855,6 +855,24 @@ fn requests_that_wait_for_a_slow_server_are_not_its_to_answer() {
 }
 
 #[test]
+fn a_server_that_shuts_down_has_not_failed_a_flush() {
+    let replies: [fn(u64) -> Vec<u8>; 2] = [
+        |cookie| simple(cookie, 108, &[]),
+        |cookie| chunk(cookie, 1, 0x8001, b"\0\0\0\x6c\0\x03end"),
+    ];
+    for reply in replies {
+        let bench = Bench::new(Export::able(SIZE), "&timeout=5");
+        bench
+            .server
+            .react(move |asked| Reaction::Close(reply(asked.cookie)));
+        bench.disk.sync().unwrap_err();
+        assert!(!bench.disk.sync_failed());
+        bench.server.react(|_| Reaction::Honest);
+        bench.disk.sync().unwrap();
+    }
+}
+
+#[test]
 fn a_further_connection_that_promises_less_than_the_first_is_not_used() {
     let scratch = Scratch::in_memory();
     let less = Export {
