@@ -317,18 +317,31 @@ impl Nbd {
             return Ok(Ok(()));
         }
         let deadline = Instant::now() + self.shared.spec.timeout;
-        let mut last = io::Error::from(io::ErrorKind::NotConnected);
         loop {
-            let Some(link) = lock(&self.shared.spares).pop() else {
-                return Err(last);
-            };
-            // One that was lost while nobody used it is dropped.
+            let spare = lock(&self.shared.spares).pop();
+            let is_new = spare.is_none();
+            let link = spare.map_or_else(|| self.new_link(deadline), Ok)?;
             match flush(&link, deadline) {
                 Ok(flushed) => {
                     keep(&self.shared, link);
                     return Ok(flushed);
                 }
-                Err(error) => last = error,
+                Err(error) if is_new => return Err(error),
+                // It was lost while nobody used it.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Waits for the dialler to make a connection.
+    fn new_link(&self, deadline: Instant) -> io::Result<Link> {
+        let mut port = self.port().map_err(io::Error::other)?;
+        port.request();
+        loop {
+            wait(&port.mailbox.bell, PollFlags::IN, deadline).map_err(io::Error::other)?;
+            // A bell may ring late for its last port.
+            if let Some(link) = port.take() {
+                return Ok(link);
             }
         }
     }

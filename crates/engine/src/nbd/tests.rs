@@ -855,6 +855,20 @@ fn requests_that_wait_for_a_slow_server_are_not_its_to_answer() {
 }
 
 #[test]
+fn a_flush_without_a_store_uses_a_connection_that_is_there_or_a_new_one() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=5");
+    bench.disk.sync().unwrap();
+    bench.server.hang_up();
+    bench.disk.sync().unwrap();
+    let asked = bench.server.asked();
+    let words: Vec<_> = asked
+        .iter()
+        .map(|asked| (asked.connection, asked.kind))
+        .collect();
+    assert_eq!(words, [(0, FLUSH), (1, FLUSH)]);
+}
+
+#[test]
 fn a_server_that_shuts_down_has_not_failed_a_flush() {
     let replies: [fn(u64) -> Vec<u8>; 2] = [
         |cookie| simple(cookie, 108, &[]),
