@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
-use cleave_client::{Order, Stop, Workload};
+use cleave_client::{Base, Error, Order, Stop, Workload};
 use cleave_tests::nbd::{Export, NbdServer, WRITE};
-use cleave_tests::{Daemon, Node, Scratch, exercise, small, wait_until, writes_all};
+use cleave_tests::{
+    Daemon, Node, Scratch, TIMEOUT, connect, exercise, outliving, small, wait_until, writes_all,
+};
 use rustix::thread::sched_getcpu;
 use serde_json::{Value, json};
 
@@ -184,5 +186,33 @@ pub(crate) fn a_disk_that_is_removed_writes_nothing_when_its_server_is_back() {
         assert_eq!(writes, 1, "{asked:?}");
         let _ = write.join();
     });
+    node.daemon.finish();
+}
+
+/// What it left in flight is done by its successor at the same socket, and that does not wait for the server of the first.
+pub(crate) fn a_disk_that_is_removed_and_added_again_does_what_was_left() {
+    let servers = Scratch::in_memory();
+    let server = NbdServer::start(&servers.join("nbd"), Export::able(8 << 20));
+    let node = Node::start();
+    let disk = json!({"disk": [server.uri("&reconnect=600&fence=1")], "persistent": false});
+    node.add("d", &disk);
+    let options = outliving();
+    let mut client = node.open("d", &options);
+    client.queue(0).write(0, &[1; 512]).unwrap();
+    server.accept(false);
+    server.hang_up();
+    client.queue(0).set_timeout(Duration::from_millis(300));
+    let stuck = client.queue(0).write(0, &[2; 512]);
+    assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+    let gone = node.ask("DELETE", "/v1/disks/d?mode=hard", "");
+    assert!(gone.body.contains("1 request"), "{}", gone.body);
+    server.accept(true);
+    node.add("d", &disk);
+    let socket = node.socket("d");
+    connect(|| client.reconnect(&socket, &options, Base::Used));
+    client.queue(0).set_timeout(TIMEOUT);
+    client.queue(0).wait_used().unwrap();
+    assert_eq!(server.bytes()[..512], [2; 512]);
+    drop(client);
     node.daemon.finish();
 }

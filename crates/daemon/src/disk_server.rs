@@ -627,9 +627,9 @@ impl DiskServer {
                 Ok(())
             }
             None => {
-                self.disk.abandon();
                 let name = self.disk.name().to_owned();
                 let out = self.in_flight();
+                self.disk.abandon();
                 let seconds = deadline.as_secs();
                 self.close_guest();
                 Err(Failure::run(match keeps {

@@ -349,12 +349,17 @@ impl Disk {
         })
     }
 
-    /// Gives up what is in flight: a request that waits for a lost NBD server is not sent when the server is back. Nobody waits for it
-    /// any more, and the guest may be served elsewhere.
+    /// Gives up what is in flight: no request is sent to an NBD server any more, and those that wait for it fail. Nobody waits for
+    /// them, and the guest may be served elsewhere.
     pub fn abandon(&self) {
         if let Backing::Nbd(nbd) = self.backing() {
             nbd.abandon();
         }
+    }
+
+    /// Whether it was given up, so that a request which fails was not done.
+    pub fn is_abandoned(&self) -> bool {
+        matches!(self.backing(), Backing::Nbd(nbd) if nbd.is_abandoned())
     }
 
     /// Records a failed fsync: the kernel may have dropped dirty pages, so no later fsync can vouch for them.

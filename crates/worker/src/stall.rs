@@ -303,6 +303,8 @@ impl<S: Store> Worker<S> {
     /// cannot succeed any more, and every flush fails, until the disk is opened again.
     fn action(&self, verb: Verb, errno: i32) -> Action {
         match verb {
+            // It waits in the frontend's list for the next daemon, if the frontend keeps one.
+            _ if self.device.disk.is_abandoned() => return Action::Hold,
             Verb::Read => {}
             _ if self.device.disk.sync_failed() => return Action::Report,
             _ => {}

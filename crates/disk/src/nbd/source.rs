@@ -346,9 +346,15 @@ impl Nbd {
         }
     }
 
-    /// Makes no connection any more, so that nothing which waits for one is ever sent.
+    /// Has nothing more sent, and tells the stores that wait for a connection.
     pub(crate) fn abandon(&self) {
         self.shared.is_abandoned.store(true, Ordering::SeqCst);
+        self.on_dialler(|| {});
+    }
+
+    /// Whether nothing more is to be sent.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.shared.is_abandoned.load(Ordering::SeqCst)
     }
 
     /// Runs something on the thread that connects, which then can be confined.
@@ -358,7 +364,7 @@ impl Nbd {
 }
 
 impl Port {
-    /// Asks for a connection. The bell rings when there is one; it never fails, because the attempts never end.
+    /// Asks for a connection. The bell rings when there is one, or when the disk is given up; the attempts do not end before.
     pub fn request(&mut self) {
         if self.holding == Holding::Nothing {
             self.wait(Want::First);
@@ -416,7 +422,7 @@ impl Port {
         let Holding::Waits { again } = self.holding else {
             return None;
         };
-        if self.shared.is_abandoned.load(Ordering::SeqCst) {
+        if self.is_abandoned() {
             return None;
         }
         self.holding = Holding::Connection;
@@ -429,12 +435,18 @@ impl Port {
         Some(link)
     }
 
+    /// The disk is given up: no connection comes any more, and nothing is to be sent.
+    #[inline]
+    pub fn is_abandoned(&self) -> bool {
+        self.shared.is_abandoned.load(Ordering::SeqCst)
+    }
+
     /// Returns a connection on which nothing is in flight, for the next store.
     pub fn give_back(&mut self, link: Link) {
         keep(&self.shared, link);
     }
 
-    /// Readable when `take` may find a connection.
+    /// Readable when `take` may find a connection, or the disk is given up.
     pub fn bell(&self) -> BorrowedFd<'_> {
         self.mailbox.bell.as_fd()
     }
@@ -623,7 +635,9 @@ impl Dialler {
     /// Makes a connection for the first port that still wants one, if the time has come.
     fn serve(&mut self) {
         if self.shared.is_abandoned.load(Ordering::SeqCst) {
-            return self.wanted.clear();
+            let waiting = self.wanted.drain(..);
+            let waiting = waiting.filter_map(|mailbox| mailbox.upgrade());
+            return waiting.for_each(|mailbox| ring(&mailbox.bell));
         }
         self.wanted.retain(|mailbox| mailbox.strong_count() > 0);
         let is_early = self.next_at.is_some_and(|at| Instant::now() < at);

@@ -187,12 +187,16 @@ impl Nbd {
         if !left.is_zero() {
             return Some(left);
         }
-        self.line_mut(line).phase = Phase::Down {
-            since,
-            gave_up: true,
-        };
-        self.fail_all(line, libc::ENOTCONN);
+        self.give_up(line);
         None
+    }
+
+    /// No connection came. The ops that waited for one fail, and so do new ones.
+    fn give_up(&mut self, line: u8) {
+        if let Phase::Down { gave_up, .. } = &mut self.line_mut(line).phase {
+            *gave_up = true;
+            self.fail_all(line, libc::ENOTCONN);
+        }
     }
 
     /// The bell rang: there may be a connection.
@@ -202,6 +206,9 @@ impl Nbd {
             return;
         }
         let Some(link) = self.line_mut(line).port.take() else {
+            if self.line(line).port.is_abandoned() {
+                self.give_up(line);
+            }
             return;
         };
         self.now = Instant::now();

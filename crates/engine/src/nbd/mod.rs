@@ -381,7 +381,8 @@ impl Nbd {
             false => None,
         };
         let mut is_full = is_idle && pause.is_none() && !self.receive(reactor, line);
-        if wants_send && !self.line(line).queue.is_empty() {
+        let has_more = !self.line(line).queue.is_empty() && !self.line(line).port.is_abandoned();
+        if wants_send && has_more {
             // That acknowledges what was received.
             self.line_mut(line).wants_ack = false;
             is_full |= !self.send(reactor, line);

@@ -835,6 +835,40 @@ fn a_request_that_a_server_refuses_because_it_shuts_down_needs_no_fence() {
     }
 }
 
+/// Whoever serves the guest after that would have its writes replaced by old ones.
+#[test]
+fn a_disk_that_is_given_up_sends_nothing_more_and_waits_for_nothing() {
+    let bench = Bench::new(Export::able(SIZE), "&reconnect=600");
+    let mut store = bench.store();
+    bench.server.accept(false);
+    bench.server.hang_up();
+    let memory = [segment(0, 512)];
+    store.push(op(PLAIN, 0, 512, &memory), 1);
+    nothing_ends(&mut store);
+    bench.disk.abandon();
+    assert_eq!(next_done(&mut store), (1, Err(libc::ENOTCONN)));
+    assert_eq!(
+        run(&mut store, op(PLAIN, 0, 512, &memory)),
+        Err(libc::ENOTCONN)
+    );
+    // With a server that is slow: what waits to be sent, and the further parts of an op.
+    let bench = Bench::new(Export::able(SIZE), QUICK);
+    let mut store = bench.store();
+    bench
+        .server
+        .react(|_| Reaction::After(Duration::from_millis(400)));
+    let large = [segment(0, 960 << 10)];
+    store.push(op(ZERO, 0, SIZE, &[]), 0);
+    (1..5).for_each(|number| store.push(op(PLAIN, 0, 960 << 10, &large), number));
+    nothing_ends(&mut store);
+    bench.disk.abandon();
+    while store.in_flight() > 0 {
+        let _ = next_done(&mut store);
+    }
+    let asked = bench.server.asked();
+    assert!(asked.len() <= 2, "{}", asked.len());
+}
+
 /// It uploads for longer than a request may be unanswered.
 #[test]
 fn requests_that_wait_for_a_slow_server_are_not_its_to_answer() {
