@@ -621,6 +621,10 @@ impl Dialler {
             };
             match order {
                 Ok(Order::Dial(mailbox, want)) => {
+                    if want != Want::First {
+                        // Most likely lost with it.
+                        lock(&self.shared.spares).clear();
+                    }
                     self.wanted.push_back(mailbox);
                     self.slow_down(want);
                 }
@@ -640,7 +644,7 @@ impl Dialler {
             return waiting.for_each(|mailbox| ring(&mailbox.bell));
         }
         self.wanted.retain(|mailbox| mailbox.strong_count() > 0);
-        let is_early = self.next_at.is_some_and(|at| Instant::now() < at);
+        let is_early = self.is_early();
         let Some(mailbox) = self.wanted.front().filter(|_| !is_early).cloned() else {
             return;
         };
@@ -672,14 +676,24 @@ impl Dialler {
 
     /// A server that lets us in and then hangs up must not keep us busy, nor fill the log.
     fn slow_down(&mut self, want: Want) {
-        if want == Want::Better {
-            return self.pause_longer();
+        // One that nobody used for a while may be lost like any other.
+        let is_short = self.made_at.is_some_and(|at| at.elapsed() < PAUSE_MAX);
+        if want == Want::Better && is_short {
+            // A pause that has begun is for all connections that are lost together.
+            if !self.is_early() {
+                self.pause_longer();
+            }
+            return;
         }
         if self.next_at.is_none() {
             self.pause = Duration::ZERO;
-            let made_at = self.made_at.filter(|_| want == Want::Next);
+            let made_at = self.made_at.filter(|_| want != Want::First);
             self.next_at = made_at.map(|at| at + PAUSE_FIRST);
         }
+    }
+
+    fn is_early(&self) -> bool {
+        self.next_at.is_some_and(|at| Instant::now() < at)
     }
 
     fn pause_longer(&mut self) {

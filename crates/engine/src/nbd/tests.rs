@@ -920,6 +920,33 @@ fn a_server_that_shuts_down_has_not_failed_a_flush() {
     }
 }
 
+/// Most connections of a guest that does little have answered nothing yet.
+#[test]
+fn many_connections_that_are_lost_together_are_made_again_as_soon_as_one() {
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "&connections=8&reconnect=1");
+    let mut store = bench.store();
+    let memory = [segment(0, 512)];
+    assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
+    while bench.state().connected < 8 {
+        nothing_ends(&mut store);
+    }
+    for _ in 0..2 {
+        bench.server.accept(false);
+        bench.server.hang_up();
+        store.push(op(PLAIN, 0, 512, &memory), 1);
+        nothing_ends(&mut store);
+        bench.server.accept(true);
+        assert_eq!(next_done(&mut store), (1, Ok(())));
+        while bench.state().connected < 8 {
+            nothing_ends(&mut store);
+        }
+    }
+}
+
 #[test]
 fn a_further_connection_that_promises_less_than_the_first_is_not_used() {
     let scratch = Scratch::in_memory();
