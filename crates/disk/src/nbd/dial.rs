@@ -40,6 +40,9 @@ pub enum NbdError {
     /// The server speaks something else.
     #[error("this is no NBD server, or a broken one: {0}")]
     Breach(&'static str),
+    /// The server is about to end; with its words.
+    #[error("the server shuts down{0}")]
+    ShutsDown(String),
     /// The server refuses, for this reason.
     #[error("the server refuses: {0}")]
     Refused(String),
@@ -52,7 +55,11 @@ impl NbdError {
     /// Whether the server may answer later.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
-            NbdError::Resolve(..) | NbdError::Io(_) | NbdError::Silent | NbdError::Closed => true,
+            NbdError::Resolve(..)
+            | NbdError::Io(_)
+            | NbdError::Silent
+            | NbdError::Closed
+            | NbdError::ShutsDown(_) => true,
             NbdError::Breach(_) | NbdError::Refused(_) | NbdError::Unfit(_) => false,
         }
     }

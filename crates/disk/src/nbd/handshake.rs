@@ -92,9 +92,7 @@ fn ask_for_structure(call: &mut Call) -> Result<bool, NbdError> {
     ask(call, option::STRUCTURED_REPLY, &[])?;
     match answered(call, option::STRUCTURED_REPLY)? {
         (answer::ACK, _) => Ok(true),
-        (answer::TLS_REQUIRED | answer::SHUTDOWN, text) => {
-            Err(refusal(answer::TLS_REQUIRED, &text))
-        }
+        (kind @ (answer::TLS_REQUIRED | answer::SHUTDOWN), text) => Err(refusal(kind, &text)),
         (kind, _) if kind & answer::ERROR != 0 => Ok(false),
         _ => Err(NbdError::Breach("it answers with an unknown type")),
     }
@@ -198,13 +196,15 @@ fn refusal(kind: u32, text: &[u8]) -> NbdError {
         "" => String::new(),
         text => format!(" (it says: {text})"),
     };
+    if kind == answer::SHUTDOWN {
+        return NbdError::ShutsDown(said);
+    }
     NbdError::Refused(match kind {
         answer::TLS_REQUIRED => format!(
             "it wants TLS, which is not supported; let it listen without TLS on a unix socket, or put a TLS proxy before it{said}"
         ),
         answer::UNKNOWN => format!("it has no such export; check the name after the `/`{said}"),
         answer::POLICY => format!("its policy forbids this client{said}"),
-        answer::SHUTDOWN => format!("it shuts down{said}"),
         answer::UNSUPPORTED => format!("it is too old: it does not know the option GO{said}"),
         kind => format!("error {}{said}", kind & !answer::ERROR),
     })
@@ -345,6 +345,15 @@ mod tests {
             (error(answer::TLS_REQUIRED), "TLS"),
             (error(answer::POLICY), "policy"),
             (error(answer::UNSUPPORTED), "too old"),
+            (error(answer::SHUTDOWN), "shuts down"),
+            (
+                [
+                    hello(),
+                    reply(option::STRUCTURED_REPLY, answer::SHUTDOWN, &[]),
+                ]
+                .concat(),
+                "shuts down",
+            ),
             (error(answer::ERROR + 99), "error 99"),
             (then(&[ack(option::GO)]), "size"),
             (then(&[ack(option::STRUCTURED_REPLY)]), "not sent"),
@@ -373,7 +382,9 @@ mod tests {
                 "TLS",
             ),
         ] {
-            let why = with(&script, true).0.unwrap_err().to_string();
+            let error = with(&script, true).0.unwrap_err();
+            assert_eq!(error.may_pass(), part == "shuts down");
+            let why = error.to_string();
             assert!(why.contains(part) && !why.contains(['\n', '\x1b']), "{why}");
         }
     }
