@@ -3,9 +3,11 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cleave_client::{Base, Client};
+use cleave_client::{Base, Client, Error};
+use cleave_tests::nbd::{Export, NbdServer, Reaction};
 use cleave_tests::{
-    Killed, Scratch, connect, disk_socket, http, outliving, program_path, scale, seeded, wait_until,
+    Killed, Scratch, TIMEOUT, connect, disk_socket, http, outliving, program_path, scale, seeded,
+    wait_until,
 };
 use serde_json::json;
 
@@ -26,9 +28,8 @@ pub(crate) fn a_killed_daemon_loses_nothing() {
     let scratch = Scratch::in_memory();
     let image = scratch.image("image", DISK_BYTES);
     let at = At::Unix(scratch.join("nbd"));
-    // One client at a time: the server lets the next daemon in when it is done with the last one's requests.
     let _server = qemu_nbd(&image, "raw", &at, &[]);
-    let (socket, uri) = (scratch.join("socket"), at.uri("", ""));
+    let (socket, uri) = (scratch.join("socket"), at.uri("", "fence=1"));
     let words = ["serve", "--queues", "4", "--disk", &uri, "--socket-path"].map(str::as_ref);
     let start = || start(&[&words[..], &[socket.as_ref()]].concat());
     let options = outliving();
@@ -87,7 +88,7 @@ pub(crate) fn a_killed_node_loses_nothing() {
     let servers: Vec<_> = servers.collect();
     let add = |(number, (_, at)): (usize, &(_, At))| {
         let id = format!("d{number}");
-        let body = json!({"disk": [at.uri("", "")], "queues": 1}).to_string();
+        let body = json!({"disk": [at.uri("", "fence=1")], "queues": 1}).to_string();
         let answer = http::fetch(&control, "PUT", &format!("/v1/disks/{id}"), &body);
         assert_eq!(answer.status, 201, "{}", answer.body);
         let mut client = connect(|| Client::open(&disk_socket(scratch.path(), &id), &options));
@@ -124,4 +125,37 @@ pub(crate) fn a_killed_node_loses_nothing() {
         begun.elapsed().as_secs(),
         all.iter().map(|disk| disk.guest.answered).sum::<u64>(),
     );
+}
+
+/// A server may still do what the killed daemon sent, and lets the next one in: qemu-nbd does both. If the next one did the requests
+/// again at once, and the guest then wrote something newer, the first attempt could replace that.
+pub(crate) fn the_next_daemon_waits_for_the_fence() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(DISK_BYTES));
+    let (socket, uri) = (scratch.join("socket"), server.uri("&fence=3"));
+    let words = ["serve", "--disk", &uri, "--socket-path"].map(str::as_ref);
+    let start = || start(&[&words[..], &[socket.as_ref()]].concat());
+    let options = outliving();
+    let mut daemon = start();
+    let mut client = connect(|| Client::open(&socket, &options));
+    client.queue(0).write(0, &[1; 512]).unwrap();
+    server.react(|_| Reaction::Dead(Vec::new()));
+    client.queue(0).set_timeout(Duration::from_millis(300));
+    let stuck = client.queue(0).write(0, &[2; 512]);
+    assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+    server.react(|_| Reaction::Honest);
+    daemon.kill();
+    let killed = Instant::now();
+    daemon = start();
+    connect(|| client.reconnect(&socket, &options, Base::Used));
+    client.queue(0).set_timeout(TIMEOUT);
+    client.queue(0).wait_used().unwrap();
+    assert!(killed.elapsed() >= Duration::from_secs(3), "{killed:?}");
+    // Nothing is in flight at the next one.
+    daemon.kill();
+    let killed = Instant::now();
+    let _daemon = start();
+    connect(|| client.reconnect(&socket, &options, Base::Used));
+    client.queue(0).write(0, &[3; 512]).unwrap();
+    assert!(killed.elapsed() < Duration::from_secs(3), "{killed:?}");
 }

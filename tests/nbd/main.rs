@@ -27,7 +27,9 @@ use cleave_tests::{
 };
 use serde_json::{Value, json};
 
-use kill::{a_killed_daemon_loses_nothing, a_killed_node_loses_nothing};
+use kill::{
+    a_killed_daemon_loses_nothing, a_killed_node_loses_nothing, the_next_daemon_waits_for_the_fence,
+};
 use node::{
     a_confined_node_connects_again_over_tcp_and_unix_sockets,
     a_disk_that_is_removed_and_added_again_does_what_was_left,
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         an_operator_has_the_server_flush_with_and_without_a_guest,
         a_killed_daemon_loses_nothing: QEMU,
         a_killed_node_loses_nothing: QEMU,
+        the_next_daemon_waits_for_the_fence,
         a_confined_node_connects_again_over_tcp_and_unix_sockets: QEMU,
         a_disk_that_is_removed_writes_nothing_when_its_server_is_back,
         a_disk_that_is_removed_and_added_again_does_what_was_left,

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use cleave_blk::spec::ID_BYTES;
 use cleave_blk::{Limits, Stripe};
@@ -347,6 +348,15 @@ impl Disk {
             }
             errno => errno.into(),
         })
+    }
+
+    /// Not before this may the requests be repeated that a killed daemon left in flight, because their first attempt may still be
+    /// under way. `None`: whoever holds the locks (`barriers`) may begin.
+    pub fn settled_at(&self) -> Option<Instant> {
+        match self.backing() {
+            Backing::Nbd(nbd) => nbd.settled_at(),
+            _ => None,
+        }
     }
 
     /// Gives up what is in flight: no request is sent to an NBD server any more, and those that wait for it fail. Nobody waits for

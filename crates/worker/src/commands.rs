@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{SyncSender, TryRecvError};
+use std::time::Instant;
 
 use cleave_engine::Store;
 use cleave_guest::{Memory, Vring, VringError};
@@ -250,14 +251,8 @@ impl<S: Store> Worker<S> {
         let mut vring = Vring::new(epoch, start.layout, start.features, start.base)?;
         if let Some(journal) = start.journal.take() {
             vring.keep(journal);
-            let (count, index) = (vring.again(), start.index);
-            if count > 0 {
-                let name = self.device.disk.name();
-                tracing::info!(
-                    "{name}: vring {index}: {count} requests that an earlier daemon left in flight are done again"
-                );
-            }
         }
+        let settled_ns = self.settled_ns(start.index, vring.again());
         let free = self.lanes.iter().position(Option::is_none);
         let number = free.unwrap_or(self.lanes.len());
         if number >= usize::from(LANES_MAX) {
@@ -271,7 +266,9 @@ impl<S: Store> Worker<S> {
         let kick = start.kick.take();
         let completion = self.active.tuning.completion_of(start.index);
         let record = self.device.records.recorder(start.index, vring.size());
-        let lane = Lane::new(start, vring, completion, record);
+        let mut lane = Lane::new(start, vring, completion, record);
+        lane.settled_ns = settled_ns;
+        self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(settled_ns).min();
         if free.is_none() {
             self.lanes.push(None);
         }
@@ -283,6 +280,42 @@ impl<S: Store> Worker<S> {
         self.apply(number as u16, Signal::Err(err));
         self.apply(number as u16, Signal::Call(call));
         Ok(())
+    }
+
+    /// Tells of the requests that an earlier daemon left in flight, and when they may be repeated; `None`: at once.
+    fn settled_ns(&self, index: u16, count: usize) -> Option<u64> {
+        let name = self.device.disk.name();
+        let settled_at = self.device.disk.settled_at().filter(|_| count > 0);
+        let left = settled_at.map(|at| at.saturating_duration_since(Instant::now()));
+        match left.filter(|left| !left.is_zero()) {
+            None if count == 0 => None,
+            None => {
+                tracing::info!(
+                    "{name}: vring {index}: {count} requests that an earlier daemon left in flight are done again"
+                );
+                None
+            }
+            Some(left) => {
+                let seconds = left.as_secs() + 1;
+                tracing::warn!(
+                    "{name}: vring {index}: {count} requests that an earlier daemon left in flight are done again in {seconds} s: \
+                     until then the server may still do what that daemon sent"
+                );
+                Some(self.now_ns() + u64::try_from(left.as_nanos()).unwrap_or(u64::MAX / 2))
+            }
+        }
+    }
+
+    /// Opens the vrings whose disk is settled now.
+    pub(crate) fn open_settled(&mut self, now_ns: u64) {
+        let mut due_ns = self.waiting.due_ns;
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.settled_ns = lane.settled_ns.filter(|at_ns| now_ns < *at_ns);
+            lane.close();
+            due_ns = due_ns.into_iter().chain(lane.settled_ns).min();
+        }
+        self.waiting.due_ns = due_ns;
+        self.update_wait_mode();
     }
 
     fn number_of(&self, index: u16) -> Option<usize> {

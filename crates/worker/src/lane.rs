@@ -44,10 +44,12 @@ pub(crate) struct Lane {
     pub(crate) stalls: Stalls,
     /// Stalled requests were left in the in-flight region.
     pub(crate) left: bool,
-    /// Takes no new requests: one is held, or the disk is quiesced.
+    /// Takes no new requests: one is held, the disk is quiesced, or it is not settled.
     pub(crate) is_closed: bool,
     /// The disk is quiesced: nothing is given to it, not even again.
     pub(crate) is_quiet: bool,
+    /// It has requests that an earlier daemon left in flight, and their first attempt may be under way until then.
+    pub(crate) settled_ns: Option<u64>,
     /// Its next request waits for the disk's limits.
     pub(crate) throttled: Option<Throttled>,
     /// Entries were pushed since the last publish.
@@ -132,6 +134,7 @@ impl Lane {
             left: false,
             is_closed: false,
             is_quiet: false,
+            settled_ns: None,
             throttled: None,
             dirty: false,
             record,
@@ -171,9 +174,14 @@ impl Lane {
     pub(crate) fn takes(&self) -> bool {
         match self.state {
             State::Running => !self.is_closed,
-            State::Stopping(_) => self.vring.again() > 0 && !self.is_quiet,
+            State::Stopping(_) => self.vring.again() > 0 && self.may_repeat(),
             _ => false,
         }
+    }
+
+    /// Whether the disk may be given what an earlier daemon left in flight.
+    fn may_repeat(&self) -> bool {
+        !self.is_quiet && self.settled_ns.is_none()
     }
 
     /// Whether it is not served because its ring is not in the memory table.
@@ -183,7 +191,7 @@ impl Lane {
 
     /// Opens or closes it, as its stalled requests and its disk have it. Returns whether that is a change.
     pub(crate) fn close(&mut self) -> bool {
-        let is_closed = self.is_quiet || self.stalls.closes();
+        let is_closed = !self.may_repeat() || self.stalls.closes();
         std::mem::replace(&mut self.is_closed, is_closed) != is_closed
     }
 
@@ -261,8 +269,8 @@ impl Lane {
     /// Whether control waits for it and nothing is in flight.
     pub(crate) fn is_drained(&self) -> bool {
         // Requests of an earlier daemon cannot be taken from a ring that is away, and while control waits no table brings it
-        // back; nor may they go to a disk that is quiesced. They stay where that daemon left them.
-        let may_take = !self.vring.is_detached() && !self.is_quiet;
+        // back; nor may they go to a disk that is quiesced or not settled. They stay where that daemon left them.
+        let may_take = !self.vring.is_detached() && self.may_repeat();
         let takes_on = may_take && self.vring.again() > 0;
         matches!(self.state, State::Stopping(_)) && self.has_answered() && !takes_on
     }

@@ -67,7 +67,7 @@ pub(crate) struct Waiting {
     pub(crate) empty_checks: u32,
     /// Some guest may have been asked for kicks since kicks were last disabled for all.
     pub(crate) armed: bool,
-    /// When the first call that is held back, or the first request that is stalled or throttled, is due.
+    /// When the first call that is held back, or the first request that is stalled or throttled, is due, or the disk is settled.
     pub(crate) due_ns: Option<u64>,
     /// The next request of some vring waits for the disk's limits.
     pub(crate) throttled: bool,
@@ -356,6 +356,14 @@ impl<S: Store> Worker<S> {
         self.waiting.due_ns = None;
         self.send_due_calls(now_ns);
         self.redo_due(now_ns);
+        if self
+            .lanes
+            .iter()
+            .flatten()
+            .any(|lane| lane.settled_ns.is_some())
+        {
+            self.open_settled(now_ns);
+        }
         // For requests that completed inline.
         self.publish();
     }

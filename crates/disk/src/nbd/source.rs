@@ -73,6 +73,7 @@ struct Shared {
     connections: u16,
     workers_max: u16,
     is_read_only: bool,
+    opened_at: Instant,
     /// No store gets a connection any more.
     is_abandoned: AtomicBool,
     size_bytes: AtomicU64,
@@ -206,6 +207,7 @@ impl Nbd {
             targets,
             export,
             is_read_only,
+            opened_at: Instant::now(),
             is_abandoned: AtomicBool::new(false),
             size_bytes: AtomicU64::new(export.size_bytes),
             changed: new_bell()?,
@@ -344,6 +346,13 @@ impl Nbd {
                 return Ok(link);
             }
         }
+    }
+
+    /// When the server has applied what a daemon sent that was killed before this disk was opened. Nothing tells when the server
+    /// ended that daemon's connections, so it is the time of the fence.
+    pub(crate) fn settled_at(&self) -> Option<Instant> {
+        let shared = &self.shared;
+        (!shared.is_read_only).then(|| shared.opened_at + shared.spec.fence)
     }
 
     /// Has nothing more sent, and tells the stores that wait for a connection.
