@@ -179,7 +179,7 @@ impl Nbd {
     ) -> Result<Nbd, NbdError> {
         let targets = resolve(&spec.address)?;
         let link = dial(&targets, &spec.export, DIAL_TIME)?;
-        let export = link.export;
+        let mut export = link.export;
         let mut links = vec![link];
         let wanted = wanted(spec, &export, workers);
         // A server may promise CAN_MULTI_CONN and let in only a few (qemu-nbd --shared=2). A worker without a connection could
@@ -199,6 +199,10 @@ impl Nbd {
         }
         let connections = spec.connections.min(links.len() as u16);
         let workers_max = links.len() as u16 / connections.max(1);
+        if links.len() == 1 {
+            // There never are more, so a later connection need not promise it.
+            export.flags &= !wire::export::CAN_MULTI_CONN;
+        }
         let bells = links.iter().map(|_| new_bell().map(Arc::new));
         let bells = bells.collect::<Result<_, _>>()?;
         let shared = Arc::new(Shared {

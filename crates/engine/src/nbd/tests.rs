@@ -362,6 +362,22 @@ fn an_export_that_has_become_less_is_not_used_and_a_larger_one_is_noticed() {
     assert_eq!(run(&mut store, op(PLAIN, SIZE, 512, &memory)), Ok(()));
 }
 
+/// qemu-nbd that is started again without `--shared`.
+#[test]
+fn a_server_that_permits_one_connection_only_now_is_used_where_there_is_one() {
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "&reconnect=2");
+    let mut store = bench.store();
+    let memory = [segment(0, 512)];
+    assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
+    bench.server.export(|export| export.flags = ABLE);
+    bench.server.hang_up();
+    assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
+}
+
 /// An attack: what the server sends in answer to a read of 4 KiB at 8 KiB.
 type Attack = fn(u64) -> Vec<u8>;
 
