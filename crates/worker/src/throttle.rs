@@ -75,7 +75,8 @@ impl LimitGroup {
         self.state().members.iter().flatten().count()
     }
 
-    /// Other limits; as in QEMU, buckets begin empty. Whether they are others.
+    /// Other limits; as in QEMU, buckets begin empty. Turns and shares begin anew too: they are reckoned in the time that requests
+    /// took under the limits before, which may have been an hour. Whether they are others.
     fn set(&self, limits: Limits) -> bool {
         let mut state = self.state();
         if state.limits == limits {
@@ -83,6 +84,11 @@ impl LimitGroup {
         }
         state.limits = limits;
         state.buckets = Default::default();
+        state.now_served = Default::default();
+        state.waiting.clear();
+        for member in state.members.iter_mut().flatten() {
+            *member = Member::new();
+        }
         true
     }
 
@@ -231,6 +237,17 @@ struct Member {
     turns: Box<[Turn; VRINGS]>,
 }
 
+impl Member {
+    fn new() -> Member {
+        Member {
+            service: Default::default(),
+            waiting: Default::default(),
+            now_served: Default::default(),
+            turns: Box::new([Turn::default(); VRINGS]),
+        }
+    }
+}
+
 /// A vring of a disk.
 #[derive(Debug, Clone, Copy, Default)]
 struct Turn {
@@ -272,12 +289,7 @@ struct Asker {
 
 impl State {
     fn add_member(&mut self) -> usize {
-        let member = Member {
-            service: Default::default(),
-            waiting: Default::default(),
-            now_served: Default::default(),
-            turns: Box::new([Turn::default(); VRINGS]),
-        };
+        let member = Member::new();
         let free = self.members.iter().position(Option::is_none);
         let place = free.unwrap_or(self.members.len());
         match self.members.get_mut(place) {
@@ -821,6 +833,35 @@ mod tests {
             }
         }
         assert!((98..=101).contains(&admitted), "{admitted}");
+    }
+
+    /// What counted under other limits, and who waited for them, counts no more: a request took an hour there, or a moment.
+    #[test]
+    fn other_limits_are_a_new_start_for_all() {
+        let (small, large) = (read(512), read(4 << 20));
+        let group = members("bps-total=1K", 2);
+        assert_eq!(group[0].admit(0, small, 0), Ok(()));
+        let due_ns = group[1].admit(0, large, 0).unwrap_err();
+        assert_eq!(group[1].admit(0, large, due_ns), Ok(()));
+        // The guest of the first disk leaves while it waits.
+        assert!(group[0].admit(0, small, due_ns).unwrap_err() > 4000 * SECOND);
+        group[0].set("bps-total=100M".parse().unwrap());
+        assert_eq!(group[1].admit(0, small, due_ns), Ok(()));
+
+        // Two vrings that always have a request; one of them has had a large one before.
+        let throttle = throttle("bps-total=1K");
+        assert_eq!(throttle.admit(0, large, 0), Ok(()));
+        throttle.set("iops-total=1000".parse().unwrap());
+        let (mut next, mut admitted) = ([0; 2], [0_u32; 2]);
+        while let Some((at, now_ns)) = next.into_iter().enumerate().min_by_key(|(_, at)| *at)
+            && now_ns < 10 * SECOND
+        {
+            match throttle.admit(at as u16, small, now_ns) {
+                Ok(()) => admitted[at] += 1,
+                Err(due_ns) => next[at] = due_ns,
+            }
+        }
+        assert!(admitted.iter().all(|count| *count > 4000), "{admitted:?}");
     }
 
     /// Requests a second of readers and of writers that always have one, in a disk each or all in one.
