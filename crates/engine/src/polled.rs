@@ -39,7 +39,7 @@ pub(crate) struct Polled {
 
 impl Polled {
     /// Has the receiver close the ring.
-    pub(crate) fn leave_to(&mut self, heir: Sender<ClosedRing>) {
+    pub(crate) fn leave_to(&mut self, heir: Option<Sender<ClosedRing>>) {
         self.ring.leave_to(heir);
     }
 

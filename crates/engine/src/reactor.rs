@@ -169,9 +169,9 @@ impl Prepared {
     /// does not hold up this thread.
     pub fn enable(self, heir: &Sender<ClosedRing>) -> Result<Reactor, EngineError> {
         let Prepared(mut reactor) = self;
-        reactor.ring.leave_to(heir.clone());
+        reactor.ring.leave_to(Some(heir.clone()));
         if let Some(polled) = &mut reactor.polled {
-            polled.leave_to(heir.clone());
+            polled.leave_to(Some(heir.clone()));
         }
         reactor.enable().map_err(EngineError::setup)?;
         Ok(reactor)
@@ -286,6 +286,14 @@ impl Reactor {
         self.polled
             .as_mut()
             .map_or(Ok(()), |polled| polled.enable())
+    }
+
+    /// Takes back what [`Prepared::enable`] promised: nobody receives the rings.
+    pub fn disinherit(&mut self) {
+        self.ring.leave_to(None);
+        if let Some(polled) = &mut self.polled {
+            polled.leave_to(None);
+        }
     }
 
     /// Checks at start-up whether a ring can be created at all, so that the error is clear.

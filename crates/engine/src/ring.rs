@@ -176,9 +176,9 @@ impl Ring {
         Ok(())
     }
 
-    /// Has the receiver close the ring when it is dropped.
-    pub(crate) fn leave_to(&mut self, heir: Sender<ClosedRing>) {
-        self.heir = Some(heir);
+    /// Has the receiver close the ring when it is dropped; `None`: the thread that drops it does.
+    pub(crate) fn leave_to(&mut self, heir: Option<Sender<ClosedRing>>) {
+        self.heir = heir;
     }
 
     /// Restrictions can only be set before the ring is enabled.

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use cleave_engine::BellFd;
 use cleave_guest::{Journal, Memory, VringError, VringLayout};
@@ -85,4 +85,11 @@ pub(crate) enum Command {
 pub struct Commands {
     pub(crate) queue: Receiver<Command>,
     pub(crate) bell: Arc<OwnedFd>,
+}
+
+impl Commands {
+    /// Drops the queue: those that wait for an answer, now or later, learn that there will be none.
+    pub(crate) fn close(&mut self) {
+        self.queue = sync_channel(0).1;
+    }
 }

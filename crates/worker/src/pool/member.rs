@@ -41,6 +41,9 @@ pub(super) trait Member {
 
     /// Instead of a lap, after a failure: serves nothing, and ends when nothing is in flight.
     fn wind_down(&mut self) -> io::Result<Turn>;
+
+    /// Keeps everything that the kernel may still write to for ever. Nobody waits for it: what others wait on is given up.
+    fn leave_behind(self: Box<Self>);
 }
 
 impl<S: Store> Member for Worker<S> {
@@ -92,6 +95,13 @@ impl<S: Store> Member for Worker<S> {
             Rest::None => Turn::Again { worked: true },
             Rest::Until(deadline) => Turn::Rest(deadline),
         })
+    }
+
+    fn leave_behind(mut self: Box<Self>) {
+        // A command in a queue that is never dropped would never be answered, and the end of the rings never be seen.
+        self.inbox.commands.close();
+        self.reactor.disinherit();
+        std::mem::forget(self);
     }
 }
 
@@ -189,7 +199,7 @@ impl Seat {
             return;
         };
         match turn {
-            Turn::Lost => std::mem::forget(member),
+            Turn::Lost => member.leave_behind(),
             _ => {
                 let dropped = catch_unwind(AssertUnwindSafe(|| drop(member)));
                 if dropped.is_err() {

@@ -9,9 +9,10 @@ use rustix::thread::sched_getcpu;
 use super::*;
 use crate::{Split, Tuning, WorkerConfig};
 
-/// A store that panics when it is used, or whose disk hangs until it is told otherwise.
+/// A store that panics when it is used, with or without something in flight, or whose disk hangs until it is told otherwise.
 enum Bad {
     Mistaken,
+    Lost,
     Hanging(Arc<AtomicBool>),
 }
 
@@ -22,6 +23,7 @@ impl Store for Bad {
     fn in_flight(&self) -> usize {
         match self {
             Bad::Mistaken => 0,
+            Bad::Lost => 1,
             Bad::Hanging(hangs) => usize::from(hangs.load(Ordering::Relaxed)),
         }
     }
@@ -34,7 +36,7 @@ impl Store for Bad {
     }
     fn before_enter(&mut self, _: &mut Reactor, _: Wait) -> Option<Duration> {
         match self {
-            Bad::Mistaken => panic!("told to panic"),
+            Bad::Mistaken | Bad::Lost => panic!("told to panic"),
             Bad::Hanging(_) => Some(Duration::from_millis(1)),
         }
     }
@@ -118,6 +120,21 @@ fn a_panic_ends_its_worker_and_no_other_on_the_thread() {
         assert!(!handle.has_ended() && !is_rung(&alarm));
     }
     assert_eq!(pool.workers(), [0]);
+}
+
+/// Nothing can be said of what it has in flight, so it is left behind; its session ends all the same.
+#[test]
+fn nobody_waits_for_a_worker_that_fails_while_it_winds_down() {
+    let pool = pool(1);
+    let (lost, _alarm) = bad(&pool, Bad::Lost);
+    assert!(becomes(|| lost.has_ended()));
+    let (other, alarm) = good(&pool);
+    assert_eq!(other.pass().wait(), Some(()));
+    let ending = std::thread::spawn(move || lost.pass().wait());
+    assert!(becomes(|| ending.is_finished()));
+    assert_eq!(ending.join().unwrap(), None);
+    assert!(becomes(|| pool.workers() == [1]));
+    assert!(!other.has_ended() && !is_rung(&alarm));
 }
 
 #[test]
