@@ -701,6 +701,8 @@ fn take_batch<S: Store>(
                 return (chains, Stop::Breach(Breach::Head(taken.head)));
             }
             Ok(Some(taken)) => {
+                // Also if the chain is given back: what costs time is to read it.
+                *descriptors_left = descriptors_left.saturating_sub(chain.descriptors());
                 if acceptance.begin(lane, taken, chain) == Begun::OverLimit {
                     lane.vring.untake(taken.head);
                     return (chains, Stop::OverLimit);
@@ -709,7 +711,6 @@ fn take_batch<S: Store>(
             Err(fault) => return (chains, Stop::Breach(Breach::Vring(fault))),
         }
         chains += 1;
-        *descriptors_left = descriptors_left.saturating_sub(chain.descriptors());
         if *descriptors_left == 0 {
             return (chains, Stop::Budget);
         }

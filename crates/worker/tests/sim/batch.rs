@@ -10,9 +10,9 @@ use std::time::Duration;
 use cleave_blk::{Op, OpKind, Plan};
 use cleave_engine::{Done, Reactor, Store, Wait};
 use cleave_guest::{Epoch, Memory};
-use cleave_worker::{Control, Device, VringStart, Worker, reactor};
+use cleave_worker::{Control, Device, Split, Tuning, VringStart, Worker, reactor};
 
-use crate::driver::{Ask, Driver};
+use crate::driver::{Ask, Driver, Part};
 use crate::{Bench, FEATURES, device, event, quiet, vring};
 
 /// Completes every op at once, and calls a closure in the middle of the first.
@@ -187,4 +187,41 @@ fn a_lap_reads_a_bounded_number_of_descriptors() {
         used.push(bench.driver.used_index());
     }
     assert_eq!(used, [2, 4, 6, 8, 9, 9, 9, 9]);
+}
+
+/// A chain that waits for the disk's limits is read and given back, which takes as long.
+#[test]
+fn a_chain_that_is_given_back_counts_among_what_a_lap_reads() {
+    const ELSEWHERE: u64 = 0x8000_0000;
+    let device = device(Split::Off);
+    device.tune(Tuning {
+        limits: "iops-write=1".parse().unwrap(),
+        ..Tuning::clone(&device.tuning())
+    });
+    let (mut long, mut short) = (Driver::new(), Driver::at(ELSEWHERE));
+    let regions = [&long, &short].map(|driver| {
+        let parts = [Part::Rings, Part::Requests];
+        parts.map(|part| driver.region(part))
+    });
+    let memory = Memory::new(regions.into_iter().flatten().collect()).unwrap();
+    let store = Meddler {
+        ops: 64,
+        on_the_spot: false,
+        pushed: Rc::default(),
+        meddle: None,
+        ended: Vec::new(),
+    };
+    let (mut worker, control) = worker_with(store, device, memory);
+    let _first = control.start(silent(0));
+    let _second = control.start(VringStart {
+        layout: Driver::layout_at(ELSEWHERE),
+        ..silent(1)
+    });
+    worker.lap().unwrap();
+    long.submit_longest_write(2);
+    short.submit(&Ask::read(0, 512, 512, true)).unwrap();
+    worker.lap().unwrap();
+    assert_eq!((long.used_index(), short.used_index()), (1, 0));
+    worker.lap().unwrap();
+    assert_eq!((long.used_index(), short.used_index()), (1, 1));
 }

@@ -26,6 +26,9 @@ const DATA_OFF: u64 = 0x8000;
 /// Bytes for data in an area.
 pub(crate) const DATA_MAX: u64 = 0x20000;
 
+/// Entries of the longest indirect table.
+const TABLE_ENTRIES: usize = 32768;
+
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
@@ -250,20 +253,34 @@ impl Driver {
 
     /// Makes head `n` available for each of `heads`, all with the same indirect table of maximum length.
     pub(crate) fn submit_longest(&mut self, heads: u16) {
+        let entry = (self.base + AREAS, 1, WRITE);
+        self.submit_table(heads, &[entry; TABLE_ENTRIES]);
+    }
+
+    /// The same with a write of the first sector, whose table is long because most of its entries are empty.
+    pub(crate) fn submit_longest_write(&mut self, heads: u16) {
+        let mut header = [0; 16];
+        header[..4].copy_from_slice(&request_type::OUT.to_le_bytes());
+        self.write(AREAS, &header);
+        let at = self.base + AREAS;
+        let mut entries = [(at, 0, 0); TABLE_ENTRIES];
+        entries[..2].copy_from_slice(&[(at, 16, 0), (at + DATA_OFF, 512, 0)]);
+        entries[TABLE_ENTRIES - 1] = (at + STATUS_OFF, 1, WRITE);
+        self.submit_table(heads, &entries);
+    }
+
+    fn submit_table(&mut self, heads: u16, entries: &[(u64, u32, u16)]) {
         const TABLE: u64 = 0xc0_0000;
-        const ENTRIES: u32 = 32768;
-        let entry = |n: u32| {
-            let next = if n + 1 < ENTRIES { NEXT } else { 0 };
-            let words = [
-                self.base + AREAS,
-                1 | u64::from(WRITE | next) << 32 | u64::from(n + 1) << 48,
-            ];
-            words.into_iter().flat_map(u64::to_le_bytes)
-        };
-        let table: Vec<u8> = (0..ENTRIES).flat_map(entry).collect();
-        self.write(TABLE, &table);
+        let bytes = (1_u64..)
+            .zip(entries)
+            .flat_map(|(next, &(addr, len, flags))| {
+                let flags = flags | if next < entries.len() as u64 { NEXT } else { 0 };
+                let words = [addr, u64::from(len) | u64::from(flags) << 32 | next << 48];
+                words.into_iter().flat_map(u64::to_le_bytes)
+            });
+        self.write(TABLE, &bytes.collect::<Vec<u8>>());
         for head in 0..heads {
-            self.desc(DESC, head, TABLE, 16 * ENTRIES, INDIRECT, 0);
+            self.desc(DESC, head, TABLE, 16 * entries.len() as u32, INDIRECT, 0);
             self.submit_raw(head);
         }
     }
