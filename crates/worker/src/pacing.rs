@@ -133,8 +133,6 @@ impl<S: Store> Worker<S> {
     pub(crate) fn pace(&mut self, work: LapWork) -> Wait {
         let pace = match self.waiting.mode {
             WaitMode::Sleep => Pace::Sleep,
-            // When the next request may go is known, so there is nothing to watch for.
-            WaitMode::Adaptive if self.waiting.throttled && work.in_flight == 0 => Pace::Sleep,
             WaitMode::Adaptive => self.adapt(work),
             WaitMode::PollBudgeted => self.poll_within_budget(work),
             mode @ (WaitMode::Poll | WaitMode::PollAlways) => self.poll(work, mode),
@@ -186,7 +184,11 @@ impl<S: Store> Worker<S> {
     }
 
     fn adapt(&mut self, work: LapWork) -> Pace {
-        if let Some(pace) = self.waiting.pacer.note_lap(work) {
+        // When the next request may go is known, so there is nothing to watch for.
+        let rests = self.waiting.throttled && work.in_flight == 0;
+        if let Some(pace) = self.waiting.pacer.note_lap(work)
+            && !rests
+        {
             return pace;
         }
         let now_ns = self.now_ns();
@@ -201,10 +203,14 @@ impl<S: Store> Worker<S> {
             share_ns,
             ..
         } = &mut self.waiting;
-        pacer.decide(work, now_ns, context, || Scheduled {
+        let scheduled = || Scheduled {
             cpu_ns: share_ns.unwrap_or_else(|| cpu_ns(ClockId::ThreadCPUTime)),
             waited_ns: contention.waited_ns(),
-        })
+        };
+        match rests {
+            true => pacer.rest(work, now_ns, context, scheduled),
+            false => pacer.decide(work, now_ns, context, scheduled),
+        }
     }
 
     /// Polls rings whose guests never kick, within the budget.

@@ -260,6 +260,19 @@ impl Pacer {
         Pace::Spin
     }
 
+    /// Like [`Pacer::decide`], for a lap after which the worker sleeps in any case: the time asleep is no spin.
+    pub(crate) fn rest(
+        &mut self,
+        work: LapWork,
+        now_ns: u64,
+        context: PacerContext<'_>,
+        scheduled: impl FnOnce() -> Scheduled,
+    ) -> Pace {
+        let _ = self.decide(work, now_ns, context, scheduled);
+        self.end_vain_spin(now_ns, context);
+        self.sleep(now_ns, context)
+    }
+
     fn sleep(&mut self, now_ns: u64, context: PacerContext<'_>) -> Pace {
         if self.phase == GapPhase::Busy {
             self.since_ns = now_ns;

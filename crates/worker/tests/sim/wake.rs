@@ -16,7 +16,7 @@ use cleave_worker::{
 };
 
 use crate::driver::{Ask, Driver, SIZE};
-use crate::{FEATURES, Random, device, event, vring};
+use crate::{Bench, FEATURES, Random, SimConfig, device, event, quiet, vring};
 
 /// Number of moments at which the guest may act, over all runs.
 const MOMENTS: u64 = 1_000_000;
@@ -376,4 +376,33 @@ fn a_guest_that_never_kicks_is_polled_within_the_budget() {
         0,
         "it was asked to poll"
     );
+}
+
+/// While the next request waits for the disk's limits and nothing is in flight, the worker sleeps; that is no spinning.
+#[test]
+fn a_worker_that_sleeps_for_the_limits_is_not_said_to_spin() {
+    let config = SimConfig {
+        delay_max: 300,
+        ..quiet(3)
+    };
+    let mut bench = Bench::new(config, FEATURES);
+    bench.device.tune(Tuning {
+        limits: "iops-read=2000".parse().unwrap(),
+        spin_rate_min: 10,
+        spin_cpu_max: 100,
+        ..tuning(Completion::Adaptive)
+    });
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(3) {
+        bench.driver.collect(|_| 512);
+        if bench.driver.in_flight() < 4 {
+            bench.driver.submit(&Ask::read(1, 512, 512, true)).unwrap();
+        }
+        bench.lap();
+    }
+    let totals = bench.totals();
+    println!("{totals}");
+    let spun = Duration::from_nanos(totals.spin_hit_ns + totals.spin_wasted_ns);
+    assert!(totals.throttled > 200, "{totals:?}");
+    assert!(spun < began.elapsed() / 5, "{spun:?}");
 }
