@@ -98,7 +98,11 @@ impl Sim {
     fn fate(&mut self, kind: OpKind) -> Result<(), i32> {
         let number = self.pushed;
         self.pushed += 1;
-        assert!(self.config.panic_at != Some(number), "told to panic");
+        let left = lock(&self.store).count_push();
+        assert!(
+            self.config.panic_at != Some(number) && left != Some(0),
+            "told to panic"
+        );
         let is_unlucky = self.random.up_to(999) < u64::from(self.config.fail_per_mille);
         let errno = match (kind, self.random.up_to(1)) {
             (OpKind::Write { .. } | OpKind::Zero { .. }, 1) => Errno::NOSPC,
@@ -274,7 +278,12 @@ impl Store for Sim {
         self.step();
         match wait {
             Wait::No => return None,
-            Wait::Until(end) => lock(&self.store).waits[usize::from(end.is_none())] += 1,
+            Wait::Until(end) => {
+                let is_idle = end.is_none() && self.in_flight() == 0;
+                let mut store = lock(&self.store);
+                store.waits[usize::from(end.is_none())] += 1;
+                store.idle_waits += u64::from(is_idle);
+            }
         }
         // While asleep, time advances until an op completes: each op does so within `delay_max` steps.
         while self.ready.is_empty() && !self.flights.is_empty() {

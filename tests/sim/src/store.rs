@@ -26,10 +26,14 @@ pub struct SimStore {
     pub failing: Option<(Range<usize>, i32)>,
     /// A failed op moves whole sectors, like a disk that keeps its power.
     pub whole_sectors: bool,
+    /// After so many pushes the next one panics, as a bug of ours would.
+    pub panic_in: Option<u32>,
     /// Offsets of ops in the order of their pushes, until the test empties the list.
     pub pushed: Option<Vec<u64>>,
     /// How often the owner waited: with a time limit, and without.
     pub waits: [u64; 2],
+    /// How often it waited without a limit while nothing was in flight.
+    pub idle_waits: u64,
     /// Ops on this leg take this many times as long.
     pub slow_leg: Option<(u16, u32)>,
     /// If set, records what reaches the disk. All I/O must then consist of whole sectors.
@@ -58,6 +62,13 @@ impl Change {
 }
 
 impl SimStore {
+    /// How many pushes were left before a panic.
+    pub(super) fn count_push(&mut self) -> Option<u32> {
+        let left = self.panic_in?;
+        self.panic_in = left.checked_sub(1);
+        Some(left)
+    }
+
     /// The byte range of a leg; empty if there is no such leg.
     pub(super) fn leg(&self, leg: u16) -> Range<usize> {
         match self.leg_bytes {

@@ -2,6 +2,8 @@
 //!
 //! `CLEAVE_STATES_LOG=FILE CLEAVE_SEED=n` keeps the recording of a run, for `replay-log` of xfstests.
 
+use std::time::Instant;
+
 use cleave_states::{Checked, Extent, Layout, Log, Number, Submission, check};
 
 use super::*;
@@ -16,6 +18,8 @@ struct Recorded {
     bench: Bench,
     flying: Flying,
     write_through: bool,
+    /// The operator changes how errors, limits, pieces and calls are treated.
+    is_tuned: bool,
 }
 
 impl Recorded {
@@ -25,6 +29,14 @@ impl Recorded {
             bench,
             flying: HashMap::new(),
             write_through: false,
+            is_tuned: false,
+        }
+    }
+
+    fn tuned(self) -> Recorded {
+        Recorded {
+            is_tuned: true,
+            ..self
         }
     }
 
@@ -98,19 +110,53 @@ impl Recorded {
         self.log(|log| log.write_through(on));
     }
 
+    /// The operator changes some settings, or has held requests repeated or failed.
+    fn order(&mut self, random: &mut Random) {
+        match random.below(8) {
+            0 => drop(self.bench.device.fail()),
+            1..4 => drop(self.bench.device.resume()),
+            _ => {
+                let on_error = ["hold", "retry:60", "report", "read=hold,write=retry:1:hold"];
+                let limits = ["none", "none", "iops-total=2000", "bps-write=8M"];
+                let chunk = Split::Fixed(NonZeroU32::new(4096).unwrap());
+                self.bench.device.tune(Tuning {
+                    on_error: on_error[random.below(4) as usize].parse().unwrap(),
+                    limits: limits[random.below(4) as usize].parse().unwrap(),
+                    split: [Split::Off, chunk][random.below(2) as usize].clone(),
+                    coalesce: Coalesce {
+                        us: random.below(2) as u32 * 50,
+                        max: 0,
+                    },
+                    ..Tuning::clone(&self.bench.device.tuning())
+                });
+            }
+        }
+    }
+
     fn run(mut self, seed: u64, random: &mut Random) -> Checked {
         for _ in 0..150 {
             if random.below(40) == 0 {
                 self.switch();
+            }
+            if self.is_tuned && random.below(6) == 0 {
+                self.order(random);
             }
             for _ in 0..random.below(4) {
                 self.submit(random);
             }
             self.lap();
         }
-        for _ in 0..10_000 {
-            if self.flying.is_empty() {
-                break;
+        if self.is_tuned {
+            self.bench.device.tune(Tuning {
+                on_error: Default::default(),
+                limits: Default::default(),
+                ..Tuning::clone(&self.bench.device.tuning())
+            });
+        }
+        let began = Instant::now();
+        while !self.flying.is_empty() && began.elapsed() < Duration::from_secs(10) {
+            if self.is_tuned {
+                self.bench.device.resume();
             }
             self.lap();
         }
@@ -201,6 +247,27 @@ fn no_crash_loses_durable_data_of_one_leg() {
 #[test]
 fn no_crash_loses_durable_data_of_a_stripe() {
     run_all("four legs", |seed| four_legs(seed, 0));
+}
+
+#[test]
+fn no_crash_loses_durable_data_of_a_failing_disk_under_an_operator() {
+    run_all("under an operator", |seed| {
+        let mut random = Random::new(seed);
+        match seed % 2 {
+            0 => {
+                let config = config(seed, 100, 60, &mut random);
+                let bench = Bench::new(config, FEATURES);
+                let recorded = Recorded::new(bench, Layout::plain(SECTORS));
+                recorded.tuned().run(seed, &mut random)
+            }
+            _ => {
+                let config = config(seed, 2048, 10, &mut random);
+                let bench = Bench::striped(config, FEATURES);
+                let recorded = Recorded::new(bench, striped_layout());
+                recorded.tuned().run(seed, &mut random)
+            }
+        }
+    });
 }
 
 #[test]

@@ -285,6 +285,16 @@ impl Driver {
         }
     }
 
+    /// Asks for a call with the next answer.
+    pub(crate) fn want_call(&self) {
+        self.write(AVAIL + 4 + 2 * u64::from(SIZE), &self.seen.to_le_bytes());
+    }
+
+    /// The used index up to which answers were collected.
+    pub(crate) fn seen(&self) -> u16 {
+        self.seen
+    }
+
     /// The used index.
     pub(crate) fn used_index(&self) -> u16 {
         u16::from_le_bytes(self.read(USED + 2))
