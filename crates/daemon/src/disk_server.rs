@@ -426,6 +426,15 @@ impl DiskServer {
     /// Starts a session on a thread of its own.
     fn begin(&mut self, stream: UnixStream) {
         let name = self.disk.name();
+        if self.device.is_lost() {
+            offload::hang_up(stream);
+            return self.faults.log(|more| {
+                tracing::error!(
+                    "{name}: a frontend was turned away: a worker failed twice and left requests in flight, which could overtake \
+                     newer ones; start the daemon again{more}"
+                );
+            });
+        }
         match self.spawn(stream) {
             Ok(guest) => {
                 self.arrivals

@@ -67,6 +67,8 @@ pub struct Device {
     pub(crate) began: Instant,
     pub(crate) worker_start: StartHook,
     pub(crate) incidents: IncidentHook,
+    /// A worker was left behind, and the kernel may still do what it had in flight.
+    pub(crate) is_lost: AtomicBool,
     /// The threads that serve it beside other disks. `None`: its workers have threads of their own.
     pub(crate) pool: Option<Arc<Pool>>,
 }
@@ -96,6 +98,7 @@ impl Device {
             began,
             worker_start: StartHook::default(),
             incidents: IncidentHook::default(),
+            is_lost: AtomicBool::new(false),
             pool: None,
         }
     }
@@ -190,6 +193,12 @@ impl Device {
     /// Whether it is quiesced and nothing is in flight. Requests that are held, or wait for a retry, stay where they are.
     pub fn is_still(&self) -> bool {
         self.registry.is_still()
+    }
+
+    /// Whether a worker was left behind with requests in flight, which may come at any time. No guest may be served any more: its newer
+    /// writes could be overtaken.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Acquire)
     }
 
     /// Has the workers flush their stores ([`synced`](Device::synced)), for a disk that only they can flush. `None`: there is no

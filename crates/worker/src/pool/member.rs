@@ -98,6 +98,8 @@ impl<S: Store> Member for Worker<S> {
     }
 
     fn leave_behind(mut self: Box<Self>) {
+        // Before the session can end.
+        self.device.is_lost.store(true, Ordering::Release);
         // A command in a queue that is never dropped would never be answered, and the end of the rings never be seen.
         self.inbox.commands.close();
         self.reactor.disinherit();

@@ -79,13 +79,14 @@ fn good(pool: &Arc<Pool>) -> (Handle, Arc<OwnedFd>) {
 }
 
 fn bad(pool: &Arc<Pool>, store: Bad) -> (Handle, Arc<OwnedFd>) {
+    bad_of(pool, device(pool), store)
+}
+
+fn bad_of(pool: &Arc<Pool>, device: Arc<Device>, store: Bad) -> (Handle, Arc<OwnedFd>) {
     let alarm = event();
-    let placed = pool.place(
-        device(pool),
-        memory(),
-        alarm.clone(),
-        |newcomer, reactor| newcomer.seat(reactor, store),
-    );
+    let placed = pool.place(device, memory(), alarm.clone(), |newcomer, reactor| {
+        newcomer.seat(reactor, store)
+    });
     (placed.unwrap(), alarm)
 }
 
@@ -122,17 +123,19 @@ fn a_panic_ends_its_worker_and_no_other_on_the_thread() {
     assert_eq!(pool.workers(), [0]);
 }
 
-/// Nothing can be said of what it has in flight, so it is left behind; its session ends all the same.
+/// Nothing can be said of what it has in flight, so it is left behind; its session ends all the same, and is the last.
 #[test]
 fn nobody_waits_for_a_worker_that_fails_while_it_winds_down() {
     let pool = pool(1);
-    let (lost, _alarm) = bad(&pool, Bad::Lost);
+    let device = device(&pool);
+    let (lost, _alarm) = bad_of(&pool, device.clone(), Bad::Lost);
     assert!(becomes(|| lost.has_ended()));
     let (other, alarm) = good(&pool);
     assert_eq!(other.pass().wait(), Some(()));
     let ending = std::thread::spawn(move || lost.pass().wait());
     assert!(becomes(|| ending.is_finished()));
     assert_eq!(ending.join().unwrap(), None);
+    assert!(device.is_lost());
     assert!(becomes(|| pool.workers() == [1]));
     assert!(!other.has_ended() && !is_rung(&alarm));
 }
