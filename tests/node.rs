@@ -1,6 +1,7 @@
 //! `cleave node`: disks are added, kept, removed and served over its control socket, and one does not feel another.
 #![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
+use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
@@ -700,5 +701,42 @@ fn disks_whose_server_is_silent_keep_no_other_disk_away() {
     let log = node.daemon.log();
     assert!(log.contains("hung0: still waiting for"), "{log}");
     drop(silent);
+    node.daemon.finish();
+}
+
+/// Few threads close what frontends send, and a frontend that leaves needs one of them.
+#[test]
+fn disks_that_cannot_be_closed_keep_no_frontend_away() {
+    if !is_root() {
+        return ignored("needs root, to mount");
+    }
+    let node = Node::start();
+    node.add("other", &ram());
+    let folder = Scratch::in_memory();
+    // It ends before the node, which could not close its files.
+    let silent = UnresponsiveFs::mount_caching(&folder, 4 << 20).unwrap();
+    let mut file = std::fs::File::options()
+        .write(true)
+        .open(silent.file())
+        .unwrap();
+    // Before the first write alone the kernel asks for an attribute.
+    file.write_all(&[7; 4096]).unwrap();
+    let ids: Vec<_> = (0..40).map(|at| format!("d{at}")).collect();
+    let body = json!({"disk": [silent.file()], "read_only": true, "queues": 1, "direct": "off",
+        "persistent": false});
+    ids.iter().for_each(|id| node.add(id, &body));
+    silent.stop_answering();
+    // Into the cache of the kernel, which has the file wait for the server when it is closed.
+    let written = std::thread::spawn(move || file.write_all(&[7; 4096]));
+    std::thread::sleep(Duration::from_millis(300));
+    for id in &ids {
+        let gone = node.ask("DELETE", &format!("/v1/disks/{id}"), "");
+        assert_eq!(gone.status, 200, "{}", gone.body);
+    }
+    for _ in 0..100 {
+        exercise(&mut node.open("other", &small(1))).unwrap();
+    }
+    drop(silent);
+    let _ = written.join();
     node.daemon.finish();
 }

@@ -46,11 +46,25 @@ struct Flags {
 impl UnresponsiveFs {
     /// Mounts a file of so many bytes.
     pub fn mount(scratch: &Scratch, bytes: u64) -> Result<UnresponsiveFs, String> {
+        // Valid for no time at all, so the kernel asks again each time.
+        UnresponsiveFs::mount_as(scratch, bytes, (0, 0))
+    }
+
+    /// The same, but the kernel knows the file by heart, and keeps what is written to it: a close waits until the server has it.
+    pub fn mount_caching(scratch: &Scratch, bytes: u64) -> Result<UnresponsiveFs, String> {
+        UnresponsiveFs::mount_as(scratch, bytes, (3600, flag::WRITEBACK_CACHE))
+    }
+
+    fn mount_as(
+        scratch: &Scratch,
+        bytes: u64,
+        cached: (u64, u32),
+    ) -> Result<UnresponsiveFs, String> {
         let at = scratch.join("mute");
         let device = fuse::mount_at(&at, "mute")?;
         let flags = Arc::new(Flags::default());
         let seen = flags.clone();
-        let server = std::thread::spawn(move || serve(device, bytes, &seen));
+        let server = std::thread::spawn(move || serve(device, bytes, cached, &seen));
         let mute = UnresponsiveFs {
             at,
             flags,
@@ -101,14 +115,14 @@ impl Drop for UnresponsiveFs {
     }
 }
 
-fn serve(mut device: File, bytes: u64, flags: &Flags) {
+fn serve(mut device: File, bytes: u64, cached: (u64, u32), flags: &Flags) {
     let mut request = vec![0; REQUEST_BYTES];
     let mut content = vec![0; bytes as usize];
     let mut held: Vec<Vec<u8>> = Vec::new();
     while !flags.over.load(Ordering::SeqCst) {
         if flags.lets_go.swap(false, Ordering::SeqCst) {
             for request in held.drain(..) {
-                if let Some(answer) = answer(Input(&request), &mut content) {
+                if let Some(answer) = answer(Input(&request), &mut content, cached) {
                     let _ = device.write_all(&answer);
                 }
             }
@@ -136,23 +150,23 @@ fn serve(mut device: File, bytes: u64, flags: &Flags) {
             flags.held.store(held.len(), Ordering::SeqCst);
             continue;
         }
-        if let Some(answer) = answer(Input(request), &mut content) {
+        if let Some(answer) = answer(Input(request), &mut content, cached) {
             let _ = device.write_all(&answer);
         }
     }
 }
 
-/// The reply to a request; `None`: the request has no reply.
-fn answer(input: Input<'_>, content: &mut [u8]) -> Option<Vec<u8>> {
+/// The reply to a request; `None`: the request has no reply. `cached`: for how many seconds the kernel may believe what it knows,
+/// and how else it may cache.
+fn answer(input: Input<'_>, content: &mut [u8], (seconds, caching): (u64, u32)) -> Option<Vec<u8>> {
     const NO_SUCH: i32 = -2;
     const UNKNOWN: i32 = -38;
     let bytes = content.len() as u64;
     let result = match input.opcode() {
-        // Valid for no time at all, so the kernel asks again each time.
-        LOOKUP if input.name() == NAME => Ok(fuse::entry(FILE_NODE, bytes, 0)),
+        LOOKUP if input.name() == NAME => Ok(fuse::entry(FILE_NODE, bytes, seconds)),
         LOOKUP => Err(NO_SUCH),
         FORGET | BATCH_FORGET | INTERRUPT => return None,
-        GETATTR => Ok(fuse::attr(input.node(), bytes, 0)),
+        GETATTR => Ok(fuse::attr(input.node(), bytes, seconds)),
         OPEN | OPENDIR => Ok(fuse::longs(&[0, 0])),
         READ => Ok(content.get(moved(input, bytes))?.to_vec()),
         WRITE => {
@@ -161,7 +175,7 @@ fn answer(input: Input<'_>, content: &mut [u8]) -> Option<Vec<u8>> {
             Ok(fuse::words(&[there.len() as u32, 0]))
         }
         // With this flag direct I/O does not block in the kernel until its reply.
-        INIT => Ok(fuse::init(flag::ASYNC_DIO, 0)),
+        INIT => Ok(fuse::init(flag::ASYNC_DIO | caching, 0)),
         FSYNC | RELEASE | RELEASEDIR => Ok(Vec::new()),
         _ => Err(UNKNOWN),
     };

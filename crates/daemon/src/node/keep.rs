@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use cleave_disk::{Backing, Disk, Leg};
+use cleave_sandbox::Role;
 use cleave_session::offload;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
@@ -430,7 +431,7 @@ async fn serve(
     // The timer of a quiet would keep the image open until its time is over.
     server.status().forget_quiet();
     drop(server);
-    close(disk).await;
+    close(node, disk).await;
     let lost = ended.err().map(|failure| failure.to_string());
     match (lock, &lost) {
         (Some(lock), Some(_)) => lock.leave_to_rings(),
@@ -439,14 +440,26 @@ async fn serve(
     lost
 }
 
-/// Closes a disk on another thread, because closing a file may wait for its server. Images are waited for, so that a node which
-/// ends has given back their locks. Otherwise the next client would have to wait until the cluster counts this one as dead.
-async fn close(disk: Arc<Disk>) {
+/// Closes a disk on a thread of its own, because closing a file may wait for its server. The threads that close descriptors of
+/// frontends are few: the disks of one lost server would take all of them, and no frontend could leave or come any more. Images
+/// are waited for, so that a node which ends has given back their locks. Otherwise the next client would have to wait until the
+/// cluster counts this one as dead.
+async fn close(node: &Node, disk: Arc<Disk>) {
     let is_image = |leg: &Leg| matches!(leg.backing(), Backing::Rbd(_));
     let has_images = disk.legs().iter().any(is_image);
-    // Dropped in this order.
     let (held, closed) = oneshot::channel::<()>();
-    offload::close((disk, held));
+    // Dropped in this order, by the thread.
+    let open = Arc::new(Mutex::new(Some((disk, held))));
+    let (taken, confinement) = (open.clone(), node.confinement.clone());
+    let thread = thread::Builder::new().name("close".to_owned());
+    let spawned = thread.spawn(move || {
+        confinement.thread(Role::Offload);
+        let open = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(open);
+    });
+    if spawned.is_err() {
+        offload::close(open);
+    }
     if has_images {
         let _ = timeout(LOCKS_TIME, closed).await;
     }
