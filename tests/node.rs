@@ -704,6 +704,30 @@ fn disks_whose_server_is_silent_keep_no_other_disk_away() {
     node.daemon.finish();
 }
 
+/// As many as may be opened at once, and none of them is wanted any more.
+#[test]
+fn disks_that_are_deleted_while_their_server_is_silent_keep_no_other_disk_away() {
+    let node = Node::start();
+    let Some((_mount, silent)) = mounted() else {
+        return;
+    };
+    silent.stop_answering();
+    let body = json!({"disk": [silent.file()], "persistent": false});
+    for at in 0..64 {
+        let id = format!("hung{at}");
+        std::thread::scope(|scope| {
+            let added = scope.spawn(|| node.put(&id, &body).status);
+            let path = format!("/v1/disks/{id}");
+            assert!(wait_until(|| node.ask("GET", &path, "").status == 200));
+            assert_eq!(node.ask("DELETE", &path, "").status, 200);
+            assert_eq!(added.join().unwrap(), 409);
+        });
+    }
+    node.add("other", &ram());
+    drop(silent);
+    node.daemon.finish();
+}
+
 /// Few threads close what frontends send, and a frontend that leaves needs one of them.
 #[test]
 fn disks_that_cannot_be_closed_keep_no_frontend_away() {

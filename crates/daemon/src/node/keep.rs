@@ -13,7 +13,7 @@ use cleave_sandbox::Role;
 use cleave_session::offload;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use super::Node;
@@ -296,18 +296,18 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
             "too many other disks are being opened and do not answer: see why their storage hangs",
         ));
     };
-    let opener = Arc::new(Mutex::new(Some(opener)));
+    let opener = Opener::new(opener, node);
     let (reply, mut opened) = oneshot::channel();
     let folder = node.run.join(&kept.id);
     let file = kept.file();
     let service = node.service(&kept.id, &file).map_err(Failure::input)?;
     let thread = thread::Builder::new().name("open".to_owned());
     let runtime = Handle::current();
-    let (opener_here, slow_openers) = (opener.clone(), node.slow_openers.clone());
+    let held = opener.0.clone();
     let slow = service.disk.slow();
     let node = node.clone();
     let spawned = thread.spawn(move || {
-        let _opener = opener;
+        let _opener = held;
         let _inside = runtime.enter();
         if let Some(path) = node.out_of_reach(&service) {
             let _ = reply.send(Err(out_of_reach(&path)));
@@ -324,13 +324,28 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
         return opened.unwrap_or_else(failed);
     }
     tracing::warn!("{}: {slow}", kept.id);
-    // The thread holds it as long as it hangs, whoever waits for it.
-    if let Ok(slow) = slow_openers.try_acquire_owned() {
-        let mut opener = opener_here.lock().unwrap_or_else(PoisonError::into_inner);
-        *opener = Some(slow);
-    }
-    drop(opener_here);
+    drop(opener);
     opened.await.unwrap_or_else(failed)
+}
+
+/// The place of a thread that opens a disk, among those of quick disks. When nobody waits for the thread any more, because it is slow
+/// or the disk is to end, it takes one of the places for slow disks, for as long as it hangs.
+struct Opener(Arc<Mutex<Option<OwnedSemaphorePermit>>>, Arc<Semaphore>);
+
+impl Opener {
+    fn new(place: OwnedSemaphorePermit, node: &Node) -> Opener {
+        let place = Arc::new(Mutex::new(Some(place)));
+        Opener(place, node.slow_openers.clone())
+    }
+}
+
+impl Drop for Opener {
+    fn drop(&mut self) {
+        if let Ok(slow) = self.1.clone().try_acquire_owned() {
+            let mut place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            *place = Some(slow);
+        }
+    }
 }
 
 fn out_of_reach(path: &Path) -> Failure {
