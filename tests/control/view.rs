@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use cleave_client::Workload;
 use cleave_tests::{
-    Daemon, Node, Stopwatch, TIMEOUT, program_path, run_to_exit, small, stalled, wait_until,
+    Daemon, Node, Stopwatch, TIMEOUT, ignored, program_path, run_to_exit, small, stalled,
+    wait_until,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
@@ -52,6 +53,61 @@ fn stats_prints_once() {
     assert!(text.stdout.contains("one: ram:16M"));
     assert!(text.stderr.contains("no such socket") && text.stderr.contains(sockets[1]));
     one.finish();
+}
+
+/// A disk that is not served holds nothing, and says nothing.
+#[test]
+fn held_requests_of_a_node_are_resumed_although_a_disk_of_it_has_failed() {
+    let mut node = Node::start();
+    let image = node.daemon.scratch().image("a.img", 1 << 20);
+    node.add("a", &json!({"disk": [image]}));
+    node.add("b", &json!({"disk": ["ram:1M"]}));
+    node.daemon.die().unwrap();
+    std::fs::remove_file(&image).unwrap();
+    let next = node.daemon.start_again().unwrap();
+    node.daemon.abandon();
+    let node = Node { daemon: next };
+    assert!(wait_until(
+        || [node.state("a"), node.state("b")] == ["failed", "serving"]
+    ));
+    let control = node.daemon.socket().to_str().unwrap();
+    for order in ["resume", "fail"] {
+        let said = run_to_exit(&[order, control]);
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        assert_eq!(said.stdout, "b: nothing is held\n");
+    }
+    node.daemon.finish();
+}
+
+/// The more vrings a guest has used, the longer is the report of its disk.
+#[test]
+fn stats_shows_a_node_whatever_its_disks_have_to_tell() {
+    let node = Node::start();
+    let (disks, queues) = (24, 128);
+    let body = json!({"disk": ["null:16M"], "queues": queues, "workers": 1, "persistent": false});
+    for at in 0..disks {
+        let id = format!("d{at}");
+        if node.put(&id, &body).status == 507 {
+            return ignored("needs more open files");
+        }
+        let mut client = node.open(&id, &small(queues));
+        for queue in client.queues() {
+            for kib in [4, 16, 64, 256, 512] {
+                let mut data = vec![0; kib << 10];
+                queue.write(0, &data).unwrap();
+                queue.read(0, &mut data).unwrap();
+            }
+        }
+    }
+    let control = node.daemon.socket().to_str().unwrap();
+    let mut stats = Command::new(program_path());
+    let said = stats.args(["stats", control, "--json"]).output().unwrap();
+    let why = String::from_utf8_lossy(&said.stderr);
+    assert!(said.status.success(), "{why}");
+    println!("{} bytes", said.stdout.len());
+    let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!(said.as_array().unwrap().len(), disks);
+    node.daemon.finish();
 }
 
 fn top(sockets: &[&std::path::Path]) -> Command {

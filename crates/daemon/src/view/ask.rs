@@ -18,21 +18,16 @@ pub(super) const OTHER_USER: &str = "it is for another user alone";
 /// More than a disk of 256 vrings has to tell.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
-/// All disks behind a socket; else why there are none, in a few words.
+/// All disks behind a socket; else why there are none, in a few words. Each is asked for by itself: what the disks of a node have to
+/// tell has no bound, and a node that told it at once would do nothing else meanwhile.
 pub(super) async fn reports(socket: &Path) -> Result<Vec<Report>, String> {
-    let asked = ask::<Vec<Value>>(socket, "GET", "/v1/disks?full=1");
-    let all = tokio::time::timeout(PATIENCE, asked)
-        .await
-        .unwrap_or_else(|_| Err("no answer".to_owned()))?;
-    let all = all.into_iter().filter(is_served);
-    all.map(|disk| serde_json::from_value(disk).map_err(strange))
-        .collect()
-}
-
-/// A disk of a node that is not served has nothing to report, and takes no order.
-fn is_served(disk: &Value) -> bool {
-    let state = disk.get("state").and_then(Value::as_str);
-    state.is_none_or(|state| state == "serving")
+    let mut reports = Vec::new();
+    for (_, disk) in each::<Value>(socket, "GET", "").await? {
+        if is_served(&disk) {
+            reports.push(serde_json::from_value(disk).map_err(strange)?);
+        }
+    }
+    Ok(reports)
 }
 
 /// Asks something of each disk behind a socket: its answer, with the disk's id. `what` is the last part of the path.
@@ -41,28 +36,37 @@ pub(super) async fn each<T: DeserializeOwned>(
     method: &str,
     what: &str,
 ) -> Result<Vec<(String, T)>, String> {
-    tokio::time::timeout(PATIENCE, all(socket, method, what))
-        .await
-        .unwrap_or_else(|_| Err("no answer".to_owned()))
-}
-
-async fn all<T: DeserializeOwned>(
-    socket: &Path,
-    method: &str,
-    what: &str,
-) -> Result<Vec<(String, T)>, String> {
+    let all = in_time(ask::<Vec<Value>>(socket, "GET", "/v1/disks")).await?;
+    let all = all.ok_or_else(|| strange("it refuses"))?;
     let mut answers = Vec::new();
-    let all = ask::<Vec<Value>>(socket, "GET", "/v1/disks").await?;
     for disk in all.into_iter().filter(is_served) {
-        let entry: Entry = serde_json::from_value(disk).map_err(strange)?;
-        let path = ["/v1/disks", &encoded(&entry.id), what].join("/");
-        let answer = ask(socket, method, path.trim_end_matches('/')).await?;
-        answers.push((entry.id, answer));
+        let Entry { id, .. } = serde_json::from_value(disk).map_err(strange)?;
+        let path = ["/v1/disks", &encoded(&id), what].join("/");
+        // A disk that has gone since then refuses.
+        if let Some(answer) = in_time(ask(socket, method, path.trim_end_matches('/'))).await? {
+            answers.push((id, answer));
+        }
     }
     Ok(answers)
 }
 
-async fn ask<T: DeserializeOwned>(socket: &Path, method: &str, path: &str) -> Result<T, String> {
+/// A disk of a node that is not served has nothing to report, and nothing of it is held.
+fn is_served(disk: &Value) -> bool {
+    let state = disk.get("state").and_then(Value::as_str);
+    state.is_none_or(|state| state == "serving")
+}
+
+async fn in_time<T>(asked: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let answer = tokio::time::timeout(PATIENCE, asked).await;
+    answer.unwrap_or_else(|_| Err("no answer".to_owned()))
+}
+
+/// `None`: the other side refuses.
+async fn ask<T: DeserializeOwned>(
+    socket: &Path,
+    method: &str,
+    path: &str,
+) -> Result<Option<T>, String> {
     let answer = exchange(socket, method, path)
         .await
         .map_err(|error| match error.kind() {
@@ -72,21 +76,24 @@ async fn ask<T: DeserializeOwned>(socket: &Path, method: &str, path: &str) -> Re
             _ => error.to_string(),
         })?;
     let body = body_of(&answer)?;
-    serde_json::from_slice(body).map_err(strange)
+    body.map(serde_json::from_slice)
+        .transpose()
+        .map_err(strange)
 }
 
 fn strange(why: impl Display) -> String {
     format!("not the answer of a cleave: {why}")
 }
 
-/// The body of a good answer.
-fn body_of(answer: &[u8]) -> Result<&[u8], String> {
+/// The body of a good answer; `None`: it is a refusal.
+fn body_of(answer: &[u8]) -> Result<Option<&[u8]>, String> {
     let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n");
     let end = end.ok_or_else(|| strange("it has no end"))?;
     let (header, body) = answer.split_at(end);
-    match header.starts_with(b"HTTP/1.1 200 ") {
-        true => Ok(body.get(4..).unwrap_or_default()),
-        false => Err(strange("it refuses")),
+    match header.strip_prefix(b"HTTP/1.1 ") {
+        Some([b'2', ..]) => Ok(Some(body.get(4..).unwrap_or_default())),
+        Some(_) => Ok(None),
+        None => Err(strange("it is no HTTP")),
     }
 }
 
@@ -142,13 +149,9 @@ mod tests {
     #[test]
     fn only_a_good_answer_has_a_body() {
         let good = body_of(b"HTTP/1.1 200 OK\r\nA: b\r\n\r\n{}\r\n\r\n");
-        assert_eq!(good, Ok(&b"{}\r\n\r\n"[..]));
-        for bad in [
-            &b""[..],
-            b"HTTP/1.1 200 OK\r\n",
-            b"HTTP/1.1 404 No\r\n\r\n{}",
-            b"SSH-2.0\r\n\r\n",
-        ] {
+        assert_eq!(good, Ok(Some(&b"{}\r\n\r\n"[..])));
+        assert_eq!(body_of(b"HTTP/1.1 404 No\r\n\r\n{}"), Ok(None));
+        for bad in [&b""[..], b"HTTP/1.1 200 OK\r\n", b"SSH-2.0\r\n\r\n"] {
             assert!(body_of(bad).is_err(), "{bad:?}");
         }
     }
