@@ -1,8 +1,9 @@
 //! `cleave node`: disks are added, kept, removed and served over its control socket, and one does not feel another.
 #![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -594,6 +595,35 @@ fn an_image_is_free_when_its_quiesced_disk_is_deleted() {
     assert_eq!(quiet.status, 200, "{}", quiet.body);
     assert_eq!(node.ask("DELETE", "/v1/disks/a", "").status, 200);
     assert!(wait_until(|| node.put("b", &body).status == 201));
+    node.daemon.finish();
+}
+
+/// The timer of the quiet would hold the image until its time is over.
+#[test]
+fn a_quiet_whose_body_comes_after_the_end_of_its_disk_is_refused() {
+    let images = Scratch::new();
+    let body = json!({"disk": [images.image("a", 1 << 20)]});
+    let node = Node::start();
+    node.add("a", &body);
+    let mut late = UnixStream::connect(node.daemon.socket()).unwrap();
+    let quiet = r#"{"seconds": 60}"#;
+    let length = quiet.len();
+    write!(
+        late,
+        "POST /v1/disks/a/quiesce HTTP/1.1\r\nHost: node\r\nConnection: close\r\nExpect: 100-continue\r\n\
+         Content-Length: {length}\r\n\r\n"
+    )
+    .unwrap();
+    // It is sent when the handler waits for the body.
+    let mut told = [0; 12];
+    late.read_exact(&mut told).unwrap();
+    assert_eq!(&told, b"HTTP/1.1 100");
+    assert_eq!(node.ask("DELETE", "/v1/disks/a", "").status, 200);
+    late.write_all(quiet.as_bytes()).unwrap();
+    let mut answer = String::new();
+    late.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("HTTP/1.1 409"), "{answer}");
+    node.add("b", &body);
     node.daemon.finish();
 }
 

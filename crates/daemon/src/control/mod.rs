@@ -14,7 +14,7 @@ mod serve;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -49,6 +49,8 @@ pub(crate) struct DiskStatus {
     sessions: AtomicU64,
     /// The disk takes no requests.
     quiet: Mutex<Option<quiet::Quiet>>,
+    /// It is served no more, and takes no quiet. Changed while `quiet` is locked.
+    has_ended: AtomicBool,
     /// For the thread that flushes the disk.
     aside: Arc<Semaphore>,
     /// For the snapshot that is under way.
@@ -79,6 +81,7 @@ impl DiskStatus {
             session: Mutex::new(None),
             sessions: AtomicU64::new(0),
             quiet: Mutex::new(None),
+            has_ended: AtomicBool::new(false),
             aside: Arc::new(Semaphore::new(1)),
             copying: Semaphore::new(1),
             confinement,

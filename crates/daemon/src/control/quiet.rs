@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -118,9 +119,12 @@ impl DiskStatus {
         true
     }
 
-    /// The disk has ended, and so does the wait for the end of its quiet.
+    /// The disk has ended, and so does the wait for the end of its quiet. A client that asked for one may still be sending its
+    /// body, and gets none.
     pub(crate) fn forget_quiet(&self) {
-        if let Some(quiet) = self.lock_quiet().take() {
+        let mut quiet = self.lock_quiet();
+        self.has_ended.store(true, Ordering::Relaxed);
+        if let Some(quiet) = quiet.take() {
             quiet.timer.abort();
         }
     }
@@ -190,6 +194,10 @@ impl DiskStatus {
 
     fn begin_quiet(self: &Arc<DiskStatus>, until: Instant) -> Result<Id, Refusal> {
         let mut quiet = self.lock_quiet();
+        if self.has_ended.load(Ordering::Relaxed) {
+            let why = "the disk has ended: GET /v1/disks lists those that are there".to_owned();
+            return Err(Refusal(StatusCode::CONFLICT, why));
+        }
         if quiet.is_some() {
             let why = "it is quiesced already: wait, or end that with …/resume".to_owned();
             return Err(Refusal(StatusCode::CONFLICT, why));
