@@ -2,16 +2,18 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::io::{Read as _, Write as _};
+use std::net::Shutdown;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_client::Client;
 use cleave_tests::{
-    Node, Scratch, UnresponsiveFs, exercise, ignored, is_root, program_path, run_to_exit, scale,
-    small, wait_until,
+    Node, Scratch, UnresponsiveFs, exercise, http, ignored, is_root, program_path, run_to_exit,
+    scale, small, wait_until,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -792,5 +794,42 @@ fn disks_that_cannot_be_closed_keep_no_frontend_away() {
     }
     drop(silent);
     let _ = written.join();
+    node.daemon.finish();
+}
+
+/// Orders wait in a queue, and nobody repeats one to end.
+#[test]
+fn a_disk_ends_although_it_is_given_very_many_other_orders() {
+    let node = Node::start();
+    let is_over = AtomicBool::new(false);
+    let orders = "POST /v1/disks/d/resize HTTP/1.1\r\nHost: node\r\n\r\n".repeat(100);
+    std::thread::scope(|scope| {
+        for _ in 0..12 {
+            scope.spawn(|| {
+                let mut flood = UnixStream::connect(node.daemon.socket()).unwrap();
+                let mut answers = flood.try_clone().unwrap();
+                scope.spawn(move || std::io::copy(&mut answers, &mut std::io::sink()));
+                while !is_over.load(Ordering::Relaxed) {
+                    if flood.write_all(orders.as_bytes()).is_err() {
+                        break;
+                    }
+                }
+                let _ = flood.shutdown(Shutdown::Both);
+            });
+        }
+        let gone = (0..3).map(|_| {
+            node.add("d", &ram());
+            std::thread::sleep(Duration::from_millis(50));
+            let path = "/v1/disks/d?mode=drain";
+            let request =
+                format!("DELETE {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+            let time = Duration::from_secs(20);
+            let answer = http::converse(node.daemon.socket(), request.as_bytes(), time);
+            answer.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
+        });
+        let all = gone.take_while(|is_gone| *is_gone).count();
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(all, 3);
+    });
     node.daemon.finish();
 }

@@ -169,9 +169,13 @@ impl Kept {
         self.state.borrow().clone()
     }
 
-    /// Gives an order; whether anybody takes it.
+    /// Gives an order; whether anybody takes it. There is always room for one to stop, because nobody gives it again.
     pub(super) fn order(&self, order: Order) -> bool {
-        self.orders.try_send(order).is_ok()
+        let has_room = match order {
+            Order::Stop(..) | Order::StopUnused(_) => true,
+            Order::CheckSize | Order::Start => self.orders.capacity() > ORDERS_MAX / 2,
+        };
+        has_room && self.orders.try_send(order).is_ok()
     }
 
     /// Tries at once to open it, if it has failed.
