@@ -499,6 +499,36 @@ fn a_disk_that_is_deleted_while_it_is_added_is_gone() {
     node.daemon.finish();
 }
 
+/// A disk that could not be added takes the place of nothing. The file that it did not write is still that of the disk before it.
+#[test]
+fn a_disk_that_was_deleted_stays_away_although_another_was_added_in_vain() {
+    let node = Node::start();
+    let body = json!({"disk": ["ram:1M"]});
+    node.add("kept", &body);
+    node.add("d1", &body);
+    let file = SlowFile::of(&node, "kept");
+    std::thread::scope(|scope| {
+        let change = r#"{"limits": {"iops-total": 9}}"#;
+        scope.spawn(|| node.ask("PATCH", "/v1/disks/kept", change));
+        std::thread::sleep(Duration::from_millis(200));
+        let gone = scope.spawn(|| node.ask("DELETE", "/v1/disks/d1", "").status);
+        assert!(wait_until(|| node.state("d1") == "ended"));
+        // It has ended, and its place is free from now on.
+        assert_eq!(node.put("d1", &body).status, 409);
+        let in_the_way = node.daemon.scratch().join("state/disks/.d1.new");
+        std::fs::create_dir(&in_the_way).unwrap();
+        let again = scope.spawn(|| node.put("d1", &body).status);
+        assert!(wait_until(|| node.ask("GET", "/v1/disks/d1", "").status
+            == 200
+            && node.state("d1") == "serving"));
+        drop(file);
+        assert_eq!(gone.join().unwrap(), 200);
+        assert_eq!(again.join().unwrap(), 500);
+    });
+    assert!(!is_kept(&node, "d1"));
+    node.daemon.finish();
+}
+
 #[test]
 fn a_put_is_answered_when_the_disk_is_kept_and_not_before() {
     let node = Node::start();

@@ -461,12 +461,13 @@ async fn end(node: &Arc<Node>, kept: &Arc<Kept>, mode: &str) -> Answer {
         return Err(Refusal(StatusCode::CONFLICT, "it goes on".to_owned()));
     };
     let _changing = node.changing.lock().await;
-    // Another request may have removed it, and a third may have added a disk of the same name. The file belongs to that one.
-    let is_another = node
+    // Another request may have removed it, and a third may have added a disk of the same name. The file belongs to that one, once
+    // it has written it: it may still fail, and then nobody would remove the file.
+    let is_anothers = node
         .find(&kept.id)
-        .is_some_and(|now| !Arc::ptr_eq(&now, kept));
+        .is_some_and(|now| !Arc::ptr_eq(&now, kept) && now.written().is_some());
     let (files, id) = (node.files.clone(), kept.id.clone());
-    let removed = match is_another {
+    let removed = match is_anothers {
         true => Ok(()),
         false => aside("state", move || files.remove(&id)).await,
     };
