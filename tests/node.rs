@@ -617,6 +617,51 @@ fn a_group_whose_disks_are_away_keeps_its_limits() {
     node.daemon.finish();
 }
 
+/// Whatever becomes of a disk that brings other limits into its group.
+#[test]
+fn the_limits_that_a_disk_is_shown_with_are_in_force_although_another_was_added_in_vain() {
+    let limits = |iops: u64| json!({"group": "g", "iops-total": iops});
+    let node = Node::start();
+    node.add("a", &json!({"disk": ["ram:1M"], "limits": limits(1000)}));
+    let are_in_force = || {
+        let disk = node.disk("a");
+        let (shown, in_force) = (&disk["spec"]["limits"], &disk["tuning"]["limits"]);
+        assert_eq!(shown["iops-total"], in_force["iops-total"], "{disk}");
+        shown["iops-total"].clone()
+    };
+    // It is served, but its file cannot be written.
+    let body = json!({"disk": ["ram:1M"], "limits": limits(500)});
+    let file = SlowFile::of(&node, "b");
+    std::thread::scope(|scope| {
+        let added = scope.spawn(|| node.put("b", &body).status);
+        assert!(wait_until(|| node.ask("GET", "/v1/disks/b", "").status
+            == 200
+            && node.state("b") == "serving"));
+        drop(file);
+        assert_eq!(added.join().unwrap(), 500);
+    });
+    are_in_force();
+    // A change that could be written for neither.
+    let in_the_way = node.daemon.scratch().join("state/disks/.a.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    node.add("c", &json!({"disk": ["ram:1M"], "limits": {"group": "g"}}));
+    let change = r#"{"limits": {"iops-total": 700}}"#;
+    assert_eq!(node.ask("PATCH", "/v1/disks/a", change).status, 500);
+    let shown = node.disk("c");
+    assert_eq!(shown["spec"]["limits"], limits(700));
+    assert_eq!(are_in_force(), 700);
+    let Some((_mount, silent)) = mounted() else {
+        return;
+    };
+    // It is still being opened.
+    silent.stop_answering();
+    let body = json!({"disk": [silent.file()], "limits": limits(300)});
+    assert_eq!(node.put("d", &body).status, 202);
+    assert_eq!(are_in_force(), 300);
+    drop(silent);
+    node.daemon.finish();
+}
+
 #[test]
 fn an_image_is_free_when_its_quiesced_disk_is_deleted() {
     let images = Scratch::new();

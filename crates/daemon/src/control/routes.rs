@@ -9,7 +9,7 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use cleave_worker::Tuning;
+use cleave_worker::{Limits, Tuning};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
@@ -174,6 +174,15 @@ impl DiskStatus {
             );
         }
         Ok(())
+    }
+
+    /// Puts these limits in force.
+    pub(crate) fn limit(&self, limits: Limits) {
+        let now = self.device.tuning();
+        if now.limits != limits {
+            let tuning = now.as_ref().clone();
+            self.device.tune(Tuning { limits, ..tuning });
+        }
     }
 
     /// The tuning that a change leads to.

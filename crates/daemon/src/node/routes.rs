@@ -271,15 +271,8 @@ async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
         State::Opening | State::Ending | State::Serving(_) => {}
     }
     let _changing = node.changing.lock().await;
-    // A file that is written now would bring back a disk that was deleted.
-    if !node.stays(&kept) {
-        return Err(removed(id));
-    }
-    // By whichever request for the same disk comes first.
-    if kept.written().is_none() {
-        keep(node, &kept).await?;
-    }
-    if is_new {
+    let has_joined = matches!(state, State::Serving(_) | State::Ending);
+    if is_new && (has_joined || node.stays(&kept)) {
         let others = node.others_of_group(&kept);
         let own = kept.file().limit_values();
         let of_group = others.iter().map(|kept| kept.file().limit_values());
@@ -287,7 +280,16 @@ async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
             .into_iter()
             .chain(of_group)
             .find(|values| !values.is_empty());
+        // Also if it does not stay: they are in force.
         share_limits(node, &kept, &values.unwrap_or_default()).await;
+    }
+    // A file that is written now would bring back a disk that was deleted.
+    if !node.stays(&kept) {
+        return Err(removed(id));
+    }
+    // By whichever request for the same disk comes first.
+    if kept.written().is_none() {
+        keep(node, &kept).await?;
     }
     let code = match (state, is_new) {
         (State::Opening, _) => StatusCode::ACCEPTED,
@@ -400,19 +402,22 @@ async fn change_kept(node: &Node, id: &str, body: &[u8]) -> Answer {
     node.service(id, &changed).map_err(bad)?;
     status.change(body)?;
     kept.set_file(changed.clone());
-    if kept.written().as_ref() != Some(&changed) {
-        write(node, &kept, changed).await.map_err(|error| {
-            let why = format!(
-                "changed until the disk is opened again, but its file cannot be written: {error}: see to the folder of --state"
-            );
-            Refusal(StatusCode::INTERNAL_SERVER_ERROR, why)
-        })?;
-    }
+    let written = match kept.written().as_ref() != Some(&changed) {
+        true => write(node, &kept, changed).await,
+        false => Ok(()),
+    };
     share_limits(node, &kept, &kept.file().limit_values()).await;
+    written.map_err(|error| {
+        let why = format!(
+            "changed until the disk is opened again, but its file cannot be written: {error}: see to the folder of --state"
+        );
+        Refusal(StatusCode::INTERNAL_SERVER_ERROR, why)
+    })?;
     Ok(answer(StatusCode::OK, &full(node, &kept)))
 }
 
-/// Keeps the limits of a disk for the others of its group too, so that they come back the same whichever comes back last.
+/// Keeps the limits of a disk for the others of its group too, so that they come back the same whichever comes back last; and puts
+/// them in force, which a disk that is still being opened has not done.
 async fn share_limits(node: &Node, kept: &Arc<Kept>, values: &BTreeMap<String, u64>) {
     if kept.file().limit_group().is_none() {
         return;
@@ -421,6 +426,10 @@ async fn share_limits(node: &Node, kept: &Arc<Kept>, values: &BTreeMap<String, u
     for kept in others.iter().chain([kept]) {
         let file = kept.file().with_limits(values);
         kept.set_file(file.clone());
+        if let (State::Serving(status), Ok(service)) = (kept.state(), node.service(&kept.id, &file))
+        {
+            status.limit(service.tuning.limits);
+        }
         // The request that adds a disk writes its file, if the disk can be opened.
         let is_due = kept
             .written()
