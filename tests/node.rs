@@ -530,6 +530,25 @@ fn a_disk_that_was_deleted_stays_away_although_another_was_added_in_vain() {
 }
 
 #[test]
+fn a_file_that_cannot_be_read_stays_in_the_list_when_another_is_put_in_vain() {
+    let node = killed(Node::start(), |folder| {
+        std::fs::write(folder.join("state/disks/d1.toml"), "queues = [").unwrap();
+    });
+    let before = node.disk("d1");
+    assert_eq!(before["state"], "failed");
+    let refused = node.put("d1", &json!({"disk": ["/no/such/file"]}));
+    assert_eq!(refused.status, 422, "{}", refused.body);
+    let in_the_way = node.daemon.scratch().join("state/disks/.d1.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    let refused = node.put("d1", &json!({"disk": ["ram:1M"]}));
+    assert_eq!(refused.status, 500, "{}", refused.body);
+    assert_eq!(node.disk("d1"), before);
+    assert_eq!(node.ask("DELETE", "/v1/disks/d1", "").status, 200);
+    assert!(!is_kept(&node, "d1"));
+    node.daemon.finish();
+}
+
+#[test]
 fn a_put_is_answered_when_the_disk_is_kept_and_not_before() {
     let node = Node::start();
     let body = json!({"disk": ["ram:1M"]});

@@ -323,6 +323,14 @@ impl Node {
         }
     }
 
+    /// The same for one that was added in vain. `unread`: the disk in whose place it was, whose file is still there.
+    fn give_up(&self, kept: &Arc<Kept>, unread: Option<Arc<Kept>>) {
+        self.forget(kept);
+        if let Some(unread) = unread {
+            self.lock().entry(unread.id.clone()).or_insert(unread);
+        }
+    }
+
     /// Removes the folder of a socket, unless a lock is in it.
     fn remove_folder(&self, id: &str) {
         let _ = fs::remove_dir(self.run.join(id));

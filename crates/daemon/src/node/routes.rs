@@ -251,6 +251,7 @@ async fn add_disk(Shared(node): Shared<Arc<Node>>, Path(id): Path<String>, body:
 }
 
 async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
+    let unread = node.find(id).filter(|before| before.is_unread);
     let (kept, is_new) = admit(node, id, file)?;
     if !is_new {
         kept.start_again();
@@ -260,7 +261,7 @@ async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
         State::Failed(why) => {
             if is_new {
                 kept.order(Order::Stop("it could not be opened".to_owned(), None));
-                node.forget(&kept);
+                node.give_up(&kept, unread);
             }
             return Err(Refusal(StatusCode::UNPROCESSABLE_ENTITY, why.clone()));
         }
@@ -289,7 +290,7 @@ async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
     }
     // By whichever request for the same disk comes first.
     if kept.written().is_none() {
-        keep(node, &kept).await?;
+        keep(node, &kept, unread).await?;
     }
     let code = match (state, is_new) {
         (State::Opening, _) => StatusCode::ACCEPTED,
@@ -362,11 +363,15 @@ fn with_limits_of_group<'a>(
 }
 
 /// Writes the file of a new disk. Without it the disk would be gone after the next start, so it is not served.
-async fn keep(node: &Arc<Node>, kept: &Arc<Kept>) -> Result<(), Refusal> {
+async fn keep(
+    node: &Arc<Node>,
+    kept: &Arc<Kept>,
+    unread: Option<Arc<Kept>>,
+) -> Result<(), Refusal> {
     let written = write(node, kept, kept.file()).await;
     written.map_err(|error| {
         kept.order(Order::Stop("its file cannot be written".to_owned(), None));
-        node.forget(kept);
+        node.give_up(kept, unread);
         let why =
             format!("cannot write the file of the disk: {error}: see to the folder of --state");
         Refusal(StatusCode::INTERNAL_SERVER_ERROR, why)
