@@ -263,6 +263,21 @@ fn the_folder_of_a_kept_disk_outlives_the_node() {
     next.daemon.finish();
 }
 
+/// A node that is killed leaves the socket behind, and the next one cannot open the disk.
+#[test]
+fn nothing_is_left_of_a_disk_that_is_deleted_before_it_was_served_again() {
+    let images = Scratch::new();
+    let image = images.image("a", 4 << 20);
+    let node = Node::start();
+    node.add("a", &json!({"disk": [image]}));
+    let node = killed(node, |_| std::fs::remove_file(&image).unwrap());
+    assert!(wait_until(|| node.state("a") == "failed"));
+    assert!(node.socket("a").exists());
+    assert_eq!(node.ask("DELETE", "/v1/disks/a", "").status, 200);
+    assert!(!node.socket("a").parent().unwrap().exists());
+    node.daemon.finish();
+}
+
 #[test]
 fn a_missing_file_keeps_only_its_own_disk_away() {
     let mut node = Node::start();

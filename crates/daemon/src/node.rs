@@ -31,7 +31,7 @@ use crate::log;
 use crate::process;
 use crate::resize::Watches;
 use crate::signals::{SignalRequest, Signals};
-use crate::socket;
+use crate::socket::{self, NEW_SOCKET, PathLock};
 use crate::systemd::Manager;
 pub(crate) use api::document;
 use files::Files;
@@ -331,8 +331,15 @@ impl Node {
         }
     }
 
-    /// Removes the folder of a socket, unless a lock is in it.
+    /// Removes the folder of a socket, unless a lock is held in it. A node that was killed leaves a socket and a lock behind.
     fn remove_folder(&self, id: &str) {
+        // Refused, instead of waited for, where another holds it.
+        if let Ok(Some(lock)) = PathLock::take_while(&self.socket(id), &|| false) {
+            for stale in [self.socket(id), self.socket(id).with_file_name(NEW_SOCKET)] {
+                let _ = fs::remove_file(stale);
+            }
+            drop(lock);
+        }
         let _ = fs::remove_dir(self.run.join(id));
     }
 

@@ -27,6 +27,9 @@ const PATH_BYTES_MAX: usize = 107;
 /// Connections to a private socket that may wait to be accepted.
 const BACKLOG: i32 = 64;
 
+/// Name of a socket that is being made for a group.
+pub(crate) const NEW_SOCKET: &str = "new.sock";
+
 /// Pause between two attempts to lock a path, and the number of attempts before the wait is logged.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 const LOCK_TRIES_QUIET: u32 = 200;
@@ -152,7 +155,7 @@ pub(crate) fn listen_for_group(
     // The name under which it is made is shorter.
     check_length(path)?;
     make_room(path)?;
-    let beside = path.with_file_name("new.sock");
+    let beside = path.with_file_name(NEW_SOCKET);
     let _ = fs::remove_file(&beside);
     let mut listening = listen(&beside, Some(Mode::from_raw_mode(mode)))?;
     // The umask took bits away when the file was made.
