@@ -225,14 +225,17 @@ fn a_node_opens_images_only_in_the_folders_that_are_named() {
     }
     let images = Scratch::new();
     let elsewhere = Scratch::new();
-    let node = node_with(&[Path::new("--images"), images.path()]);
+    // As a person writes it.
+    let node = node_with(&[Path::new("--images"), &images.join("")]);
     let inside = images.image("inside", 1 << 20);
     let outside = elsewhere.image("outside", 1 << 20);
     let link = images.join("link");
     std::os::unix::fs::symlink(&outside, &link).unwrap();
     let put = |id: &str, path: &Path| node.put(id, &serde_json::json!({"disk": [path]}));
     assert_eq!(put("a", &inside).status, 201);
-    for path in [&outside, &link] {
+    let name = elsewhere.path().file_name().unwrap();
+    let beside = images.join("..").join(name).join("outside");
+    for path in [&outside, &link, &beside] {
         let refused = put("b", path);
         assert_eq!(refused.status, 422, "{}", refused.body);
         let error = refused.error();

@@ -1,6 +1,7 @@
 //! `cleave node`: disks are added, kept, removed and served over its control socket, and one does not feel another.
 #![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
+use std::ffi::OsStr;
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -841,6 +842,25 @@ fn disks_whose_server_is_silent_keep_no_other_disk_away() {
     assert_eq!(node.state("hung0"), "opening");
     let log = node.daemon.log();
     assert!(log.contains("hung0: still waiting for"), "{log}");
+    drop(silent);
+    node.daemon.finish();
+}
+
+/// An image is looked for in each of the folders of --images.
+#[test]
+fn a_folder_of_images_whose_server_is_silent_keeps_no_disk_of_another_away() {
+    let Some((mount, silent)) = mounted() else {
+        return;
+    };
+    let image = mount.image("a.img", 1 << 20);
+    let folders = [silent.file(), mount.path().to_owned()];
+    let mut options = vec![OsStr::new("--sandbox"), OsStr::new("off")];
+    for folder in &folders {
+        options.extend([OsStr::new("--images"), folder.as_ref()]);
+    }
+    let node = Node::start_with(Scratch::in_memory(), &options);
+    silent.stop_answering();
+    node.add("a", &json!({"disk": [image]}));
     drop(silent);
     node.daemon.finish();
 }

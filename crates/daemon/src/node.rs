@@ -74,6 +74,7 @@ struct Node {
     files: Files,
     run: PathBuf,
     control: PathBuf,
+    /// Folders of images, without links; none: everywhere.
     images: Vec<PathBuf>,
     pools: Pools,
     ceph: bool,
@@ -154,6 +155,8 @@ async fn control(
         confine::start_ceph(options.sandbox, false, taken_cpus(&options.pools))
             .map_err(|error| Failure::input(format!("--ceph: {error}")))?;
     }
+    let images = options.images.iter().map(|folder| resolved(folder));
+    let images = images.collect();
     let confinement = confine(options, log)?;
     let pools = Pools::start(&options.pools, &confinement)?;
     let node = Arc::new(Node {
@@ -162,7 +165,7 @@ async fn control(
         ceph: options.ceph,
         run: options.run.clone(),
         control: options.control.clone(),
-        images: options.images.clone(),
+        images,
         descriptors,
         watches,
         confinement,
@@ -362,10 +365,16 @@ impl Node {
 
     /// The file of a disk that the folders of images keep out of reach.
     fn out_of_reach(&self, service: &crate::service::Service) -> Option<PathBuf> {
-        let is_within = |path: &Path| self.images.iter().any(|folder| beneath(path, folder));
-        let files = service.disk.specs().iter().filter_map(DiskSpec::path);
-        let mut outside = files.filter(|path| !self.images.is_empty() && !is_within(path));
-        outside.next().map(Path::to_owned)
+        if self.images.is_empty() {
+            return None;
+        }
+        // One that cannot be found is for opening to judge.
+        let is_outside = |path: &&Path| {
+            let found = path.canonicalize();
+            found.is_ok_and(|file| !self.images.iter().any(|folder| file.starts_with(folder)))
+        };
+        let mut files = service.disk.specs().iter().filter_map(DiskSpec::path);
+        files.find(is_outside).map(Path::to_owned)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Kept>>> {
@@ -373,12 +382,10 @@ impl Node {
     }
 }
 
-/// Whether a file lies below a folder. One that cannot be found is for opening to judge.
-fn beneath(file: &Path, folder: &Path) -> bool {
-    match (file.canonicalize(), folder.canonicalize()) {
-        (Ok(file), Ok(folder)) => file.starts_with(folder),
-        _ => true,
-    }
+/// A folder of images as the confinement has it from the start. Asked for again with each disk, one whose server has become silent
+/// would keep the disks of all other folders away.
+fn resolved(folder: &Path) -> PathBuf {
+    folder.canonicalize().unwrap_or(folder.to_owned())
 }
 
 /// Whether a disk may be called so: it is the name of a folder and a part of a path.

@@ -381,6 +381,8 @@ const NEW_DISKS: &[Call] = &[
     any(libc::SYS_fchown),
     any(libc::SYS_fchownat),
     any(libc::SYS_faccessat),
+    // glibc's realpath, of a path with `..` or a slash at its end.
+    any(libc::SYS_faccessat2),
     any(libc::SYS_flock),
     any(libc::SYS_fallocate),
     any(libc::SYS_pwrite64),
