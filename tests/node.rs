@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use cleave_client::Client;
 use cleave_tests::{
-    Node, Scratch, UnresponsiveFs, exercise, http, ignored, is_root, program_path, run_to_exit,
-    scale, small, wait_until,
+    Daemon, Node, Scratch, UnresponsiveFs, exercise, http, ignored, is_root, program_path,
+    run_to_exit, scale, small, wait_until,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -843,6 +843,27 @@ fn disks_whose_server_is_silent_keep_no_other_disk_away() {
     let log = node.daemon.log();
     assert!(log.contains("hung0: still waiting for"), "{log}");
     drop(silent);
+    node.daemon.finish();
+}
+
+/// Guests that are served now count for more than those that may need many files.
+#[test]
+fn a_node_whose_disks_may_come_to_need_too_many_files_serves_them_and_says_so() {
+    let folder = Scratch::in_memory();
+    std::fs::create_dir_all(folder.join("state/disks")).unwrap();
+    for at in 0..20 {
+        let file = folder.join(&format!("state/disks/d{at}.toml"));
+        std::fs::write(file, "disk = [\"ram:1M\"]\n").unwrap();
+    }
+    let (program, at) = (program_path().display(), folder.path().display());
+    let line = format!(
+        "sh -c 'ulimit -n 1024; exec {program} node --state {at}/state --run {at}/run --control {{socket}}'"
+    );
+    let daemon = Daemon::by_command(&line, 1 << 20, 1).unwrap();
+    assert!(daemon.log_has("LimitNOFILE="), "{}", daemon.log());
+    let node = Node { daemon };
+    let is_served = |at: u32| node.state(&format!("d{at}")) == "serving";
+    assert!(wait_until(|| (0..20).all(is_served)));
     node.daemon.finish();
 }
 

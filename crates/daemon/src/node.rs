@@ -257,6 +257,14 @@ impl Node {
             };
             self.lock().insert(id, kept);
         }
+        let needed = descriptors_needed(&self.lock());
+        if needed > self.descriptors {
+            tracing::warn!(
+                "the disks that are kept may come to need {needed} open files and {} may be: raise LimitNOFILE=, or some of them \
+                 cannot be opened, or not by a guest with many vrings",
+                self.descriptors
+            );
+        }
         Ok(count)
     }
 
@@ -380,6 +388,11 @@ impl Node {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Kept>>> {
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Descriptors that the process may come to need with these disks.
+fn descriptors_needed(disks: &BTreeMap<String, Arc<Kept>>) -> u64 {
+    DESCRIPTORS_OWN + disks.values().map(|kept| kept.descriptors).sum::<u64>()
 }
 
 /// A folder of images as the confinement has it from the start. Asked for again with each disk, one whose server has become silent

@@ -20,7 +20,7 @@ use super::api::{Route, Shape};
 use super::keep::{Kept, State, aside};
 use super::snapshot;
 use super::spec::DiskFile;
-use super::{DESCRIPTORS_OWN, DISKS_MAX, ID_CHARS_MAX, Node, is_id};
+use super::{DISKS_MAX, ID_CHARS_MAX, Node, descriptors_needed, is_id};
 use crate::control::{
     DiskStatus, Refusal, Streaming, answer, merged_metrics, metrics_of, read_body,
 };
@@ -325,8 +325,7 @@ fn admit(node: &Arc<Node>, id: &str, file: DiskFile) -> Result<(Arc<Kept>, bool)
         let why = format!("a node has at most {DISKS_MAX} disks: start another node");
         return Err(Refusal(StatusCode::INSUFFICIENT_STORAGE, why));
     }
-    let taken: u64 = disks.values().map(|kept| kept.descriptors).sum();
-    let needed = DESCRIPTORS_OWN + taken + service.descriptors_in_node();
+    let needed = descriptors_needed(&disks) + service.descriptors_in_node();
     if needed > node.descriptors {
         let why = format!(
             "{needed} files may have to be open and {} may be: raise LimitNOFILE=, or lower queues or workers",
