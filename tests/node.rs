@@ -697,6 +697,36 @@ fn the_limits_that_a_disk_is_shown_with_are_in_force_although_another_was_added_
     node.daemon.finish();
 }
 
+/// The requests of a disk that was given up hold on to it.
+#[test]
+fn a_group_ends_with_its_last_disk_although_that_hangs() {
+    let node = Node::start();
+    let Some((_mount, silent)) = mounted() else {
+        return;
+    };
+    let limits = json!({"group": "g", "iops-total": 1000});
+    let body = json!({"disk": [silent.file()], "queues": 1, "direct": "off", "limits": limits});
+    node.add("hung", &body);
+    let mut client = node.open("hung", &small(1));
+    silent.stop_answering();
+    let stuck = std::thread::spawn(move || {
+        let _ = client.queue(0).read(0, &mut [0; 4096]);
+    });
+    assert!(wait_until(
+        || node.disk("hung")["in_flight"]["requests"] == json!(1)
+    ));
+    let gone = node.ask("DELETE", "/v1/disks/hung?mode=hard", "");
+    assert!(gone.json()["lost"].is_string(), "{}", gone.body);
+    node.add(
+        "next",
+        &json!({"disk": ["ram:1M"], "limits": {"group": "g"}}),
+    );
+    assert_eq!(node.disk("next")["tuning"]["limits"], json!({}));
+    drop(silent);
+    stuck.join().unwrap();
+    node.daemon.finish();
+}
+
 #[test]
 fn an_image_is_free_when_its_quiesced_disk_is_deleted() {
     let images = Scratch::new();

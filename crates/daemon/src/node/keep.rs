@@ -399,14 +399,19 @@ struct Serving {
     lock: Option<PathLock>,
 }
 
-fn start(node: &Node, kept: &Kept, mut opened: Opened) -> Result<Serving, Failure> {
+fn start(node: &Node, kept: &Arc<Kept>, mut opened: Opened) -> Result<Serving, Failure> {
     let file = kept.file();
     let group = file.limit_group();
     // Those of its group may have changed while it was opened.
     if let Ok(now) = node.service(&kept.id, &file) {
         opened.service.tuning.limits = now.tuning.limits;
     }
-    opened.service.limit_group = group.map(|name| node.groups.find(name));
+    let is_used = |other: &Arc<Kept>| matches!(other.state(), State::Serving(_) | State::Ending);
+    let has_group = node.others_of_group(kept).iter().any(is_used);
+    opened.service.limit_group = group.map(|name| match has_group {
+        true => node.groups.find(name),
+        false => node.groups.begin(name),
+    });
     let naming = Naming {
         id: Some(kept.id.clone()),
         endpoint: socket::name(&opened.service.endpoint),
