@@ -211,6 +211,14 @@ fn every_answer_is_in_the_document() {
             "{method} {path}: {}",
             answer.body
         );
+        let answer = api.ask(method, &path.replace("{id}", "%ff"), body);
+        assert_eq!(answer.status, 400, "{method} {path}");
+        assert_eq!(
+            api.judge(method, path, &answer),
+            Ok(()),
+            "{method} {path}: {}",
+            answer.body
+        );
     }
     api.node.daemon.finish();
 }

@@ -29,7 +29,7 @@ use crate::events::Events;
 
 pub(crate) use metrics::merged as merged_metrics;
 pub(crate) use quiet::{Flushed, Quiesced};
-pub(crate) use routes::{Ordered, Problem, Refusal, answer, metrics_of, not_so, read_body};
+pub(crate) use routes::{DiskId, Ordered, Problem, Refusal, answer, metrics_of, not_so, read_body};
 pub(crate) use serve::{Server, Streaming};
 
 /// The state that the control interface shows: the disk, and the current session.

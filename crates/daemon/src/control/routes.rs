@@ -1,10 +1,12 @@
 //! The handler of each path and method.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::{Path, State};
+use axum::extract::{FromRequestParts, Path, State};
+use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -50,7 +52,7 @@ async fn disks(State(status): State<Arc<DiskStatus>>, uri: Uri) -> Response {
     }
 }
 
-async fn disk(State(status): State<Arc<DiskStatus>>, path: Path<String>) -> Response {
+async fn disk(State(status): State<Arc<DiskStatus>>, path: DiskId) -> Response {
     match status.find(&path) {
         Ok(()) => answer(StatusCode::OK, &status.report()),
         Err(refusal) => refusal.into_response(),
@@ -60,7 +62,7 @@ async fn disk(State(status): State<Arc<DiskStatus>>, path: Path<String>) -> Resp
 /// The disk, and a body that says what is to be different.
 async fn change(
     State(status): State<Arc<DiskStatus>>,
-    path: Path<String>,
+    path: DiskId,
     body: Body,
 ) -> Result<Response, Refusal> {
     status.find(&path)?;
@@ -85,19 +87,13 @@ pub(crate) async fn read_body(body: Body, bytes_max: usize) -> Result<Bytes, Ref
 }
 
 /// Ends the quiet, and has held requests done again.
-async fn resume(
-    State(status): State<Arc<DiskStatus>>,
-    path: Path<String>,
-) -> Result<Response, Refusal> {
+async fn resume(State(status): State<Arc<DiskStatus>>, path: DiskId) -> Result<Response, Refusal> {
     status.find(&path)?;
     Ok(status.resume())
 }
 
 /// Makes the disk durable.
-async fn flush(
-    State(status): State<Arc<DiskStatus>>,
-    path: Path<String>,
-) -> Result<Response, Refusal> {
+async fn flush(State(status): State<Arc<DiskStatus>>, path: DiskId) -> Result<Response, Refusal> {
     status.find(&path)?;
     Ok(answer(StatusCode::OK, &status.flush().await?))
 }
@@ -105,7 +101,7 @@ async fn flush(
 /// Stops the disk for a while.
 async fn quiesce(
     State(status): State<Arc<DiskStatus>>,
-    path: Path<String>,
+    path: DiskId,
     stream: Extension<Streaming>,
     body: Body,
 ) -> Result<Response, Refusal> {
@@ -116,10 +112,7 @@ async fn quiesce(
 }
 
 /// Ends held requests as I/O errors.
-async fn fail(
-    State(status): State<Arc<DiskStatus>>,
-    path: Path<String>,
-) -> Result<Response, Refusal> {
+async fn fail(State(status): State<Arc<DiskStatus>>, path: DiskId) -> Result<Response, Refusal> {
     status.find(&path)?;
     Ok(status.fail())
 }
@@ -232,6 +225,29 @@ impl DiskStatus {
             StatusCode::NOT_FOUND,
             format!("no disk `{id}` here; this one is `{}`", self.id()),
         ))
+    }
+}
+
+/// The id of a disk in a path. One that is no text is refused like all else, with a problem document.
+#[derive(Debug)]
+pub(crate) struct DiskId(pub(crate) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for DiskId {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<DiskId, Refusal> {
+        match Path::<String>::from_request_parts(parts, state).await {
+            Ok(Path(id)) => Ok(DiskId(id)),
+            Err(why) => Err(Refusal(StatusCode::BAD_REQUEST, format!("id: {why}"))),
+        }
+    }
+}
+
+impl Deref for DiskId {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
     }
 }
 

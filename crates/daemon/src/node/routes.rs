@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Body;
-use axum::extract::{Path, State as Shared};
+use axum::extract::State as Shared;
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use axum::routing::{delete, get, patch, post, put};
@@ -22,7 +22,7 @@ use super::snapshot;
 use super::spec::DiskFile;
 use super::{DISKS_MAX, ID_CHARS_MAX, Node, descriptors_needed, is_id};
 use crate::control::{
-    DiskStatus, Refusal, Streaming, answer, merged_metrics, metrics_of, read_body,
+    DiskId, DiskStatus, Refusal, Streaming, answer, merged_metrics, metrics_of, read_body,
 };
 use crate::disk_server::Order;
 
@@ -54,7 +54,7 @@ pub(super) const ALL: &[Route] = &[
         query: None,
         body: None,
         answers: &[(200, Shape::Disk)],
-        refusals: &[404],
+        refusals: &[400, 404],
         handler: || get(show),
     },
     Route {
@@ -94,7 +94,7 @@ pub(super) const ALL: &[Route] = &[
         query: None,
         body: None,
         answers: &[(200, Shape::Disk)],
-        refusals: &[404, 409],
+        refusals: &[400, 404, 409],
         handler: || post(resize),
     },
     Route {
@@ -104,7 +104,7 @@ pub(super) const ALL: &[Route] = &[
         query: None,
         body: None,
         answers: &[(200, Shape::Disk)],
-        refusals: &[404, 422],
+        refusals: &[400, 404, 422],
         handler: || post(start),
     },
     Route {
@@ -114,7 +114,7 @@ pub(super) const ALL: &[Route] = &[
         query: None,
         body: None,
         answers: &[(200, Shape::Ordered)],
-        refusals: &[404, 409],
+        refusals: &[400, 404, 409],
         handler: || post(resume),
     },
     Route {
@@ -124,7 +124,7 @@ pub(super) const ALL: &[Route] = &[
         query: None,
         body: None,
         answers: &[(200, Shape::Ordered)],
-        refusals: &[404, 409],
+        refusals: &[400, 404, 409],
         handler: || post(fail),
     },
     Route {
@@ -134,7 +134,7 @@ pub(super) const ALL: &[Route] = &[
         query: None,
         body: None,
         answers: &[(200, Shape::Flushed)],
-        refusals: &[404, 409, 500, 503],
+        refusals: &[400, 404, 409, 500, 503],
         handler: || post(flush),
     },
     Route {
@@ -231,13 +231,13 @@ async fn list(Shared(node): Shared<Arc<Node>>, uri: Uri) -> Response {
     }
 }
 
-async fn show(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
+async fn show(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     let kept = find(&node, &path)?;
     Ok(answer(StatusCode::OK, &full(&node, &kept)))
 }
 
 /// Adds a disk. In a task of its own, since a client that leaves must not stop it half way.
-async fn add_disk(Shared(node): Shared<Arc<Node>>, Path(id): Path<String>, body: Body) -> Answer {
+async fn add_disk(Shared(node): Shared<Arc<Node>>, DiskId(id): DiskId, body: Body) -> Answer {
     if !is_id(&id) {
         let why = format!(
             "id: {id:?}: take 1 to {ID_CHARS_MAX} letters, digits and _.- that begin with a letter or a digit"
@@ -389,7 +389,7 @@ async fn write(node: &Node, kept: &Kept, file: DiskFile) -> io::Result<()> {
     Ok(())
 }
 
-async fn change(Shared(node): Shared<Arc<Node>>, path: Path<String>, body: Body) -> Answer {
+async fn change(Shared(node): Shared<Arc<Node>>, path: DiskId, body: Body) -> Answer {
     let body = read_body(body, BODY_BYTES_MAX).await?;
     apart(async move { change_kept(&node, &path, &body).await }).await
 }
@@ -449,7 +449,7 @@ async fn share_limits(node: &Node, kept: &Arc<Kept>, values: &BTreeMap<String, u
 
 async fn remove(
     Shared(node): Shared<Arc<Node>>,
-    path: Path<String>,
+    path: DiskId,
     uri: Uri,
     stream: Extension<Streaming>,
 ) -> Answer {
@@ -511,14 +511,14 @@ async fn stop_unused(kept: &Kept) -> Result<(), Refusal> {
     Ok(())
 }
 
-async fn resize(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
+async fn resize(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     served(&node, &path)?;
     find(&node, &path)?.order(Order::CheckSize);
     show(Shared(node), path).await
 }
 
 /// Tries a disk that has failed again.
-async fn start(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
+async fn start(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     let kept = find(&node, &path)?;
     kept.start_again();
     match kept.settled(OPEN_TIME).await {
@@ -527,22 +527,22 @@ async fn start(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
     }
 }
 
-async fn resume(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
+async fn resume(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     Ok(served(&node, &path)?.resume())
 }
 
-async fn fail(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
+async fn fail(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     Ok(served(&node, &path)?.fail())
 }
 
-async fn flush(Shared(node): Shared<Arc<Node>>, path: Path<String>) -> Answer {
+async fn flush(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     let status = served(&node, &path)?;
     apart(async move { Ok(answer(StatusCode::OK, &status.flush().await?)) }).await
 }
 
 async fn quiesce(
     Shared(node): Shared<Arc<Node>>,
-    path: Path<String>,
+    path: DiskId,
     stream: Extension<Streaming>,
     body: Body,
 ) -> Answer {
@@ -552,7 +552,7 @@ async fn quiesce(
     apart(async move { Ok(answer(StatusCode::OK, &status.quiesce(&body).await?)) }).await
 }
 
-async fn snapshot(Shared(node): Shared<Arc<Node>>, path: Path<String>, body: Body) -> Answer {
+async fn snapshot(Shared(node): Shared<Arc<Node>>, path: DiskId, body: Body) -> Answer {
     let status = served(&node, &path)?;
     let body = read_body(body, BODY_BYTES_MAX).await?;
     apart(async move { snapshot::take(&status, &body).await }).await
