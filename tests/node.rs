@@ -154,6 +154,13 @@ fn bad_input_is_named_in_a_line() {
             "start the node with --ceph",
         ),
         ("-d1", r#"{"disk": ["ram:1M"]}"#, 400, "id"),
+        // The remedy would be to remove it.
+        (
+            "control.sock",
+            r#"{"disk": ["ram:1M"]}"#,
+            400,
+            "control socket",
+        ),
         ("..", r#"{"disk": ["ram:1M"]}"#, 400, "id"),
     ];
     for (id, body, status, named) in rows {

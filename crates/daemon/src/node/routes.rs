@@ -244,6 +244,11 @@ async fn add_disk(Shared(node): Shared<Arc<Node>>, DiskId(id): DiskId, body: Bod
         );
         return Err(Refusal(StatusCode::BAD_REQUEST, why));
     }
+    if node.run.join(&id) == node.control {
+        let why =
+            format!("id: {id} is the name of the control socket in the same folder: take another");
+        return Err(Refusal(StatusCode::BAD_REQUEST, why));
+    }
     let body = read_body(body, BODY_BYTES_MAX).await?;
     let bad = |why| Refusal(StatusCode::BAD_REQUEST, why);
     let file = DiskFile::from_json(&body).map_err(bad)?;
