@@ -160,9 +160,15 @@ pub(crate) fn listen_for_group(
     let mut listening = listen(&beside, Some(Mode::from_raw_mode(mode)))?;
     // The umask took bits away when the file was made.
     let permissions = fs::Permissions::from_mode(mode);
-    std::os::unix::fs::chown(&beside, None, group)
-        .and_then(|()| fs::set_permissions(&beside, permissions))
-        .map_err(|error| cannot(&error))?;
+    std::os::unix::fs::chown(&beside, None, group).map_err(|error| {
+        Failure::input(format!(
+            "socket_group: cannot give socket {} to group {}: {error}: start the node with a user of that group, or leave \
+             socket_group out",
+            path.display(),
+            group.unwrap_or_default()
+        ))
+    })?;
+    fs::set_permissions(&beside, permissions).map_err(|error| cannot(&error))?;
     fs::rename(&beside, path).map_err(|error| cannot(&error))?;
     let moved = SocketFile::of(path).map_err(|error| cannot(&error))?;
     // The old name is gone, so dropping its guard removes nothing.
