@@ -47,6 +47,10 @@ impl Files {
     /// Keeps a disk. When this returns, it survives a loss of power.
     pub(super) fn write(&self, id: &str, file: &DiskFile) -> io::Result<()> {
         let text = file.to_toml().map_err(io::Error::other)?;
+        if text.len() as u64 > FILE_BYTES_MAX {
+            // It would not be read again.
+            return Err(io::Error::other("it would be too long"));
+        }
         // No id begins with a dot, so this is no disk's file.
         let beside = self.0.join(format!(".{id}.new"));
         let mut out = File::create(&beside)?;
@@ -84,4 +88,24 @@ fn read(path: &Path) -> Result<DiskFile, String> {
     });
     let text = text.map_err(|error| named(error.to_string()))?;
     DiskFile::from_toml(&text).map_err(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_written_only_if_it_can_be_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Files::open(folder.path()).unwrap();
+        let of = |disk: String| DiskFile {
+            disk: vec![disk],
+            ..DiskFile::default()
+        };
+        // Longer in the file than in the body of a request.
+        let [short, long] = [1, 12_000].map(|count| of("\u{7f}".repeat(count)));
+        files.write("d1", &short).unwrap();
+        assert!(files.write("d1", &long).is_err());
+        assert_eq!(files.load().unwrap(), [("d1".to_owned(), Ok(short))]);
+    }
 }
