@@ -203,6 +203,12 @@ impl DiskCommand {
             }
             DiskCommand::Snapshot(args) => {
                 let to = std::path::absolute(&args.to).unwrap_or(args.to);
+                let Some(to) = to.to_str() else {
+                    return Err(Failure::input(format!(
+                        "{} is no text in UTF-8: give the copy another name",
+                        to.display()
+                    )));
+                };
                 asked(args.one, |id| {
                     Ask::Order(id, "snapshot", json!({ "to": to }))
                 })
@@ -383,6 +389,16 @@ mod tests {
         let set = remote("cleave disk set d1 --limit none").unwrap();
         assert!(matches!(set.ask, Ask::Set(_, fields)
             if fields["limits"]["bps-read-max-length"] == 0 && fields["limits"]["iops-size"] == 0));
+    }
+
+    #[test]
+    fn a_copy_whose_name_is_no_text_is_refused() {
+        use std::ffi::OsString;
+        use std::os::unix::ffi::OsStringExt as _;
+        let line = ["cleave", "disk", "snapshot", "d1"].map(OsString::from);
+        let name = OsString::from_vec(b"/a\xff".to_vec());
+        let refused = super::super::parse(line.into_iter().chain([name]));
+        assert!(refused.unwrap_err().to_string().contains("no text"));
     }
 
     #[test]

@@ -253,7 +253,8 @@ fn enter(node: &Node, kept: &Kept, state: State) {
         State::Opening | State::Ending => Value::Null,
         State::Serving(status) => {
             let size_bytes = status.entry().size_bytes;
-            json!({"socket": node.socket(&kept.id), "size_bytes": size_bytes})
+            let socket = node.socket(&kept.id).display().to_string();
+            json!({"socket": socket, "size_bytes": size_bytes})
         }
         State::Failed(why) => json!({ "error": why }),
         State::Ended(lost) => json!({ "lost": lost }),
