@@ -99,7 +99,7 @@ pub(crate) fn run(options: &NodeOptions) -> Result<(), Failure> {
         .map_err(|error| Failure::run(format!("cannot start the log thread: {error}")))?;
     let descriptors = process::raise_descriptor_limit(0)?;
     Reactor::probe().map_err(Failure::input)?;
-    check_images(&options.images)?;
+    let images = images(&options.images)?;
     let files = Files::open(&options.state)?;
     let _state = lock_state(&options.state)?;
     std::fs::create_dir_all(&options.run).map_err(|error| {
@@ -108,20 +108,21 @@ pub(crate) fn run(options: &NodeOptions) -> Result<(), Failure> {
             "cannot make {run}: {error}: give another folder with --run"
         ))
     })?;
-    process::runtime()?.block_on(control(options, files, descriptors, &log))
+    process::runtime()?.block_on(control(options, files, images, descriptors, &log))
 }
 
-/// Refuses a folder of images that is not there. Every file would count as one below it.
-fn check_images(folders: &[PathBuf]) -> Result<(), Failure> {
-    let mut folders = folders.iter();
-    let refused = folders.find_map(|folder| Some((folder, folder.read_dir().err()?)));
-    match refused {
-        None => Ok(()),
-        Some((folder, error)) => Err(Failure::input(format!(
-            "--images {}: {error}: make that folder, or name another",
-            folder.display()
-        ))),
-    }
+/// The folders of images as the confinement has them from the start: without links. Looked for again with each disk, one whose server
+/// has become silent would keep the disks of all other folders away.
+fn images(folders: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+    let found = folders.iter().map(|folder| {
+        folder.canonicalize().map_err(|error| {
+            Failure::input(format!(
+                "--images {}: {error}: make that folder, or name another",
+                folder.display()
+            ))
+        })
+    });
+    found.collect()
 }
 
 /// Refuses a second node with the same files.
@@ -142,6 +143,7 @@ fn lock_state(state: &Path) -> Result<File, Failure> {
 async fn control(
     options: &NodeOptions,
     files: Files,
+    images: Vec<PathBuf>,
     descriptors: u64,
     log: &log::Guard,
 ) -> Result<(), Failure> {
@@ -155,8 +157,6 @@ async fn control(
         confine::start_ceph(options.sandbox, false, taken_cpus(&options.pools))
             .map_err(|error| Failure::input(format!("--ceph: {error}")))?;
     }
-    let images = options.images.iter().map(|folder| resolved(folder));
-    let images = images.collect();
     let confinement = confine(options, log)?;
     let pools = Pools::start(&options.pools, &confinement)?;
     let node = Arc::new(Node {
@@ -393,12 +393,6 @@ impl Node {
 /// Descriptors that the process may come to need with these disks.
 fn descriptors_needed(disks: &BTreeMap<String, Arc<Kept>>) -> u64 {
     DESCRIPTORS_OWN + disks.values().map(|kept| kept.descriptors).sum::<u64>()
-}
-
-/// A folder of images as the confinement has it from the start. Asked for again with each disk, one whose server has become silent
-/// would keep the disks of all other folders away.
-fn resolved(folder: &Path) -> PathBuf {
-    folder.canonicalize().unwrap_or(folder.to_owned())
 }
 
 /// Whether a disk may be called so: it is the name of a folder and a part of a path.
