@@ -18,6 +18,11 @@ pub enum RbdError {
     /// There is no configuration.
     #[error("there is no {0}; name the cluster's configuration with conf=PATH")]
     Conf(String, #[source] io::Error),
+    /// There is one, and it cannot be read or is none.
+    #[error(
+        "cannot read {0}, the configuration of the cluster: {1}; correct it, or name another one with conf=PATH"
+    )]
+    BadConf(String, #[source] io::Error),
     /// The cluster cannot be reached, or lets nobody in.
     #[error(
         "cannot connect to the cluster as client.{0}: {1}; check mon_host and the keyring (ceph -s --id {0})"
@@ -60,9 +65,11 @@ pub(crate) fn io(result: i32) -> io::Error {
 }
 
 impl RbdError {
-    /// Whether the cluster may answer later.
+    /// Whether the cluster may answer later: it does not now, or the names of its monitors cannot be looked up, which librados
+    /// reports as invalid.
     pub fn may_pass(&self) -> bool {
-        matches!(self, RbdError::Connect(_, error) if error.kind() == io::ErrorKind::TimedOut)
+        use io::ErrorKind::{InvalidInput, TimedOut};
+        matches!(self, RbdError::Connect(_, error) if matches!(error.kind(), TimedOut | InvalidInput))
     }
 
     pub(crate) fn image(place: &Place, result: i32) -> RbdError {

@@ -22,6 +22,7 @@ use crate::{Inbox, Place, RbdError, inbox, opener};
 
 /// How long the monitors may take to answer when the configuration does not say (librados: five minutes).
 const CONNECT_SECONDS: &CStr = c"30";
+const MOUNT_SECONDS_DEFAULT: f64 = 300.0;
 
 /// More than callers ever have under way.
 const UNBOUNDED: &CStr = c"1099511627776";
@@ -452,9 +453,13 @@ impl Cluster {
             let name = conf.map_or("/etc/ceph/ceph.conf".to_owned(), |path| {
                 path.display().to_string()
             });
-            return Err(RbdError::Conf(name, failed(read)));
+            return Err(match read.saturating_neg() {
+                libc::ENOENT => RbdError::Conf(name, failed(read)),
+                _ => RbdError::BadConf(name, failed(read)),
+            });
         }
-        if self.setting(c"client_mount_timeout").starts_with("300") {
+        // `300` or `300.000000`, by the version.
+        if self.setting(c"client_mount_timeout").parse() == Ok(MOUNT_SECONDS_DEFAULT) {
             self.set(c"client_mount_timeout", CONNECT_SECONDS);
         }
         // Requests are begun on our thread instead of being passed to another one, which costs a wake-up each. Nothing that they
