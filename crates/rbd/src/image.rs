@@ -140,30 +140,31 @@ impl Image {
     fn open_here(place: &Place, access: Access) -> Result<Image, RbdError> {
         let cluster = Cluster::connect(place)?;
         let pool = cluster.pool(place)?;
-        let mut image = pool.open(place, access)?;
-        let info = image
-            .info()
-            .map_err(|error| RbdError::image(place, error))?;
         let changed = Box::new(
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?,
         );
+        let ours = changed.try_clone()?;
+        // Dropped before the eventfd, to which its watch writes, whatever fails below.
+        let mut image = pool.open(place, access)?;
+        // librbd watches nothing that is open for reading only.
         if access == Access::Write {
             let writes_back = image.writes_back();
             if writes_back.map_err(|error| RbdError::image(place, error))? {
                 return Err(RbdError::WriteBack(place.image_name()));
             }
             image.lock(place)?;
-        }
-        // librbd watches nothing that is open for reading only.
-        if access == Access::Write {
             image
                 .watch(&changed)
                 .map_err(|error| RbdError::image(place, error))?;
         }
+        // Now, because it may have changed while the lock was waited for. From here on the watch tells of a change.
+        let info = image
+            .info()
+            .map_err(|error| RbdError::image(place, error))?;
         Ok(Image {
             handle: Shareable(image.handle),
             calls: image.calls,
-            changed: changed.try_clone()?,
+            changed: ours,
             session: Some(Session {
                 _image: image,
                 _pool: pool,
