@@ -37,6 +37,7 @@ fn main() -> ExitCode {
     let code = run_cases(cleave_tests::cases![
         an_image_is_served: CEPH,
         memory_that_a_guest_names_often_does_not_make_the_daemon_grow: CEPH,
+        a_large_request_gets_its_turn_among_many_smaller_ones: CEPH,
         discards_of_many_small_objects_do_not_make_the_daemon_grow: CEPH,
         a_node_serves_images: CEPH,
         a_node_that_ends_gives_its_locks_back: CEPH,
@@ -184,6 +185,52 @@ fn memory_that_a_guest_names_often_does_not_make_the_daemon_grow() {
             most <= before + GROWTH_MAX_KIB,
             "{before} KiB became {most}"
         );
+        drop(client);
+        daemon.finish();
+    });
+}
+
+/// The bytes under way are bounded, and there are always small requests that fit where a large one does not.
+fn a_large_request_gets_its_turn_among_many_smaller_ones() {
+    const SMALL: usize = 300;
+    const SMALL_BYTES: u32 = 256 << 10;
+    with_cluster(|ceph| {
+        let disk = ceph.image("turns", 64);
+        let (daemon, _) = serve(&disk, &["--split", "off", "--queue-size", "1024"]);
+        let mut client = daemon.open(&Options {
+            queue_size: 1024,
+            data_bytes: 32 << 20,
+            ..small(1)
+        });
+        // Reads of what was never written would be too fast.
+        client.queue(0).write(0, &vec![7; 16 << 20]).unwrap();
+        let queue = client.queue(0);
+        queue.write_header(request_type::IN, 0);
+        let ((header, status), (data, _)) = (queue.control(), queue.data_area());
+        let read = |buffers: &[Buffer]| {
+            let head = Buffer::readable(header, 16);
+            let tail = Buffer::writable(status, 1);
+            [&[head], buffers, &[tail]].concat()
+        };
+        let small = read(&[Buffer::writable(data, SMALL_BYTES)]);
+        let large = read(&[Buffer::writable(data + (1 << 20), 2 << 20); 8]);
+        for _ in 0..SMALL {
+            queue.ring().add(&small).unwrap();
+        }
+        let large = queue.ring().add(&large).unwrap();
+        queue.ring().publish();
+        queue.ring_kick();
+        let mut before = 0;
+        while queue.wait_used().unwrap().head != u32::from(large) {
+            before += 1;
+            assert!(before < 10 * SMALL, "the large one never gets its turn");
+            queue.ring().add(&small).unwrap();
+            queue.ring().publish();
+            queue.ring_kick();
+        }
+        for _ in 0..SMALL {
+            queue.wait_used().unwrap();
+        }
         drop(client);
         daemon.finish();
     });

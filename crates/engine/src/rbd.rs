@@ -195,10 +195,17 @@ impl Rbd {
         }
     }
 
+    /// Whether an op reads or writes.
+    #[inline]
+    fn moves(&self, index: u16) -> bool {
+        let kind = self.table.get(index).kind;
+        matches!(kind, OpKind::Read | OpKind::Write { .. })
+    }
+
     /// Bytes that a part moves.
     fn moved(&self, index: u16, part: Sent) -> u64 {
-        match (part, self.table.get(index).kind) {
-            (Sent::Bytes(len), OpKind::Read | OpKind::Write { .. }) => len,
+        match part {
+            Sent::Bytes(len) if self.moves(index) => len,
             _ => 0,
         }
     }
@@ -390,6 +397,10 @@ impl Store for Rbd {
         debug_assert!(self.room() > 0);
         self.in_flight += 1;
         match self.admit(epoch, &op, token) {
+            // Behind those that wait already: the room that a large one needs would always be taken by smaller ones.
+            Ok(index) if self.moves(index) && !self.waiting.is_empty() => {
+                self.waiting.push_back(index);
+            }
             Ok(index) => self.proceed(index),
             Err(result) => self.ended.push_back(Done { token, result }),
         }
