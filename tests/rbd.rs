@@ -319,6 +319,13 @@ fn a_node_serves_images() {
                     id,
                     &json!({"disk": disk, "stripe": chunk, "pool": pool, "limits": limits}),
                 );
+                let to = json!({"to": "/nowhere/copy"}).to_string();
+                let refused = node.ask("POST", &format!("/v1/disks/{id}/snapshot"), &to);
+                assert!(
+                    refused.error().contains("rbd snap create"),
+                    "{}",
+                    refused.body
+                );
                 exercise(&mut node.open(id, &small(1))).unwrap();
                 assert_eq!(node.disk(id)["store"]["lock"], json!("held"));
                 assert!(ceph.owner(&image).is_some());

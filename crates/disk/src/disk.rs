@@ -327,9 +327,12 @@ impl Disk {
             (Backing::File { .. }, _) => Some(
                 "a block device has no file system to share blocks: quiesce it, and use its own snapshots (LVM, ZFS)",
             ),
-            (Backing::Nbd(_) | Backing::Rbd(_), _) => {
-                Some("its server has the bytes: quiesce it, and use the server's own snapshots")
-            }
+            (Backing::Nbd(_), _) => Some(
+                "the file of an NBD disk is its server's: quiesce the disk, and take the snapshot there",
+            ),
+            (Backing::Rbd(_), _) => Some(
+                "an image of a Ceph cluster has snapshots of its own: quiesce the disk, and use rbd snap create",
+            ),
             (Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. }, _) => {
                 Some("a disk in memory has no file")
             }
