@@ -51,11 +51,14 @@ fn main() -> ExitCode {
         a_second_daemon_is_refused_and_the_first_goes_on: CEPH,
         a_daemon_that_lost_its_lock_fails_every_request: CEPH,
         a_killed_daemon_loses_nothing: CEPH,
+        a_dead_client_is_stopped_whatever_the_configuration_says: CEPH,
         an_osd_that_goes_and_comes_back_costs_a_pause_and_no_error: CEPH,
         a_daemon_whose_cluster_is_gone_still_ends: CEPH,
         a_daemon_that_waits_for_its_cluster_says_so: CEPH,
         a_probe_measures_an_image: CEPH,
         images_that_cannot_be_served_are_refused_in_a_line: CEPH,
+        settings_with_which_a_guest_could_lose_writes_are_refused: CEPH,
+        a_configuration_that_is_none_is_not_called_missing: CEPH,
         a_cluster_that_is_away_is_worth_another_attempt: CEPH,
         a_host_without_librbd_is_told_what_to_install,
     ]);
@@ -629,6 +632,34 @@ fn a_killed_daemon_loses_nothing() {
     });
 }
 
+/// Otherwise its last writes could come after those that its successor repeats.
+fn a_dead_client_is_stopped_whatever_the_configuration_says() {
+    with_cluster(|ceph| {
+        ceph.image("stopped", 16);
+        let folder = Scratch::in_memory();
+        let (conf, socket) = (folder.join("conf"), folder.join("socket"));
+        let text = std::fs::read_to_string(ceph.conf()).unwrap();
+        std::fs::write(&conf, text + "rbd_blocklist_on_break_lock = false\n").unwrap();
+        let start = || {
+            let mut command = Command::new(program_path());
+            command.arg("serve").arg("--socket-path").arg(&socket);
+            command.args([
+                "--disk",
+                &format!("rbd:rbd/stopped,conf={}", conf.display()),
+            ]);
+            Killed::start(&mut command)
+        };
+        let mut daemon = start();
+        connect(|| Client::open(&socket, &small(1)));
+        let dead = ceph.owner("stopped").unwrap();
+        daemon.kill();
+        let _next = start();
+        connect(|| Client::open(&socket, &small(1)));
+        assert_ne!(ceph.owner("stopped").as_ref(), Some(&dead));
+        assert!(ceph.has_blocklisted(&dead));
+    });
+}
+
 /// Each leg has a lock of its own, which the next daemon has to take over.
 fn a_killed_daemon_of_a_stripe_loses_nothing() {
     with_cluster(|ceph| {
@@ -846,6 +877,33 @@ fn images_that_cannot_be_served_are_refused_in_a_line() {
         assert_ne!(exited.code, Some(0));
         assert!(exited.stderr.contains(part), "{disk}: {}", exited.stderr);
     }
+}
+
+/// Its own settings override ours.
+fn settings_with_which_a_guest_could_lose_writes_are_refused() {
+    with_cluster(|ceph| {
+        for (setting, value) in [
+            ("rbd_cache", "1"),
+            ("rbd_persistent_cache_mode", "ssd"),
+            ("rbd_blocklist_on_break_lock", "false"),
+        ] {
+            let image = format!("rbd/{setting}");
+            ceph.image(setting, 16);
+            ceph.rbd(&["config", "image", "set", &image, setting, value]);
+            let why = refusal(&ceph.disk(&image), &[]);
+            let remedy = format!("rbd config image set {image} {setting} ");
+            assert!(why.contains(&remedy), "{why}");
+        }
+    });
+}
+
+fn a_configuration_that_is_none_is_not_called_missing() {
+    let folder = Scratch::in_memory();
+    let conf = folder.join("conf");
+    std::fs::write(&conf, "[global\n").unwrap();
+    let conf = format!("rbd:rbd/good,conf={}", conf.display());
+    let why = refusal(&conf, &[]);
+    assert!(why.contains("cannot read /"), "{why}");
 }
 
 /// A service manager starts the daemon again for code 1 only.

@@ -52,14 +52,14 @@ impl Info {
 /// `rbd_config_option_t`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Setting {
+pub(crate) struct RawSetting {
     pub(crate) name: *mut c_char,
     pub(crate) value: *mut c_char,
     source: c_int,
 }
 
-impl Setting {
-    pub(crate) const EMPTY: Setting = Setting {
+impl RawSetting {
+    pub(crate) const EMPTY: RawSetting = RawSetting {
         name: std::ptr::null_mut(),
         value: std::ptr::null_mut(),
         source: 0,
@@ -108,8 +108,8 @@ calls! {
         rbd_close(Handle) -> c_int;
         rbd_stat(Handle, *mut Info, size_t) -> c_int;
         rbd_get_size(Handle, *mut u64) -> c_int;
-        rbd_config_image_list(Handle, *mut Setting, *mut c_int) -> c_int;
-        rbd_config_image_list_cleanup(*mut Setting, c_int);
+        rbd_config_image_list(Handle, *mut RawSetting, *mut c_int) -> c_int;
+        rbd_config_image_list_cleanup(*mut RawSetting, c_int);
         rbd_get_features(Handle, *mut u64) -> c_int;
         rbd_read(Handle, u64, size_t, *mut c_char) -> ssize_t;
         rbd_write(Handle, u64, size_t, *const c_char) -> ssize_t;

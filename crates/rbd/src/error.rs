@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::Place;
+use crate::settings::Setting;
 
 /// Why an image cannot be opened. Each is one line that says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -41,11 +42,9 @@ pub enum RbdError {
         "image {0} has no exclusive lock, without which two hosts could write to it at once; run: rbd feature enable {0} exclusive-lock"
     )]
     NoLock(String),
-    /// Writes would be completed while only this process has them.
-    #[error(
-        "image {0} has a write-back cache of its own, and a daemon that is killed would lose writes which the guest believes done; run: rbd config image set {0} rbd_cache false"
-    )]
-    WriteBack(String),
+    /// A setting of the image, or of its pool, with which a guest could lose writes.
+    #[error("image {0} has {harm}; run: rbd config image set {0} {name} {wanted}", harm = .1.harm, name = .1.name, wanted = .1.wanted)]
+    Harmful(String, Setting),
     /// Another client has the lock.
     #[error(
         "image {0} is in use by another client ({1}); stop it, or serve a snapshot with --read-only"

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 use libc::iovec;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::calls::{self, Calls, Handle, Info, Setting, calls};
+use crate::calls::{self, Calls, Handle, Info, RawSetting, calls};
 use crate::error::io as failed;
+use crate::settings::{OwnSettings, Setting};
 use crate::{Inbox, Place, RbdError, inbox, opener};
 
 /// How long the monitors may take to answer when the configuration does not say (librados: five minutes).
@@ -148,9 +149,9 @@ impl Image {
         let mut image = pool.open(place, access)?;
         // librbd watches nothing that is open for reading only.
         if access == Access::Write {
-            let writes_back = image.writes_back();
-            if writes_back.map_err(|error| RbdError::image(place, error))? {
-                return Err(RbdError::WriteBack(place.image_name()));
+            let harmful = image.harmful_setting();
+            if let Some(setting) = harmful.map_err(|error| RbdError::image(place, error))? {
+                return Err(RbdError::Harmful(place.image_name(), setting));
             }
             image.lock(place)?;
             image
@@ -469,6 +470,10 @@ impl Cluster {
         self.set(c"rbd_non_blocking_aio", c"false");
         self.set(c"objecter_inflight_ops", UNBOUNDED);
         self.set(c"objecter_inflight_op_bytes", UNBOUNDED);
+        // What a dead client still has under way must not come after the requests that its successor repeats. The second name is that
+        // of version 15.
+        self.set(c"rbd_blocklist_on_break_lock", c"true");
+        self.set(c"rbd_blacklist_on_break_lock", c"true");
         // A cache in this process dies with it, and the guest lives on. So nothing may be completed that only the cache has.
         // `writearound`, the default, caches no reads either.
         match self.setting(c"rbd_cache_policy").as_str() {
@@ -478,6 +483,8 @@ impl Cluster {
                 self.set(c"rbd_cache_max_dirty", c"0");
             }
         }
+        // Nor may a cache on this host complete it, which after the first flush keeps some of it in memory as well.
+        self.set(c"rbd_persistent_cache_mode", c"disabled");
         Ok(())
     }
 
@@ -571,11 +578,11 @@ impl Opened {
         }
     }
 
-    /// Whether the image's or the pool's own settings, which override ours, have writes completed before the cluster has them.
-    fn writes_back(&self) -> Result<bool, i32> {
-        let mut settings = vec![Setting::EMPTY; SETTINGS_MAX];
+    /// A setting of the image or of its pool that overrides ours, and with which a guest could lose writes.
+    fn harmful_setting(&self) -> Result<Option<Setting>, i32> {
+        let mut settings = vec![RawSetting::EMPTY; SETTINGS_MAX];
         let mut count = SETTINGS_MAX as c_int;
-        let (mut is_cached, mut is_through) = (false, false);
+        let mut own = OwnSettings::default();
         // SAFETY: there is room for `count` settings, whose texts end with a zero byte and are freed after the look.
         unsafe {
             let at = settings.as_mut_ptr();
@@ -585,15 +592,11 @@ impl Opened {
             }
             for setting in settings.iter().take(usize::try_from(count).unwrap_or(0)) {
                 let value = CStr::from_ptr(setting.value).to_bytes();
-                match CStr::from_ptr(setting.name).to_bytes() {
-                    b"rbd_cache" => is_cached = value == b"true",
-                    b"rbd_cache_policy" => is_through = value == b"writethrough",
-                    _ => {}
-                }
+                own.note(CStr::from_ptr(setting.name).to_bytes(), value);
             }
             (self.calls.rbd_config_image_list_cleanup)(at, count);
         }
-        Ok(is_cached && !is_through)
+        Ok(own.harmful())
     }
 
     fn lock(&self, place: &Place) -> Result<(), RbdError> {

@@ -10,9 +10,11 @@ mod image;
 mod inbox;
 mod opener;
 mod place;
+mod settings;
 
 pub use error::RbdError;
 pub use image::{Access, Closing, Image, Thickness};
 pub use inbox::Inbox;
 pub use opener::start_opener;
 pub use place::Place;
+pub use settings::Setting;
