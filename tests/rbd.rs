@@ -21,7 +21,7 @@ use cleave_client::{Base, Buffer, Client, Error, Options};
 use cleave_tests::ceph::{CEPH, Cluster, cluster, stop};
 use cleave_tests::http::{fetch, get};
 use cleave_tests::{
-    Daemon, Killed, Model, Node, Scratch, assert_serves, connect, exercise, has_listener,
+    Daemon, Killed, Model, Node, Scratch, assert_serves, connect, exercise, has_listener, header,
     outliving, pattern, program_path, run_cases, run_to_exit, seeded, small, wait_until,
     writes_all,
 };
@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         an_image_is_served: CEPH,
         memory_that_a_guest_names_often_does_not_make_the_daemon_grow: CEPH,
         a_large_request_gets_its_turn_among_many_smaller_ones: CEPH,
+        writes_to_many_objects_of_a_clone_do_not_make_the_daemon_grow: CEPH,
         discards_of_many_small_objects_do_not_make_the_daemon_grow: CEPH,
         a_node_serves_images: CEPH,
         a_node_that_ends_gives_its_locks_back: CEPH,
@@ -236,6 +237,61 @@ fn a_large_request_gets_its_turn_among_many_smaller_ones() {
         }
         drop(client);
         daemon.finish();
+    });
+}
+
+/// librbd reads an object of the parent as a whole before the first write to it.
+fn writes_to_many_objects_of_a_clone_do_not_make_the_daemon_grow() {
+    const OBJECTS: u64 = 192;
+    const OBJECT_BYTES: u64 = 4 << 20;
+    const GROWTH_MAX_KIB: u64 = 640 << 10;
+    with_cluster(|ceph| {
+        let megabytes = (OBJECTS * OBJECT_BYTES) >> 20;
+        ceph.image("parent", megabytes as u32);
+        let size = format!("{megabytes}M");
+        let fill = ["bench", "--io-type", "write", "--io-size", "4M"];
+        ceph.rbd(&[&fill[..], &["--io-total", &size, "rbd/parent"]].concat());
+        ceph.rbd(&["snap", "create", "rbd/parent@now"]);
+        ceph.rbd(&["snap", "protect", "rbd/parent@now"]);
+        ceph.rbd(&["clone", "rbd/parent@now", "rbd/clone"]);
+        let (daemon, _) = serve(&ceph.disk("rbd/clone"), &["--queue-size", "1024"]);
+        let mut client = daemon.open(&Options {
+            queue_size: 1024,
+            ..small(1)
+        });
+        let before = daemon.rss_kib();
+        let queue = client.queue(0);
+        let memory = queue.memory();
+        let ((_, status), (data, _)) = (queue.control(), queue.data_area());
+        for object in 0..OBJECTS {
+            let head = data + 4096 + object * 16;
+            let sector = (object * OBJECT_BYTES + 4096) / 512;
+            memory.write(head, &header(request_type::OUT, sector));
+            let chain = [
+                Buffer::readable(head, 16),
+                Buffer::readable(data, 512),
+                Buffer::writable(status, 1),
+            ];
+            queue.ring().add(&chain).unwrap();
+        }
+        queue.ring().publish();
+        queue.ring_kick();
+        let mut most = before;
+        for _ in 0..OBJECTS {
+            queue.wait_used().unwrap();
+            most = most.max(daemon.rss_kib());
+        }
+        assert_eq!(memory.bytes(status, 1), [0]);
+        assert!(
+            most <= before + GROWTH_MAX_KIB,
+            "{before} KiB became {most}"
+        );
+        drop(client);
+        daemon.finish();
+        ceph.rbd(&["rm", "rbd/clone"]);
+        ceph.rbd(&["snap", "unprotect", "rbd/parent@now"]);
+        ceph.rbd(&["snap", "purge", "rbd/parent"]);
+        ceph.rbd(&["rm", "rbd/parent"]);
     });
 }
 

@@ -95,7 +95,7 @@ impl Cluster {
              auth_client_required = none\nosd_pool_default_size = 1\nosd_pool_default_min_size = 1\n\
              mon_allow_pool_size_one = true\nosd_crush_chooseleaf_type = 0\nmon_data_avail_crit = 1\nrun_dir = {run_dir}\n\
              log_file = {run_dir}/$name.log\nadmin_socket =\nmon_data = {mon}\nosd_data = {osd}\n\
-             osd_objectstore = bluestore\nbluestore_block_size = 2147483648\n\
+             osd_objectstore = bluestore\nbluestore_block_size = 4294967296\n\
              osd_client_watch_timeout = {DEAD_SECONDS}\nobjecter_tick_interval = 1\n"
         );
         std::fs::write(folder.join("conf"), conf).unwrap();

@@ -37,6 +37,10 @@ const RANGE_OBJECTS: u64 = 64;
 /// requests. These bound what a store has under way, and one read or write of it.
 const MOVED_MAX: u64 = 64 << 20;
 const MOVE_MAX: u64 = 16 << 20;
+/// Before librbd changes an object that a clone still shares with its parent, it reads all of it, and needs about twice that memory.
+/// Whether it has to is not known here. So each change of a clone counts as this part of the objects that it touches, which lets 64
+/// objects of 4 MiB be changed at once.
+const COPIED_PART: u64 = 4;
 /// librbd's EBLOCKLISTED: the cluster refuses this client for good.
 const BLOCKLISTED: i32 = libc::ESHUTDOWN;
 /// Such an op fails with this error. `--on-error` cannot repeat it, so it is always reported.
@@ -61,9 +65,9 @@ pub struct Rbd {
     in_flight: usize,
     /// Ops that librbd has.
     sent_count: usize,
-    /// Bytes that it reads and writes for them.
+    /// Bytes that it reads and writes for them, or counts for that (`weight`).
     moved_bytes: u64,
-    /// Reads and writes that wait until that is less.
+    /// Ops that wait until that is less.
     waiting: VecDeque<u16>,
     /// Ops completed and not yet reported.
     ended: VecDeque<Done>,
@@ -91,6 +95,12 @@ fn image(disk: &Disk, leg: u16) -> Result<&Image, i32> {
 fn range_part(object_bytes: u64, offset: u64, left: u64) -> u64 {
     let most = RANGE_MAX.min(object_bytes.saturating_mul(RANGE_OBJECTS));
     left.min(most - offset % object_bytes)
+}
+
+/// What a change of this range counts if librbd may have to read its objects from the parent.
+fn copied(object_bytes: u64, offset: u64, len: u64) -> u64 {
+    let objects = (offset % object_bytes + len).div_ceil(object_bytes);
+    (objects * object_bytes / COPIED_PART).min(MOVED_MAX)
 }
 
 impl Rbd {
@@ -149,8 +159,8 @@ impl Rbd {
         Ok(index)
     }
 
-    /// Gives librbd the next part of an op, or ends the op.
-    fn proceed(&mut self, index: u16) {
+    /// The part of an op that librbd gets next. `None`: the op is done.
+    fn next_part(&self, index: u16) -> Option<Sent> {
         let entry = self.table.get(index);
         let (kind, leg, (offset, left)) = (entry.kind, entry.leg, entry.rest());
         let durable = matches!(
@@ -158,7 +168,7 @@ impl Rbd {
             OpKind::Write { durable: true } | OpKind::Zero { durable: true, .. }
         );
         let has_flushed = self.sent(index) == Sent::Flush;
-        let next = match kind {
+        match kind {
             OpKind::Sync if has_flushed => None,
             OpKind::Sync => Some(Sent::Flush),
             _ if left > 0 && matches!(kind, OpKind::Discard | OpKind::Zero { .. }) => {
@@ -168,18 +178,24 @@ impl Rbd {
             _ if left > 0 => Some(Sent::Bytes(left.min(MOVE_MAX))),
             _ if durable && !has_flushed => Some(Sent::Flush),
             _ => None,
-        };
-        match next {
+        }
+    }
+
+    /// Gives librbd the next part of an op, or ends the op.
+    fn proceed(&mut self, index: u16) {
+        let (offset, left) = self.table.get(index).rest();
+        match self.next_part(index) {
             None => self.finish(index, Ok(())),
             // Nobody waits for an op of a store that closes.
             Some(_) if self.is_closing => self.finish(index, Err(libc::ECANCELED)),
             Some(part) => {
-                let moved = self.moved(index, part);
-                if self.moved_bytes + moved > MOVED_MAX {
+                let weight = self.weight(index, part);
+                if self.moved_bytes + weight > MOVED_MAX {
                     self.sent[usize::from(index)] = Sent::Nothing;
                     self.waiting.push_back(index);
                     return;
                 }
+                let moved = self.moved(index, part);
                 if moved > 0 && moved < left {
                     self.table.show_first(index, moved);
                 }
@@ -187,7 +203,7 @@ impl Rbd {
                 match self.submit(index, part, offset) {
                     Ok(()) => {
                         self.sent_count += 1;
-                        self.moved_bytes += moved;
+                        self.moved_bytes += weight;
                     }
                     Err(errno) => self.fail(index, errno),
                 }
@@ -195,27 +211,39 @@ impl Rbd {
         }
     }
 
-    /// Whether an op reads or writes.
-    #[inline]
-    fn moves(&self, index: u16) -> bool {
-        let kind = self.table.get(index).kind;
-        matches!(kind, OpKind::Read | OpKind::Write { .. })
-    }
-
     /// Bytes that a part moves.
     fn moved(&self, index: u16, part: Sent) -> u64 {
-        match part {
-            Sent::Bytes(len) if self.moves(index) => len,
+        match (part, self.table.get(index).kind) {
+            (Sent::Bytes(len), OpKind::Read | OpKind::Write { .. }) => len,
             _ => 0,
         }
+    }
+
+    /// Bytes that librbd may need for a part.
+    fn weight(&self, index: u16, part: Sent) -> u64 {
+        let (entry, moved) = (self.table.get(index), self.moved(index, part));
+        let Sent::Bytes(len) = part else { return moved };
+        match image(&self.disk, entry.leg) {
+            Ok(image) if image.is_clone() && entry.kind != OpKind::Read => {
+                moved.max(copied(image.object_bytes(), entry.rest().0, len))
+            }
+            _ => moved,
+        }
+    }
+
+    /// Whether an op has to go behind those that wait: the room that a large one needs would always be taken by smaller ones.
+    #[inline]
+    fn queues(&self, index: u16) -> bool {
+        let weighs = |part| self.weight(index, part) > 0;
+        !self.waiting.is_empty() && self.next_part(index).is_some_and(weighs)
     }
 
     /// Proceeds with the ops that wait, as far as there is room for their bytes.
     #[cold]
     fn proceed_waiting(&mut self) {
         while let Some(index) = self.waiting.front().copied() {
-            let (_, left) = self.table.get(index).rest();
-            if self.moved_bytes + left.min(MOVE_MAX) > MOVED_MAX {
+            let part = self.next_part(index).unwrap_or(Sent::Nothing);
+            if self.moved_bytes + self.weight(index, part) > MOVED_MAX {
                 break;
             }
             self.waiting.pop_front();
@@ -254,7 +282,7 @@ impl Rbd {
     fn settle(&mut self, index: u16, result: i64) {
         self.sent_count -= 1;
         let moved = self.moved(index, self.sent(index));
-        self.moved_bytes -= moved;
+        self.moved_bytes -= self.weight(index, self.sent(index));
         if let Ok(errno) = u32::try_from(result.saturating_neg())
             && errno > 0
         {
@@ -397,10 +425,7 @@ impl Store for Rbd {
         debug_assert!(self.room() > 0);
         self.in_flight += 1;
         match self.admit(epoch, &op, token) {
-            // Behind those that wait already: the room that a large one needs would always be taken by smaller ones.
-            Ok(index) if self.moves(index) && !self.waiting.is_empty() => {
-                self.waiting.push_back(index);
-            }
+            Ok(index) if self.queues(index) => self.waiting.push_back(index),
             Ok(index) => self.proceed(index),
             Err(result) => self.ended.push_back(Done { token, result }),
         }
@@ -489,6 +514,21 @@ mod tests {
         ] {
             let part = range_part(object_bytes, offset, left);
             assert_eq!(part, wanted, "{object_bytes} {offset} {left}");
+        }
+    }
+
+    #[test]
+    fn a_change_of_a_clone_counts_the_objects_that_it_touches() {
+        for (object_bytes, offset, len, wanted) in [
+            (4 << 20, 0, 512, 1 << 20),
+            (4 << 20, (4 << 20) - 512, 1024, 2 << 20),
+            (4096, 4096 * 3 + 512, 8192, 3 * 1024),
+            // The longest part of a range still fits.
+            (4 << 20, 512, (128 << 20) - 512, 32 << 20),
+            (32 << 20, 512, (128 << 20) - 512, 32 << 20),
+        ] {
+            let counted = copied(object_bytes, offset, len);
+            assert_eq!(counted, wanted, "{object_bytes} {offset} {len}");
         }
     }
 }

@@ -108,6 +108,7 @@ calls! {
         rbd_close(Handle) -> c_int;
         rbd_stat(Handle, *mut Info, size_t) -> c_int;
         rbd_get_size(Handle, *mut u64) -> c_int;
+        rbd_get_overlap(Handle, *mut u64) -> c_int;
         rbd_config_image_list(Handle, *mut RawSetting, *mut c_int) -> c_int;
         rbd_config_image_list_cleanup(*mut RawSetting, c_int);
         rbd_get_features(Handle, *mut u64) -> c_int;

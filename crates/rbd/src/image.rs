@@ -63,6 +63,7 @@ pub struct Image {
     calls: &'static Calls,
     size_bytes: AtomicU64,
     object_bytes: u64,
+    is_clone: bool,
     access: Access,
     changed: OwnedFd,
     is_fenced: AtomicBool,
@@ -162,6 +163,9 @@ impl Image {
         let info = image
             .info()
             .map_err(|error| RbdError::image(place, error))?;
+        let is_clone = image
+            .is_clone()
+            .map_err(|error| RbdError::image(place, error))?;
         Ok(Image {
             handle: Shareable(image.handle),
             calls: image.calls,
@@ -174,6 +178,7 @@ impl Image {
             }),
             size_bytes: AtomicU64::new(info.size),
             object_bytes: info.obj_size,
+            is_clone,
             access,
             is_fenced: AtomicBool::new(false),
         })
@@ -229,6 +234,11 @@ impl Image {
     /// The size of the objects in which the cluster keeps it.
     pub fn object_bytes(&self) -> u64 {
         self.object_bytes
+    }
+
+    /// Whether it shared objects with a parent when it was opened. librbd copies such an object before it changes it.
+    pub fn is_clone(&self) -> bool {
+        self.is_clone
     }
 
     /// Whether it was opened with the exclusive lock.
@@ -574,6 +584,15 @@ impl Opened {
         // SAFETY: the image is open, and the size is that of the place.
         match unsafe { (self.calls.rbd_stat)(self.handle, &raw mut info, size_of::<Info>()) } {
             0.. => Ok(info),
+            error => Err(error),
+        }
+    }
+
+    fn is_clone(&self) -> Result<bool, i32> {
+        let mut shared_bytes = 0;
+        // SAFETY: the image is open.
+        match unsafe { (self.calls.rbd_get_overlap)(self.handle, &raw mut shared_bytes) } {
+            0.. => Ok(shared_bytes > 0),
             error => Err(error),
         }
     }
