@@ -131,7 +131,8 @@ unsafe impl Sync for Opened {}
 impl Image {
     /// Connects to the cluster and opens the image. For writing it takes the exclusive lock: if the client that had it is dead,
     /// librbd waits until the cluster knows that (`osd_client_watch_timeout`, 30 s), has the cluster refuse everything that may
-    /// still come from that client, and takes the lock. Returns an error if that client is alive.
+    /// still come from that client, and takes the lock. Returns an error if that client is alive and keeps the lock, as we do. One that
+    /// took it by writing, as QEMU does, hands it over, and its writes fail from then on.
     ///
     /// The thread on which this happens is that of [`crate::start_opener`], if it was called.
     pub fn open(place: &Place, access: Access) -> Result<Image, RbdError> {
