@@ -836,8 +836,12 @@ fn a_daemon_that_waits_for_its_cluster_says_so() {
         let log = daemon.log();
         log.contains(&format!("still waiting for {disk} to open"))
     });
+    let asked = run_to_exit(&["doctor", "--disk", &disk]);
     ceph.ceph(&["osd", "unset", "pause"]);
     assert!(is_said, "{}", daemon.log());
+    assert_eq!(asked.code, Some(1), "{}", asked.stderr);
+    let why = format!("{disk} did not open within 20 s");
+    assert!(asked.stdout.contains(&why), "{}", asked.stdout);
     assert!(
         wait_until(|| has_listener(&socket)),
         "{}",

@@ -4,6 +4,9 @@
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
 use cleave_disk::{Direct, Disk, DiskSpec, OpenError, OpenOptions, format_size};
 use rustix::fs::{Mode, OFlags};
@@ -14,6 +17,9 @@ use super::finding::Finding;
 use super::users::User;
 
 const CHECK: &str = "disk";
+
+/// How long a server may take.
+const OPEN_TIME: Duration = Duration::from_secs(20);
 
 /// Most processes that are named.
 const NAMED_MAX: usize = 4;
@@ -26,17 +32,24 @@ pub(super) fn check(spec: &DiskSpec, user: &User) -> Vec<Finding> {
     }
 }
 
-/// A disk without a file, mostly one that a server has.
+/// A disk without a file, mostly one that a server has. The client of a cluster waits for ever where that takes no requests.
 fn other(spec: &DiskSpec) -> Finding {
-    match open(spec) {
-        Ok(disk) => Finding::ok(
+    let (to, opened) = channel();
+    let theirs = spec.clone();
+    let opener = thread::Builder::new().name("open".to_owned());
+    // Left behind if it hangs. If it cannot be started, nothing is received.
+    let _ = opener.spawn(move || to.send(open(&theirs).map(|disk| disk.capacity_bytes())));
+    match opened.recv_timeout(OPEN_TIME) {
+        Ok(Ok(bytes)) => Finding::ok(
             CHECK,
-            format!(
-                "{spec} can be opened; its size is {}",
-                format_size(disk.capacity_bytes())
-            ),
+            format!("{spec} can be opened; its size is {}", format_size(bytes)),
         ),
-        Err(error) => unopened(&error, &[]),
+        Ok(Err(error)) => unopened(&error, &[]),
+        Err(_) => Finding::problem(
+            CHECK,
+            format!("{spec} did not open within {} s", OPEN_TIME.as_secs()),
+            "see whether its storage answers",
+        ),
     }
 }
 
