@@ -97,7 +97,7 @@ fn range_part(object_bytes: u64, offset: u64, left: u64) -> u64 {
     left.min(most - offset % object_bytes)
 }
 
-/// What a change of this range counts if librbd may have to read its objects from the parent.
+/// The weight of a change of this range, for which librbd may have to read whole objects from the parent.
 fn copied(object_bytes: u64, offset: u64, len: u64) -> u64 {
     let objects = (offset % object_bytes + len).div_ceil(object_bytes);
     (objects * object_bytes / COPIED_PART).min(MOVED_MAX)

@@ -481,8 +481,7 @@ impl Cluster {
         self.set(c"rbd_non_blocking_aio", c"false");
         self.set(c"objecter_inflight_ops", UNBOUNDED);
         self.set(c"objecter_inflight_op_bytes", UNBOUNDED);
-        // What a dead client still has under way must not come after the requests that its successor repeats. The second name is that
-        // of version 15.
+        // The cluster must refuse the requests of a dead client before its successor repeats them. The second name is that of version 15.
         self.set(c"rbd_blocklist_on_break_lock", c"true");
         self.set(c"rbd_blacklist_on_break_lock", c"true");
         // A cache in this process dies with it, and the guest lives on. So nothing may be completed that only the cache has.

@@ -7,7 +7,7 @@ pub struct Setting {
     pub name: &'static str,
     /// The value that it should have.
     pub wanted: &'static str,
-    /// What the image has with another one, and what follows from that.
+    /// The consequence of any other value, as the end of "the image has ...".
     pub harm: &'static str,
 }
 

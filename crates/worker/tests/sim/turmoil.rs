@@ -43,7 +43,7 @@ struct Turmoil {
 /// A request in flight.
 struct Flying {
     sectors: std::ops::Range<usize>,
-    /// What a write writes.
+    /// The byte that a write is full of.
     byte: Option<u8>,
     room: u32,
 }
@@ -247,7 +247,7 @@ impl Turmoil {
             if self.random.draw().is_multiple_of(4) {
                 self.bench.driver.want_call();
                 self.is_called = false;
-                // What was shown meanwhile comes without a call.
+                // Answers that came before the guest asked for a call have none.
                 self.take_answers();
                 self.sleeps = true;
             }

@@ -1,0 +1,444 @@
+//! Connections that are lost, cut off or given up: what is sent again, and when.
+
+use super::*;
+
+/// A short handshake of a server.
+fn greet(stream: &mut (impl Read + Write), flags: u16) {
+    stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
+    let mut answer = |read: usize, option: u32, kind: u32, data: &[u8]| {
+        stream.read_exact(&mut vec![0; read]).unwrap();
+        let mut bytes = 0x0003_e889_0455_65a9_u64.to_be_bytes().to_vec();
+        bytes.extend(option.to_be_bytes());
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend((data.len() as u32).to_be_bytes());
+        bytes.extend(data);
+        stream.write_all(&bytes).unwrap();
+    };
+    let mut info = vec![0, 0];
+    info.extend(SIZE.to_be_bytes());
+    info.extend(flags.to_be_bytes());
+    answer(4 + 16, 8, 0x8000_0001, &[]);
+    answer(24, 7, 3, &info);
+    answer(0, 7, 1, &[]);
+}
+
+/// Serves the first connection at `path` with `first` after the handshake, and lets `server` have the others.
+fn instead(
+    path: &std::path::Path,
+    server: std::path::PathBuf,
+    flags: u16,
+    first: impl FnOnce(UnixStream) + Send + 'static,
+) {
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        greet(&mut stream, flags);
+        std::thread::spawn(move || first(stream));
+        for stream in listener.incoming() {
+            let (client, to) = (stream.unwrap(), UnixStream::connect(&server).unwrap());
+            let (mut from, mut back) = (client.try_clone().unwrap(), to.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from, &mut { to }));
+            std::thread::spawn(move || std::io::copy(&mut back, &mut { client }));
+        }
+    });
+}
+
+/// Runs the store for a moment in which no op ends.
+fn nothing_ends(store: &mut Uring) {
+    let end = Instant::now() + Duration::from_millis(200);
+    while Instant::now() < end {
+        store.enter(Wait::Until(Some(end))).unwrap();
+        assert_eq!(store.reap(), None);
+    }
+}
+
+/// Otherwise the op would end while its request waits to be sent. The next op takes its place, and its request would be sent twice,
+/// from memory that may be gone by then.
+#[test]
+fn an_answer_that_begins_before_its_request_is_sent_ends_the_connection() {
+    // Several times what a socket takes, and less than a message.
+    const LARGE: u64 = 960 << 10;
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("honest"), Export::able(SIZE));
+    let (to, step) = channel();
+    let (all_sent, is_all_sent) = channel();
+    instead(
+        &scratch.join("nbd"),
+        scratch.join("honest"),
+        ABLE,
+        move |mut stream| {
+            step.recv().unwrap();
+            let answer = simple(2 << 16 | 1, 0, &[1; 4096]);
+            stream.write_all(&answer[..100]).unwrap();
+            step.recv().unwrap();
+            // Room for a part of what waits to be sent, then the rest of the answer.
+            stream.set_nonblocking(true).unwrap();
+            let mut left = LARGE as usize / 3;
+            while left > 0
+                && let Ok(count) = stream.read(&mut vec![0; left])
+            {
+                left -= count;
+            }
+            stream.set_nonblocking(false).unwrap();
+            stream.write_all(&answer[100..]).unwrap();
+            all_sent.send(()).unwrap();
+            // If it read on, the request might be sent whole by now, and its answer be as good as any.
+            let _ = step.recv();
+        },
+    );
+    let bench = Bench::with(scratch, server, QUICK);
+    let mut store = bench.store();
+    nothing_ends(&mut store);
+    let large = [segment(0, LARGE as u32)];
+    store.push(op(PLAIN, 0, LARGE, &large), 1);
+    store.push(op(GET, LARGE, 4096, &[segment(1 << 20, 4096)]), 2);
+    nothing_ends(&mut store);
+    to.send(()).unwrap();
+    // The store must see the beginning by itself, and then both the rest and the room at once.
+    while bench.state().received_bytes < 100 {
+        nothing_ends(&mut store);
+    }
+    to.send(()).unwrap();
+    is_all_sent.recv().unwrap();
+    let results = [next_done(&mut store).1, next_done(&mut store).1];
+    assert_eq!((results, bench.lost()), ([Ok(()); 2], 1));
+    let got = bench.guest.get(&[segment(1 << 20, 4096)], 4096);
+    assert!(
+        got.iter().all(|byte| *byte == 0),
+        "data of the first server"
+    );
+}
+
+/// A write that was flushed on another connection than it was answered on may be lost.
+#[test]
+fn a_durable_write_is_done_again_if_its_connection_is_lost_before_the_flush() {
+    let export = Export {
+        flags: 1 | 4,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, QUICK);
+    let mut store = bench.store();
+    let is_first = std::sync::atomic::AtomicBool::new(true);
+    bench.server.react(move |asked| {
+        let is_flush = asked.kind == FLUSH;
+        match is_flush && is_first.swap(false, std::sync::atomic::Ordering::SeqCst) {
+            true => Reaction::Close(Vec::new()),
+            false => Reaction::Honest,
+        }
+    });
+    let memory = [segment(0, 512)];
+    assert_eq!(run(&mut store, op(DURABLE, 0, 512, &memory)), Ok(()));
+    let asked = bench.server.asked();
+    let words: Vec<_> = asked
+        .iter()
+        .map(|asked| (asked.connection, asked.kind))
+        .collect();
+    assert_eq!(words, [(0, WRITE), (0, FLUSH), (1, WRITE), (1, FLUSH)]);
+}
+
+#[test]
+fn the_time_for_a_connection_begins_after_the_fence() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=1&reconnect=2&fence=2");
+    let mut store = bench.store();
+    once(&bench, |_| Reaction::Dead(Vec::new()));
+    let memory = [segment(0, 512)];
+    assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
+}
+
+#[test]
+fn requests_fail_in_time_although_the_server_lets_in_whom_it_turns_away() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=1&reconnect=2&fence=1");
+    let mut store = bench.store();
+    bench.server.react(|_| Reaction::Close(Vec::new()));
+    let memory = [segment(0, 512)];
+    let begun = Instant::now();
+    store.push(op(PLAIN, 0, 512, &memory), 1);
+    assert_eq!(next_done(&mut store), (1, Err(libc::ENOTCONN)));
+    assert!(begun.elapsed() >= Duration::from_secs(2));
+    let connections = bench.server.connections();
+    assert!(connections < 20, "{connections}");
+    // One that answers is used again.
+    bench.server.react(|_| Reaction::Honest);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while run(&mut store, op(PLAIN, 0, 512, &memory)).is_err() {
+        assert!(Instant::now() < deadline, "it never comes back");
+        let pause = Some(Instant::now() + Duration::from_millis(20));
+        store.enter(Wait::Until(pause)).unwrap();
+        assert_eq!(store.reap(), None);
+    }
+}
+
+#[test]
+fn a_request_for_which_the_server_hangs_up_fails_in_time_although_others_are_answered() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=60&reconnect=1");
+    let mut store = bench.store();
+    bench.server.react(|asked| match asked.offset {
+        0 => Reaction::Close(Vec::new()),
+        _ => Reaction::Honest,
+    });
+    let memory = [segment(0, 512)];
+    let begun = Instant::now();
+    // The other one comes first on each connection.
+    store.push(op(GET, 4096, 512, &[segment(4096, 512)]), 2);
+    store.push(op(PLAIN, 0, 512, &memory), 1);
+    let mut answered = 0;
+    let result = loop {
+        match next_done(&mut store) {
+            (1, result) => break result,
+            other => assert_eq!(other, (2, Ok(()))),
+        }
+        answered += 1;
+        assert!(begun.elapsed() < Duration::from_secs(20), "it never ends");
+        store.push(op(GET, 4096, 512, &[segment(4096, 512)]), 2);
+    };
+    assert_eq!(result, Err(libc::ENOTCONN));
+    assert!(answered > 2, "{answered}");
+    let connections = bench.server.connections();
+    assert!(connections < 50, "{connections}");
+}
+
+/// A network that is away must not bring a write when it is back, be it after the fence or shortly before its end: the guest may
+/// have written something newer to the same place by then, or does so before the server has done what came late.
+#[test]
+fn nothing_of_a_lost_connection_leaves_this_host() {
+    for (fence, is_over) in [(1, true), (5, false)] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let uri = format!(
+            "nbd://{}/?timeout=1&reconnect=0&fence={fence}",
+            listener.local_addr().unwrap()
+        );
+        let (to, step) = channel();
+        let server = std::thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            drop(listener);
+            greet(&mut stream, ABLE);
+            step.recv().unwrap();
+            let mut bytes = Vec::new();
+            let _ = stream.read_to_end(&mut bytes);
+            bytes.len() as u64
+        });
+        let disk = Arc::new(Disk::open(&uri.parse().unwrap(), &OpenOptions::default()).unwrap());
+        let cleave_disk::Backing::Nbd(nbd) = disk.backing() else {
+            panic!("another store");
+        };
+        let guest = Guest::new();
+        let mut store = Uring::new(disk.clone(), guest.memory.clone(), 64, 4, 4).unwrap();
+        let memory = [segment(0, SIZE as u32)];
+        store.push(op(PLAIN, 0, SIZE, &memory), 1);
+        let failed = (1, Err(libc::ENOTCONN));
+        if is_over {
+            assert_eq!(next_done(&mut store), failed);
+        } else {
+            while nbd.state().lost == 0 {
+                nothing_ends(&mut store);
+            }
+            nothing_ends(&mut store);
+        }
+        let sent = nbd.state().sent_bytes;
+        to.send(()).unwrap();
+        let got = server.join().unwrap();
+        assert!(got < sent, "fence {fence}: {got} of {sent} bytes arrived");
+        if !is_over {
+            assert_eq!(next_done(&mut store), failed);
+        }
+    }
+}
+
+/// nbdkit does that when it is told to end.
+#[test]
+fn a_request_that_a_server_refuses_because_it_shuts_down_needs_no_fence() {
+    let refused: fn(u64) -> Vec<u8> = |cookie| simple(cookie, 108, &[]);
+    let reactions: [fn(Vec<u8>) -> Reaction; 2] = [Reaction::Close, Reaction::Dead];
+    for react in reactions {
+        let bench = Bench::new(Export::able(SIZE), "&timeout=1&fence=60");
+        let mut store = bench.store();
+        once(&bench, move |asked| react(refused(asked.cookie)));
+        let memory = [segment(0, 512)];
+        assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
+        let asked = bench.server.asked();
+        let connections: Vec<u64> = asked.iter().map(|asked| asked.connection).collect();
+        assert_eq!((connections, bench.lost()), (vec![0, 1], 1));
+    }
+    // It refuses one for ever, and goes on with the others.
+    let bench = Bench::new(Export::able(SIZE), "&timeout=1&fence=60");
+    let mut store = bench.store();
+    bench
+        .server
+        .react(move |asked| match (asked.kind, asked.connection) {
+            (WRITE, 0) => Reaction::Send(refused(asked.cookie)),
+            _ => Reaction::Honest,
+        });
+    store.push(op(PLAIN, 0, 512, &[segment(0, 512)]), 1);
+    loop {
+        store.push(op(GET, 4096, 512, &[segment(4096, 512)]), 2);
+        match next_done(&mut store) {
+            (1, result) => break assert_eq!(result, Ok(())),
+            other => assert_eq!(other, (2, Ok(()))),
+        }
+        let pause = Some(Instant::now() + Duration::from_millis(50));
+        store.enter(Wait::Until(pause)).unwrap();
+        assert!(bench.server.asked().len() < 1000, "it never ends");
+    }
+    while store.in_flight() > 0 {
+        assert_eq!(next_done(&mut store).1, Ok(()));
+    }
+}
+
+/// Whoever serves the guest after that would have its writes replaced by old ones.
+#[test]
+fn a_disk_that_is_given_up_sends_nothing_more_and_waits_for_nothing() {
+    let bench = Bench::new(Export::able(SIZE), "&reconnect=600");
+    let mut store = bench.store();
+    bench.server.accept(false);
+    bench.server.hang_up();
+    let memory = [segment(0, 512)];
+    store.push(op(PLAIN, 0, 512, &memory), 1);
+    nothing_ends(&mut store);
+    bench.disk.abandon();
+    assert_eq!(next_done(&mut store), (1, Err(libc::ENOTCONN)));
+    assert_eq!(
+        run(&mut store, op(PLAIN, 0, 512, &memory)),
+        Err(libc::ENOTCONN)
+    );
+    // With a server that is slow: what waits to be sent, and the further parts of an op.
+    let bench = Bench::new(Export::able(SIZE), QUICK);
+    let mut store = bench.store();
+    bench
+        .server
+        .react(|_| Reaction::After(Duration::from_millis(400)));
+    let large = [segment(0, 960 << 10)];
+    store.push(op(ZERO, 0, SIZE, &[]), 0);
+    (1..5).for_each(|number| store.push(op(PLAIN, 0, 960 << 10, &large), number));
+    nothing_ends(&mut store);
+    bench.disk.abandon();
+    while store.in_flight() > 0 {
+        let _ = next_done(&mut store);
+    }
+    let asked = bench.server.asked();
+    assert!(asked.len() <= 2, "{}", asked.len());
+}
+
+/// It uploads for longer than a request may be unanswered.
+#[test]
+fn requests_that_wait_for_a_slow_server_are_not_its_to_answer() {
+    let bench = Bench::new(Export::able(SIZE), QUICK);
+    let mut store = bench.store();
+    bench
+        .server
+        .react(|_| Reaction::After(Duration::from_millis(200)));
+    let memory = [segment(0, 512 << 10)];
+    for number in 0..40 {
+        let offset = number % 8 * (512 << 10);
+        store.push(op(PLAIN, offset, 512 << 10, &memory), number);
+    }
+    for _ in 0..40 {
+        assert_eq!(next_done(&mut store).1, Ok(()));
+    }
+    assert_eq!(bench.lost(), 0);
+}
+
+#[test]
+fn a_flush_without_a_store_uses_a_connection_that_is_there_or_a_new_one() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=5");
+    bench.disk.sync().unwrap();
+    bench.server.hang_up();
+    bench.disk.sync().unwrap();
+    let asked = bench.server.asked();
+    let words: Vec<_> = asked
+        .iter()
+        .map(|asked| (asked.connection, asked.kind))
+        .collect();
+    assert_eq!(words, [(0, FLUSH), (1, FLUSH)]);
+}
+
+#[test]
+fn a_server_that_shuts_down_has_not_failed_a_flush() {
+    let replies: [fn(u64) -> Vec<u8>; 2] = [
+        |cookie| simple(cookie, 108, &[]),
+        |cookie| chunk(cookie, 1, 0x8001, b"\0\0\0\x6c\0\x03end"),
+    ];
+    for reply in replies {
+        let bench = Bench::new(Export::able(SIZE), "&timeout=5");
+        bench
+            .server
+            .react(move |asked| Reaction::Close(reply(asked.cookie)));
+        bench.disk.sync().unwrap_err();
+        assert!(!bench.disk.sync_failed());
+        bench.server.react(|_| Reaction::Honest);
+        bench.disk.sync().unwrap();
+    }
+}
+
+/// Most connections of a guest that does little have answered nothing yet.
+#[test]
+fn many_connections_that_are_lost_together_are_made_again_as_soon_as_one() {
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "&connections=8&reconnect=1");
+    let mut store = bench.store();
+    let memory = [segment(0, 512)];
+    assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
+    while bench.state().connected < 8 {
+        nothing_ends(&mut store);
+    }
+    for _ in 0..2 {
+        bench.server.accept(false);
+        bench.server.hang_up();
+        store.push(op(PLAIN, 0, 512, &memory), 1);
+        nothing_ends(&mut store);
+        bench.server.accept(true);
+        assert_eq!(next_done(&mut store), (1, Ok(())));
+        while bench.state().connected < 8 {
+            nothing_ends(&mut store);
+        }
+    }
+}
+
+#[test]
+fn a_further_connection_that_promises_less_than_the_first_is_not_used() {
+    let scratch = Scratch::in_memory();
+    let less = Export {
+        flags: 1 | MULTI,
+        ..Export::able(SIZE)
+    };
+    let server = NbdServer::start(&scratch.join("less"), less);
+    let (to, flushed) = channel();
+    instead(
+        &scratch.join("nbd"),
+        scratch.join("less"),
+        ABLE | MULTI,
+        move |mut stream| {
+            let mut request = [0; 28];
+            while stream.read_exact(&mut request).is_ok() {
+                let cookie = u64::from_be_bytes(request[8..16].try_into().unwrap());
+                to.send(request[7]).unwrap();
+                stream.write_all(&simple(cookie, 0, &[])).unwrap();
+            }
+        },
+    );
+    let bench = Bench::with(scratch, server, "&connections=2");
+    let mut store = bench.store();
+    assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Ok(()));
+    assert_eq!(flushed.try_recv(), Ok(FLUSH as u8));
+    assert_eq!(bench.server.asked(), []);
+}
+
+#[test]
+fn a_store_that_closes_does_not_go_on_with_the_parts_of_an_op() {
+    let export = Export {
+        flags: 1 | 4,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "");
+    let mut store = bench.store();
+    nothing_ends(&mut store);
+    bench
+        .server
+        .react(|_| Reaction::After(Duration::from_millis(600)));
+    store.push(op(ZERO, 0, SIZE, &[]), 1);
+    nothing_ends(&mut store);
+    drop(store);
+    assert_eq!(bench.server.asked().len(), 1);
+}
