@@ -138,6 +138,11 @@ impl Store for AnyStore {
         inside!(self, store => store.after_enter());
     }
 
+    #[inline]
+    fn came_back(&mut self) -> bool {
+        inside!(self, store => store.came_back())
+    }
+
     fn close(&mut self, reactor: &mut Reactor) {
         inside!(self, store => store.close(reactor));
     }

@@ -141,6 +141,13 @@ pub trait Store {
     #[inline]
     fn after_enter(&mut self) {}
 
+    /// Returns true once each time the way to the storage is there again. Ops that failed with ENOTCONN before were not done, and
+    /// may succeed now.
+    #[inline]
+    fn came_back(&mut self) -> bool {
+        false
+    }
+
     /// Waits until nothing of this store is in flight. Ops that have not started are dropped, and nothing is
     /// reported.
     fn close(&mut self, _reactor: &mut Reactor) {}

@@ -218,6 +218,7 @@ impl Nbd {
         if reactor.set_file(self.socket_slot(line), socket).is_err() {
             return self.lose(line, true, "its socket cannot be used");
         }
+        self.came_back = true;
         for index in self.ops_of(line) {
             self.proceed(index);
         }

@@ -109,6 +109,8 @@ pub struct Nbd {
     /// The next look at the age of the requests.
     check_at: Option<Instant>,
     next_cookie: u64,
+    /// A connection was made since the owner last asked.
+    came_back: bool,
     is_closing: bool,
 }
 
@@ -170,6 +172,7 @@ impl Nbd {
             now,
             check_at: None,
             next_cookie: 1,
+            came_back: false,
             is_closing: false,
             disk,
         })
@@ -455,6 +458,11 @@ impl Store for Nbd {
         if self.in_flight > 0 {
             self.now = Instant::now();
         }
+    }
+
+    #[inline]
+    fn came_back(&mut self) -> bool {
+        std::mem::take(&mut self.came_back)
     }
 
     fn close(&mut self, reactor: &mut Reactor) {
