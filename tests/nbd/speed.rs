@@ -68,7 +68,7 @@ pub(crate) fn short_answers_over_tcp_do_not_wait_for_each_other() {
     let image = scratch.image("image", SIZE);
     let at = At::tcp();
     let _server = qemu_nbd(&image, "raw", &at, &[]);
-    // Each write is 64 requests, and nothing is sent before the last of them is answered.
+    // Each write is 64 requests, and nothing is sent before the last of them is answered: 25 writes a second at most, if one waits.
     let (daemon, _) = serve(&at.uri("", ""), &["--split", "16K"]);
     let mut client = daemon.open(&small(1));
     let load = Workload {
@@ -77,7 +77,7 @@ pub(crate) fn short_answers_over_tcp_do_not_wait_for_each_other() {
     };
     let tally = client.queue(0).run(&load, |_| {}).unwrap();
     println!("{:.0} writes of 1 MiB a second", tally.iops());
-    assert!(tally.failed == 0 && tally.iops() > 75.0, "{tally:?}");
+    assert!(tally.failed == 0 && tally.iops() > 40.0, "{tally:?}");
     drop(client);
     daemon.finish();
 }

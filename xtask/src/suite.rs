@@ -36,6 +36,8 @@ const ALONE: &[(&str, &str)] = &[
     // Count what goes over a connection in two seconds.
     ("tests/nbd", "short_answers_over_tcp"),
     ("tests/nbd", "several_connections_hide"),
+    // Compares rates that it measures.
+    ("tests/nbd", "a_probe_finds_that_pieces_pay"),
     // A client that is late leaves its share to the others.
     ("tests/control", "disks_of_a_group_share_its_limits"),
 ];
