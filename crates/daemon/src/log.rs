@@ -16,8 +16,9 @@ use tracing_subscriber::fmt::MakeWriter;
 /// Lines that may wait for a slow stderr; a burst of a start or an end is far smaller.
 const LINES_MAX: usize = 256;
 
-/// How long the end of the program waits for stderr to take the last lines.
-const FLUSH_MAX: Duration = Duration::from_millis(100);
+/// How long the end of the program waits for stderr to take the last lines. On a busy machine the log thread may wait that long
+/// for a CPU.
+const FLUSH_MAX: Duration = Duration::from_millis(500);
 
 /// A message to the log thread.
 enum Entry {
