@@ -4,18 +4,19 @@
 use std::ffi::OsStr;
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_client::Client;
 use cleave_tests::{
-    Daemon, Node, Scratch, UnresponsiveFs, exercise, http, ignored, is_root, program_path,
-    run_to_exit, scale, small, wait_until,
+    Daemon, Node, Scratch, Stopwatch, UnresponsiveFs, exercise, http, ignored, is_root,
+    program_path, run_to_exit, scale, small, wait_until,
 };
+use rustix::fs::OFlags;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -355,7 +356,7 @@ fn a_hung_disk_is_felt_by_nobody_else() {
         exercise(&mut node.open(&format!("d{at}"), &small(1))).unwrap();
     }
     let mut daemon = node.daemon;
-    let start = Instant::now();
+    let start = Stopwatch::start();
     daemon.signal(Signal::TERM);
     assert!(daemon.log_has("lost: still in flight after 1 s"));
     let took = start.elapsed();
@@ -423,15 +424,17 @@ fn many_idle_disks_wake_nobody() {
     let stats: Value = serde_json::from_slice(&stats.stdout).unwrap();
     assert_eq!(stats.as_array().unwrap().len(), count as usize);
     // Connections of the interface end, and timers with them.
-    std::thread::sleep(Duration::from_secs(6));
-    let first = node.daemon.wakes();
-    std::thread::sleep(Duration::from_secs(2));
-    assert_eq!(node.daemon.wakes(), first, "an idle node wakes up");
+    node.daemon.stays_at_rest().unwrap();
     node.daemon.finish();
 }
 
-/// Has the next write of the file of disk `id` wait until the guard is dropped, and fail then.
-struct SlowFile(std::path::PathBuf);
+/// Has the next write of the file of disk `id` wait until the guard is dropped, and fail then: it is a full pipe.
+struct SlowFile {
+    path: PathBuf,
+    /// Where the node's open files are listed.
+    open: String,
+    _reader: std::fs::File,
+}
 
 impl SlowFile {
     fn of(node: &Node, id: &str) -> SlowFile {
@@ -440,14 +443,35 @@ impl SlowFile {
             .scratch()
             .join(&format!("state/disks/.{id}.new"));
         cleave_tests::run("mkfifo", &[path.to_str().unwrap()]).unwrap();
-        SlowFile(path)
+        let mut pipe = std::fs::File::options();
+        let pipe = pipe.read(true).write(true);
+        let pipe = pipe
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(&path);
+        let mut reader = pipe.unwrap();
+        while reader.write(&[0; 4096]).is_ok() {}
+        SlowFile {
+            path,
+            open: format!("/proc/{}/fd", node.daemon.pid()),
+            _reader: reader,
+        }
+    }
+
+    /// Waits until the node has opened it to write.
+    fn is_reached(&self) -> bool {
+        wait_until(|| {
+            let open = std::fs::read_dir(&self.open).unwrap().flatten();
+            let mut names = open.filter_map(|entry| entry.path().read_link().ok());
+            names.any(|name| name == self.path)
+        })
     }
 }
 
 impl Drop for SlowFile {
     fn drop(&mut self) {
-        drop(std::fs::File::open(&self.0));
-        let _ = std::fs::remove_file(&self.0);
+        self.is_reached();
+        // While the pipe has its reader: without one, the node would wait for it in open.
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 
@@ -506,13 +530,13 @@ fn a_disk_that_is_deleted_while_it_is_added_is_gone() {
     std::thread::scope(|scope| {
         let change = r#"{"limits": {"iops-total": 9}}"#;
         scope.spawn(|| node.ask("PATCH", "/v1/disks/kept", change));
-        std::thread::sleep(Duration::from_millis(200));
+        assert!(file.is_reached());
         let added = scope.spawn(|| node.put("d1", &body).status);
         assert!(wait_until(|| node.ask("GET", "/v1/disks/d1", "").status
             == 200
             && node.state("d1") == "serving"));
         let gone = scope.spawn(|| node.ask("DELETE", "/v1/disks/d1?mode=hard", "").status);
-        std::thread::sleep(Duration::from_millis(200));
+        assert!(wait_until(|| node.state("d1") == "ended"));
         drop(file);
         assert_eq!(added.join().unwrap(), 409);
         assert_eq!(gone.join().unwrap(), 200);
@@ -533,7 +557,7 @@ fn a_disk_that_was_deleted_stays_away_although_another_was_added_in_vain() {
     std::thread::scope(|scope| {
         let change = r#"{"limits": {"iops-total": 9}}"#;
         scope.spawn(|| node.ask("PATCH", "/v1/disks/kept", change));
-        std::thread::sleep(Duration::from_millis(200));
+        assert!(file.is_reached());
         let gone = scope.spawn(|| node.ask("DELETE", "/v1/disks/d1", "").status);
         assert!(wait_until(|| node.state("d1") == "ended"));
         // It has ended, and its place is free from now on.
@@ -580,7 +604,7 @@ fn a_put_is_answered_when_the_disk_is_kept_and_not_before() {
     std::thread::scope(|scope| {
         let change = r#"{"limits": {"iops-total": 9}}"#;
         scope.spawn(|| node.ask("PATCH", "/v1/disks/kept", change));
-        std::thread::sleep(Duration::from_millis(200));
+        assert!(file.is_reached());
         let put = || (node.put("d1", &body).status, is_kept(&node, "d1"));
         let first = scope.spawn(put);
         assert!(wait_until(|| node.ask("GET", "/v1/disks/d1", "").status
@@ -845,7 +869,7 @@ fn a_busy_disk_that_hangs_does_not_hold_up_the_interface() {
     // Longer than between two changes of its watch.
     let end = Instant::now() + Duration::from_secs(3);
     while Instant::now() < end {
-        let asked = Instant::now();
+        let asked = Stopwatch::start();
         assert_eq!(node.state("other"), "serving");
         let took = asked.elapsed();
         assert!(took < Duration::from_secs(1), "{took:?}");
@@ -877,8 +901,8 @@ fn disks_whose_server_is_silent_keep_no_other_disk_away() {
     });
     assert!(wait_until(|| node.state("other") == "serving"));
     assert_eq!(node.state("hung0"), "opening");
-    let log = node.daemon.log();
-    assert!(log.contains("hung0: still waiting for"), "{log}");
+    let waits = node.daemon.log_has("hung0: still waiting for");
+    assert!(waits, "{}", node.daemon.log_tail());
     drop(silent);
     node.daemon.finish();
 }

@@ -259,7 +259,7 @@ fn a_held_request_delays_neither_the_frontend_nor_the_exit() {
         client.queue(0).set_timeout(Duration::from_millis(300));
         let stuck = client.queue(0).write(BEYOND, &[1; 4096]);
         assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
-        assert!(holds(&control));
+        assert!(wait_until(|| holds(&control)));
     };
     // A frontend that asks for the vring's position gets it at once, and the request back.
     let mut client = daemon.open(&small(1));
@@ -268,7 +268,7 @@ fn a_held_request_delays_neither_the_frontend_nor_the_exit() {
     assert_eq!(client.frontend().vring_base(0).unwrap(), 1);
     assert!(watch.elapsed() < Duration::from_secs(1));
     client.queue(0).wait_used().unwrap();
-    assert_eq!(stalled(&control), json!([]));
+    assert!(wait_until(|| stalled(&control) == json!([])));
     assert!(daemon.log_has("I/O errors for 1 requests that were held or waited for a retry"));
     drop(client);
     // A frontend that disconnects does not block the next one.
@@ -298,7 +298,7 @@ fn a_held_request_that_the_frontend_keeps_outlives_connection_and_daemon() {
     client.queue(0).set_timeout(Duration::from_millis(300));
     let stuck = client.queue(0).write(BEYOND, &[7; 4096]);
     assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
-    assert!(holds(&control));
+    assert!(wait_until(|| holds(&control)));
     // A position would claim that nothing is in flight. The daemon closes the connection instead.
     let result = client.frontend().vring_base(0);
     assert!(matches!(result, Err(Error::Closed)), "{result:?}");

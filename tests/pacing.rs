@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::feature;
 use cleave_client::{Layout, Notifier, Offered, Options, Order, Stop, Verify, Wait, Workload};
-use cleave_tests::{Daemon, Lateness, Stopwatch, ensure, scale, small, unless_late};
+use cleave_tests::{Daemon, Lateness, ensure, scale, small, unless_late};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 const SPAN: u64 = 8 << 20;
@@ -129,7 +129,7 @@ fn polls_again(lateness: &mut Lateness) -> Result<(), String> {
     *lateness = Lateness::start(&[daemon.pid()]);
     // If other work wants the core, the worker still checks from time to time, with one wake-up each.
     let polled = || daemon.cpu() + 10 * Duration::from_millis(daemon.wakes());
-    let (before, watch) = (polled(), Stopwatch::start());
+    let (before, watch) = (polled(), Instant::now());
     let goes_on = || polled() >= before + Duration::from_millis(50);
     while !goes_on() && watch.elapsed() < Duration::from_secs(3) {
         std::thread::sleep(Duration::from_millis(10));

@@ -91,7 +91,7 @@ fn nothing_is_written_while_a_disk_is_quiesced() {
         under_load(&daemon, || {
             let before = writes(&control);
             assert!(wait_until(|| writes(&control) > before));
-            let answer = quiesce(&control, 30);
+            let answer = quiesce(&control, 60);
             assert_eq!(answer.status, 200, "{}", answer.body);
             assert_eq!(answer.json()["state"], "quiesced");
             let (copy, count) = (fs::read(&image).unwrap(), writes(&control));
@@ -102,13 +102,13 @@ fn nothing_is_written_while_a_disk_is_quiesced() {
             assert_eq!(writes(&control), count);
             assert!(fs::read(&image).unwrap() == copy);
             let report = get(&control, "/v1/disks/disk");
-            assert!(report["quiesced_seconds"].as_f64().unwrap() < 30.0);
+            assert!(report["quiesced_seconds"].as_f64().unwrap() < 60.0);
             let metrics = fetch(&control, "GET", "/metrics", "").body;
             assert!(
                 metrics.contains("\ncleave_quiesced{disk=\"disk\"} 1\n"),
                 "{metrics}"
             );
-            assert_eq!(quiesce(&control, 30).status, 409);
+            assert_eq!(quiesce(&control, 60).status, 409);
             assert_eq!(post(&control, "resume", "").status, 200);
             assert!(wait_until(|| writes(&control) > count), "{}", daemon.log());
             let report = get(&control, "/v1/disks/disk");

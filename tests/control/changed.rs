@@ -64,7 +64,7 @@ fn a_change_is_answered_with_the_new_state() {
     let back = json!({"completion": "adaptive", "spin_cpu_max": 25, "spin_rate_min": 1100,
         "spin_worth": start["spin_worth"], "coalesce_us": 0, "coalesce_max": 0, "split": "auto", "vrings": {"0": null}});
     assert_eq!(patch(&control, &back.to_string()).json()["tuning"], start);
-    assert!(daemon.log().contains("is served differently"));
+    assert!(daemon.log_has("is served differently"));
     daemon.finish();
 }
 

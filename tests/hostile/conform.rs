@@ -257,11 +257,7 @@ pub(super) fn a_back_end_that_never_listens_is_reported() {
 
 pub(super) fn a_back_end_that_dies_fails_its_row() {
     let template = our_daemon();
-    let row = cleave_tests::row("kills", |daemon| {
-        daemon.signal(rustix::process::Signal::KILL);
-        std::thread::sleep(Duration::from_millis(50));
-        Ok(())
-    });
+    let row = cleave_tests::row("kills", |daemon| daemon.die());
     let why = judge_alone(&template, row).unwrap_err();
     assert!(why.contains("the daemon exited"), "{why}");
 }

@@ -315,21 +315,20 @@ fn errors_of_the_server_are_reported_or_retried() {
     let scratch = Scratch::in_memory();
     let (_server, at, trigger) = failing_server(&scratch);
     for (on_error, is_error) in [("report", true), ("retry:60", false)] {
-        let (daemon, _) = serve(&at.uri("", ""), &["--on-error", on_error]);
+        let (daemon, control) = serve(&at.uri("", ""), &["--on-error", on_error]);
         let mut client = daemon.open(&small(1));
         std::fs::write(&trigger, "").unwrap();
-        let remover = std::thread::spawn({
-            let trigger = trigger.clone();
-            move || {
-                std::thread::sleep(Duration::from_millis(500));
-                std::fs::remove_file(trigger).unwrap();
-            }
+        let retries = || report(&control)["stalled"][0]["retrying"].as_u64() > Some(0);
+        let result = std::thread::scope(|scope| {
+            let write = scope.spawn(|| client.queue(0).write(0, &[7; 4096]));
+            // The server fails requests until one was failed.
+            assert!(wait_until(|| write.is_finished() || retries()));
+            std::fs::remove_file(&trigger).unwrap();
+            write.join().unwrap()
         });
-        let result = client.queue(0).write(0, &[7; 4096]);
         let failed = matches!(result, Err(Error::Status { status: 1, .. }));
         assert_eq!(failed, is_error, "{on_error}: {result:?}");
         assert!(is_error || result.is_ok());
-        remover.join().unwrap();
         drop(client);
         daemon.finish();
     }
@@ -380,10 +379,11 @@ fn a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error() {
                 server.restart(&at);
             }
         });
-        let connections = &report(&control)["store"]["connections"];
+        let reconnects = || report(&control)["store"]["connections"]["reconnects"].as_u64();
         assert!(
-            connections["reconnects"].as_u64() >= Some(1),
-            "{connections}"
+            wait_until(|| reconnects() >= Some(1)),
+            "{}",
+            report(&control)
         );
         assert_eq!(report(&control)["totals"]["failed"], json!(0));
         assert_eq!(report(&control)["totals"]["held"], json!(0));
@@ -563,8 +563,13 @@ fn an_attacking_server_takes_only_its_own_disk_with_it() {
         client.queue(0).read(0, &mut bytes).unwrap();
         drop(client);
         assert_serves(&daemon).unwrap();
-        let lost = report(&control)["store"]["connections"]["lost"].as_u64();
-        assert_eq!(lost, Some(number), "{}", daemon.log());
+        let lost = || report(&control)["store"]["connections"]["lost"].as_u64();
+        assert!(
+            wait_until(|| lost() == Some(number)),
+            "{:?}: {}",
+            lost(),
+            daemon.log()
+        );
     }
     daemon.finish();
 }

@@ -116,8 +116,6 @@ fn wait_for(child: &mut Child) -> Option<std::process::ExitStatus> {
 
 /// SIGTERM to exit.
 const EXIT_MAX: Duration = Duration::from_secs(2);
-/// Most of a wait of a millisecond that counts.
-const STEP_MAX: Duration = Duration::from_millis(100);
 
 /// A running `cleave`. End it with [`Daemon::finish`], which asserts that it still runs and exits cleanly. A test
 /// that fails earlier leaves the daemon's log in the output.
@@ -338,13 +336,9 @@ impl Daemon {
             panic!("the daemon exited early: {how}\n{}", self.log_tail());
         }
         self.signal(Signal::TERM);
-        // While the whole machine stands still, a step takes long and the daemon is not at fault.
-        let mut waited = Duration::ZERO;
-        while self.alive().is_ok() && waited < EXIT_MAX {
-            let step = Stopwatch::start();
-            std::thread::sleep(Duration::from_millis(1));
-            waited += step.elapsed().min(STEP_MAX);
-        }
+        let watch = Stopwatch::start();
+        wait_until(|| self.alive().is_err() || watch.elapsed() >= EXIT_MAX);
+        let waited = watch.elapsed();
         // Where its threads are, for whoever reads why it is late.
         let threads = self.stacks();
         // The kernel closes an inotify descriptor when its own workers have run, which takes seconds on a busy machine.

@@ -50,9 +50,9 @@ pub(crate) fn stolen() -> Duration {
     TICK * ticks.unwrap().parse::<u32>().unwrap()
 }
 
-/// For how long, since boot, some thread of this machine was kept waiting for a CPU, as the kernel tells it (PSI). 0: it does not.
-/// For what has ended by the time it is judged: the waits of its own threads are gone with them.
-pub fn stalled() -> Duration {
+/// For how long, since boot, some thread of this machine waited for a CPU, as the kernel reports it (PSI); zero if it does not.
+/// It has the waits of threads that have exited, which their own counters do not show any more.
+pub(crate) fn stalled() -> Duration {
     let text = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
     let total = text
         .lines()

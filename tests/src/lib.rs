@@ -29,7 +29,7 @@ pub use cleave_states::Random;
 pub use daemon::{Daemon, Exited, program_copy, program_path, run_to_exit};
 pub use frontend::{BackendChannel, Messages, closes_within, has_listener};
 pub use killed::{Killed, connect, outliving};
-pub use lateness::{Lateness, stalled, unless_late};
+pub use lateness::{Lateness, unless_late};
 pub use load::{pattern, writes_all};
 pub use model::{Model, seeded};
 pub use node::{Node, disk_socket};

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::lateness::stalled;
+
 /// Longest wait for something that must happen. It exceeds any pause of the machine, and costs nothing when the test
 /// passes.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
@@ -23,16 +25,19 @@ pub fn set_time_limit(limit: Duration) {
     LIMIT_MS.store(limit.as_millis() as u64, Ordering::Relaxed);
 }
 
+/// Length of the sleeps that a stopwatch counts.
 const TICK: Duration = Duration::from_millis(2);
 
 /// Ticks since the first stopwatch was started, counted by a thread that sleeps for one tick at a time.
 static TICKS: AtomicU64 = AtomicU64::new(0);
 
-/// Measures time without the pauses of the machine: it counts sleeps of fixed length, and a sleep that the machine
-/// prolongs counts once. Up to one tick too short.
+/// Measures an upper bound without what the machine added to it. It counts sleeps of fixed length, and a sleep that the
+/// machine prolongs counts once. The time in which any thread waited for a CPU is left out. So it may be too short, and never
+/// proves that something took long enough.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopwatch {
     began: u64,
+    stalled: Duration,
 }
 
 impl Stopwatch {
@@ -49,13 +54,15 @@ impl Stopwatch {
         });
         Stopwatch {
             began: TICKS.load(Ordering::Relaxed),
+            stalled: stalled(),
         }
     }
 
     /// Time since the start.
     pub fn elapsed(&self) -> Duration {
         let ticks = TICKS.load(Ordering::Relaxed) - self.began;
-        TICK * u32::try_from(ticks).unwrap()
+        let late = stalled().saturating_sub(self.stalled);
+        (TICK * u32::try_from(ticks).unwrap()).saturating_sub(late)
     }
 }
 

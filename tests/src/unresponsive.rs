@@ -11,12 +11,12 @@ use std::thread::JoinHandle;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::Scratch;
 use crate::fuse::opcode::{
     BATCH_FORGET, FORGET, FSYNC, GETATTR, INIT, INTERRUPT, LOOKUP, OPEN, OPENDIR, READ, RELEASE,
     RELEASEDIR, WRITE,
 };
 use crate::fuse::{self, FILE_NODE, Input, REQUEST_BYTES, flag};
+use crate::{Scratch, wait_until};
 
 /// Name of the file.
 const NAME: &str = "disk";
@@ -36,6 +36,8 @@ pub struct UnresponsiveFs {
 #[derive(Default)]
 struct Flags {
     silent: AtomicBool,
+    /// The server has seen that.
+    is_silent: AtomicBool,
     /// Reads, writes and flushes are queued, not answered.
     holds: AtomicBool,
     lets_go: AtomicBool,
@@ -83,8 +85,8 @@ impl UnresponsiveFs {
     /// Stops answering every request.
     pub fn stop_answering(&self) {
         self.flags.silent.store(true, Ordering::SeqCst);
-        // A request that was being handled at this moment is still answered.
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        // A request that is being handled at this moment is still answered.
+        assert!(wait_until(|| self.flags.is_silent.load(Ordering::SeqCst)));
     }
 
     /// Queues the reads, writes and flushes that arrive from now on, or stops doing so.
@@ -120,6 +122,9 @@ fn serve(mut device: File, bytes: u64, cached: (u64, u32), flags: &Flags) {
     let mut content = vec![0; bytes as usize];
     let mut held: Vec<Vec<u8>> = Vec::new();
     while !flags.over.load(Ordering::SeqCst) {
+        if flags.silent.load(Ordering::SeqCst) {
+            flags.is_silent.store(true, Ordering::SeqCst);
+        }
         if flags.lets_go.swap(false, Ordering::SeqCst) {
             for request in held.drain(..) {
                 if let Some(answer) = answer(Input(&request), &mut content, cached) {
@@ -133,7 +138,7 @@ fn serve(mut device: File, bytes: u64, cached: (u64, u32), flags: &Flags) {
         if !ready {
             continue;
         }
-        if flags.silent.load(Ordering::SeqCst) {
+        if flags.is_silent.load(Ordering::SeqCst) {
             // A request that is still in the kernel's queue can be aborted by its waiter; one that we have read
             // cannot.
             std::thread::sleep(std::time::Duration::from_millis(5));
