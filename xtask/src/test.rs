@@ -1,13 +1,13 @@
 //! `cargo xtask test`: sets the machine up, then runs everything, or the part that is asked for.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
 
 use crate::bench::{self, instructions};
 use crate::built::{self, Artifact, Kind};
 use crate::guest::{self, BackendKind};
-use crate::step::Result;
+use crate::step::{Result, empty_folder};
 use crate::{dist, guest_bench, setup, suite};
 
 /// Which tests, and how.
@@ -72,7 +72,7 @@ fn provide(root: &Path, has_guests: bool) -> Result {
     Ok(())
 }
 
-/// Runs what was selected; ends at the first part that fails.
+/// Runs what was selected. A part that fails does not keep the next from running; the error names all that failed.
 pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     let start = Instant::now();
     // Downloads go on while the compiler works.
@@ -84,25 +84,88 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     provided.map_err(|_| "setting the machine up panicked")??;
     let artifacts = artifacts?;
     println!("built in {} s", start.elapsed().as_secs());
-    let mut passed = run_binaries(root, &artifacts, selection)?;
+    let mut ended = Ended::new(root)?;
+    ended.note("test binaries", run_binaries(root, &artifacts, selection));
     // Neither judges time, and both wait.
-    let (guests, measured) = thread::scope(|scope| {
+    let guests = thread::scope(|scope| {
         let guests = scope.spawn(|| match selection.has_guests() {
-            false => Ok(Vec::new()),
-            true => guest::run(root, &artifacts, &selection.guests, selection.case()),
+            false => Ok(None),
+            true => guest::run(root, &artifacts, &selection.guests, selection.case()).map(Some),
         });
-        let measured = measure(root, selection);
-        (guests.join(), measured)
+        ended.run(measurements(root, selection));
+        guests.join()
     });
-    passed.extend(guests.map_err(|_| "the guest cases panicked")??);
-    passed.extend(measured?.into_iter().map(str::to_owned));
-    let seconds = start.elapsed().as_secs();
-    println!("passed in {seconds} s: {}", passed.join("; "));
-    Ok(())
+    let guests = guests.unwrap_or_else(|_| Err("they panicked".to_owned()));
+    ended.note("guests", guests);
+    ended.verdict(start.elapsed().as_secs())
+}
+
+/// How the parts ended.
+struct Ended {
+    logs: PathBuf,
+    passed: Vec<String>,
+    failed: Vec<String>,
+}
+
+/// A part by its name, and the work, which says what has passed if anything was to be done.
+type Work<'a> = (
+    &'static str,
+    Box<dyn FnOnce() -> Result<Option<String>> + 'a>,
+);
+
+impl Ended {
+    fn new(root: &Path) -> Result<Ended> {
+        let logs = root.join("target/ci/parts");
+        empty_folder(&logs)?;
+        let (passed, failed) = (Vec::new(), Vec::new());
+        Ok(Ended {
+            logs,
+            passed,
+            failed,
+        })
+    }
+
+    /// Runs parts, each after the other, however they end.
+    fn run(&mut self, parts: Vec<Work<'_>>) {
+        for (name, work) in parts {
+            self.note(name, work());
+        }
+    }
+
+    /// Notes how a part ended. An error is shown at once, and kept in a file.
+    fn note(&mut self, name: &str, ended: Result<Option<String>>) {
+        let why = match ended {
+            Ok(said) => return self.passed.extend(said),
+            Err(why) => why,
+        };
+        let why = why.trim_end();
+        println!("{name} FAIL: {why}");
+        let log = self.logs.join(format!("{}.log", name.replace(' ', "-")));
+        let place = match std::fs::write(&log, why) {
+            Ok(()) => log.display().to_string(),
+            Err(error) => format!("{}: {error}", log.display()),
+        };
+        let first = why.lines().next().unwrap_or_default();
+        self.failed.push(format!("  {name}: {first} [{place}]"));
+    }
+
+    fn verdict(self, seconds: u64) -> Result {
+        let passed = format!("passed in {seconds} s: {}", self.passed.join("; "));
+        if self.failed.is_empty() {
+            println!("{passed}");
+            return Ok(());
+        }
+        let failed = self.failed.join("\n");
+        Err(format!("{passed}\nfailed:\n{failed}"))
+    }
 }
 
 /// The test binaries; reports how many passed.
-fn run_binaries(root: &Path, artifacts: &[Artifact], selection: &Selection) -> Result<Vec<String>> {
+fn run_binaries(
+    root: &Path,
+    artifacts: &[Artifact],
+    selection: &Selection,
+) -> Result<Option<String>> {
     let part = |found: &Artifact| match found.kind {
         Kind::Program => None,
         Kind::Test if found.target == CEPH => Some(Part::Ceph),
@@ -113,7 +176,7 @@ fn run_binaries(root: &Path, artifacts: &[Artifact], selection: &Selection) -> R
     let is_selected = |found: &&Artifact| part(found).is_some_and(|part| selection.includes(part));
     let tests: Vec<&Artifact> = artifacts.iter().filter(is_selected).collect();
     if tests.is_empty() {
-        return Ok(Vec::new());
+        return Ok(None);
     }
     let start = Instant::now();
     let program = built::program(artifacts, "cleave")?;
@@ -124,27 +187,71 @@ fn run_binaries(root: &Path, artifacts: &[Artifact], selection: &Selection) -> R
         _ => Ok(()),
     })?;
     let (count, seconds) = (tests.len(), start.elapsed().as_secs());
-    Ok(vec![format!("{count} test binaries in {seconds} s")])
+    Ok(Some(format!("{count} test binaries in {seconds} s")))
 }
 
-/// Counts instructions and runs the measurements, so that they cannot rot; reports what passed. Runs as short as
-/// these measure nothing.
-fn measure(root: &Path, selection: &Selection) -> Result<Vec<&'static str>> {
-    let mut passed = Vec::new();
+/// Counts instructions and runs the measurements, so that they cannot rot, and checks the packages. Runs as short as these measure
+/// nothing.
+fn measurements<'a>(root: &'a Path, selection: &Selection) -> Vec<Work<'a>> {
+    let mut parts: Vec<Work<'a>> = Vec::new();
     if selection.runs(Part::Benches) {
-        instructions::run(root, &instructions::Counting::default())?;
-        bench::run(root, &bench::Options::smoke())?;
-        passed.push("instructions per I/O, the benchmarks' suites for seconds");
+        let counting = move || instructions::run(root, &instructions::Counting::default());
+        parts.push(work("instructions", "instructions per I/O", counting));
+        let smoke = move || bench::run(root, &bench::Options::smoke());
+        parts.push(work(
+            "benchmarks",
+            "the benchmarks' suites for seconds",
+            smoke,
+        ));
     }
     let is_ours = selection.guests.against == BackendKind::Cleave;
     if selection.runs(Part::Guest) && is_ours && selection.case.is_none() {
-        guest_bench::run(root, &guest_bench::Options::smoke())?;
-        passed.push("a comparison in guests, seconds of each");
+        let smoke = move || guest_bench::run(root, &guest_bench::Options::smoke());
+        let said = "a comparison in guests, seconds of each";
+        parts.push(work("comparison in guests", said, smoke));
     }
     // The measurements have built the release.
     if selection.runs(Part::Package) {
-        dist::run(root, &dist::Request::checked())?;
-        passed.push("the packages");
+        let checked = move || dist::run(root, &dist::Request::checked());
+        parts.push(work("packages", "the packages", checked));
     }
-    Ok(passed)
+    parts
+}
+
+fn work<'a>(name: &'static str, said: &'static str, run: impl FnOnce() -> Result + 'a) -> Work<'a> {
+    (
+        name,
+        Box::new(move || run().map(|()| Some(said.to_owned()))),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_that_fails_does_not_keep_the_others_from_running() {
+        let root = std::env::temp_dir().join(format!("cleave-parts-{}", std::process::id()));
+        let mut ended = Ended::new(&root).unwrap();
+        ended.run(vec![
+            work("first part", "one", || {
+                Err("broken\nin two lines\n".to_owned())
+            }),
+            work("second", "two", || Ok(())),
+        ]);
+        ended.note("third", Err("lost".to_owned()));
+        let why = ended.verdict(7).unwrap_err();
+        let log = root.join("target/ci/parts/first-part.log");
+        let first = format!("  first part: broken [{}]", log.display());
+        assert!(why.starts_with("passed in 7 s: two\nfailed:\n"), "{why}");
+        assert!(
+            why.contains(&first) && why.contains("  third: lost ["),
+            "{why}"
+        );
+        assert_eq!(
+            std::fs::read_to_string(log).unwrap(),
+            "broken\nin two lines"
+        );
+        std::fs::remove_dir_all(root).unwrap();
+    }
 }

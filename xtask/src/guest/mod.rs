@@ -72,7 +72,7 @@ pub(crate) fn run(
     artifacts: &[Artifact],
     request: &Request,
     only: Option<&str>,
-) -> Result<Vec<String>> {
+) -> Result<String> {
     if cfg!(not(target_arch = "x86_64")) {
         return Err("the guest tests boot an x86-64 kernel and need an x86-64 machine".to_owned());
     }
@@ -102,8 +102,9 @@ pub(crate) fn run(
         empty_folder(&lab.folder)?;
     }
     let checks: usize = counts.iter().sum();
-    let said = format!("{passed} guest cases, {checks} checks, accelerator {accelerator}");
-    Ok(vec![said])
+    Ok(format!(
+        "{passed} guest cases, {checks} checks, accelerator {accelerator}"
+    ))
 }
 
 impl Lab {
