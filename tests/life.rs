@@ -1,16 +1,19 @@
 //! Frontends connect and disconnect, signals end the program, and it takes no socket or image from another program.
 #![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
+use std::fs::File;
 use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cleave_client::{Client, Notifier, Options, Socket, Wait, Workload};
+use cleave_client::message::protocol;
+use cleave_client::{Client, Inflight, Notifier, Options, Socket, Wait, Workload};
 use cleave_tests::{
-    Daemon, Lateness, Scratch, Stopwatch, TIMEOUT, closes_within, ensure, exercise, flood, is_root,
-    run, run_to_exit, scale, small, unless_late, wait_until,
+    Daemon, Lateness, Messages as _, Scratch, Stopwatch, TIMEOUT, closes_within, ensure, exercise,
+    flood, is_root, run, run_to_exit, scale, small, unless_late, wait_until,
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
@@ -514,5 +517,77 @@ fn waiting_for_free_descriptors_does_not_spin() {
     // The waiting connection sends nothing, and does not block others.
     exercise(&mut daemon.open(&small(1))).unwrap();
     drop(waiting);
+    daemon.finish();
+}
+
+/// What a guest can make the daemon log: a few lines at once, then one a second.
+fn assert_few(daemon: &Daemon, text: &str, since: Instant, sessions: usize) {
+    let most = 10 + since.elapsed().as_secs() as usize;
+    let lines = daemon.log().matches(text).count();
+    assert!(
+        (1..=most).contains(&lines) && most < sessions,
+        "{lines} lines in {:?}, {sessions} sessions: {}",
+        since.elapsed(),
+        daemon.log_tail()
+    );
+}
+
+#[test]
+fn a_guest_that_breaks_its_ring_in_each_session_does_not_fill_the_log() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M"]);
+    let (since, sessions) = (Instant::now(), 200);
+    for _ in 0..sessions {
+        let mut client = daemon.open(&small(1));
+        let queue = client.queue(0);
+        queue.ring().push(300);
+        queue.ring().publish();
+        queue.ring_kick();
+        assert!(queue.err_signalled(TIMEOUT));
+    }
+    assert_few(&daemon, "is retired", since, sessions);
+    daemon.finish();
+}
+
+#[test]
+fn a_frontend_that_leaves_a_request_at_each_start_does_not_fill_the_log() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M"]);
+    let plain = small(1);
+    let mut client = daemon.open(&Options {
+        protocol_features: plain.protocol_features | protocol::INFLIGHT_SHMFD,
+        ..plain
+    });
+    exercise(&mut client).unwrap();
+    let region = Inflight::own(1, 64).unwrap();
+    let file = File::from(region.fd.try_clone().unwrap());
+    let (since, starts) = (Instant::now(), 1000);
+    for _ in 0..starts {
+        let base = client.frontend().vring_base(0).unwrap();
+        let used = client.queue(0).ring().used_index();
+        // A daemon has taken request 0: version 1, 64 entries, the used index, and the first entry is in flight.
+        let head = [1, 64, 0, used].map(u16::to_le_bytes).concat();
+        file.write_all_at(&head, 8).unwrap();
+        file.write_all_at(&[1], 16).unwrap();
+        client.frontend().set_inflight(&region).unwrap();
+        client.resume_queue(0, base as u16).unwrap();
+    }
+    assert_few(&daemon, "are done again", since, starts);
+    drop(client);
+    daemon.finish();
+}
+
+#[test]
+fn sessions_of_a_stripe_do_not_fill_the_log() {
+    let scratch = Scratch::in_memory();
+    let legs = ["a", "b"].map(|name| scratch.image(name, 8 << 20).display().to_string());
+    let names = legs.each_ref().map(String::as_str);
+    let made = run_to_exit(&[&["stripe", "create", "--chunk", "64K"], &names[..]].concat());
+    assert_eq!(made.code, Some(0), "{}", made.stderr);
+    let daemon = Daemon::serve(&["--stripe", "64K", "--disk", names[0], "--disk", names[1]]);
+    exercise(&mut daemon.open(&small(1))).unwrap();
+    let (since, sessions) = (Instant::now(), 200);
+    for _ in 0..sessions {
+        daemon.open(&small(1));
+    }
+    assert_few(&daemon, "legs moved", since, sessions);
     daemon.finish();
 }

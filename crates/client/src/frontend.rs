@@ -6,6 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
 use crate::message::{
     self, FLAG_NEED_REPLY, FLAG_REPLY, RegionBytes, VERSION, VRING_NO_FD, VringAddr, protocol,
     request,
@@ -181,6 +183,20 @@ pub struct Inflight {
     pub payload: Vec<u8>,
     /// Its file.
     pub fd: OwnedFd,
+}
+
+impl Inflight {
+    /// A region that nobody has used, as SPDK lays it out: for each vring 16 bytes and 16 for each entry, up to a multiple of 64.
+    pub fn own(vrings: u16, vring_size: u16) -> Result<Inflight, Error> {
+        let part_bytes = (16 + 16 * u64::from(vring_size)).next_multiple_of(64);
+        let len_bytes = u64::from(vrings) * part_bytes;
+        let made = memfd_create("inflight", MemfdFlags::CLOEXEC)
+            .and_then(|fd| ftruncate(&fd, len_bytes).map(|()| fd));
+        let fd = made.map_err(|error| Error::io("make an in-flight region")(error.into()))?;
+        let mut payload = message::inflight(vrings, vring_size).to_vec();
+        payload[..8].copy_from_slice(&len_bytes.to_le_bytes());
+        Ok(Inflight { payload, fd })
+    }
 }
 
 /// Requests in flight.

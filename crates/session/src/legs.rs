@@ -16,7 +16,10 @@ pub(crate) fn log_totals(state: &State) {
     }
     let names = disk.legs().iter().map(|leg| leg.name());
     if let Some(summary) = summary(names.zip(&totals)) {
-        tracing::info!("{}: {summary}", disk.name());
+        let name = disk.name();
+        let logs = &state.device.logs;
+        logs.legs
+            .log(|more| tracing::info!("{name}: {summary}{more}"));
     }
 }
 

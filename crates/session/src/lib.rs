@@ -16,7 +16,6 @@ mod intake;
 mod legs;
 mod message;
 pub mod offload;
-mod quota;
 mod refusal;
 mod relay;
 mod state;
@@ -31,12 +30,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+pub use cleave_worker::Quota;
 use cleave_worker::{ALARM_RETIRED, Device};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use intake::{Connection, Intake, wait};
 use message::Message;
-pub use quota::Quota;
 use refusal::Refusal;
 use relay::{Relay, Served};
 use state::State;
@@ -79,7 +78,6 @@ pub struct Session {
     shared: Arc<Shared>,
     /// Written by workers that cannot go on, or that have retired a vring.
     alarm: Arc<OwnedFd>,
-    complaints: Quota,
     /// When a frontend that has sent nothing is disconnected. `None` after its first message.
     silent_until: Option<Instant>,
 }
@@ -130,7 +128,6 @@ impl Session {
             relay: Relay::new(state)?,
             shared: shared.clone(),
             alarm,
-            complaints: Quota::new(1),
             silent_until: Some(Instant::now() + FIRST_MESSAGE_WITHIN),
         };
         Ok((session, Remote { shared }))
@@ -247,8 +244,8 @@ impl Session {
             Err(Refusal::Vring(why)) => why,
             outcome => return outcome,
         };
-        self.complaints
-            .log(|more| tracing::warn!("refused: {why}{more}"));
+        let refused = |more: &str| tracing::warn!("refused: {why}{more}");
+        self.relay.state().device.logs.refused.log(refused);
         Ok(())
     }
 }

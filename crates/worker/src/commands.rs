@@ -290,17 +290,21 @@ impl<S: Store> Worker<S> {
         match left.filter(|left| !left.is_zero()) {
             None if count == 0 => None,
             None => {
-                tracing::info!(
-                    "{name}: vring {index}: {count} requests that an earlier daemon left in flight are done again"
-                );
+                self.device.logs.repeated.log(|more| {
+                    tracing::info!(
+                        "{name}: vring {index}: {count} requests that an earlier daemon left in flight are done again{more}"
+                    );
+                });
                 None
             }
             Some(left) => {
                 let seconds = left.as_secs() + 1;
-                tracing::warn!(
-                    "{name}: vring {index}: {count} requests that an earlier daemon left in flight are done again in {seconds} s: \
-                     until then the server may still do what that daemon sent"
-                );
+                self.device.logs.repeated.log(|more| {
+                    tracing::warn!(
+                        "{name}: vring {index}: {count} requests that an earlier daemon left in flight are done again in \
+                         {seconds} s: until then the server may still do what that daemon sent{more}"
+                    );
+                });
                 Some(self.now_ns() + u64::try_from(left.as_nanos()).unwrap_or(u64::MAX / 2))
             }
         }

@@ -11,6 +11,7 @@ use cleave_disk::Disk;
 
 use crate::accept::nanoseconds;
 use crate::incident::{Incident, IncidentHook};
+use crate::logs::Logs;
 use crate::policy::Budget;
 use crate::record::{Recording, Records};
 use crate::registry::{Registry, Synced, Syncing};
@@ -60,6 +61,8 @@ pub struct Device {
     splitter: Mutex<Arc<Splitter>>,
     /// Counters and times of its vrings.
     pub records: Records,
+    /// Limits of what it logs.
+    pub logs: Logs,
     pub(crate) registry: Arc<Registry>,
     pub(crate) budget: Budget,
     pub(crate) throttle: Throttle,
@@ -92,6 +95,7 @@ impl Device {
             config,
             splitter: Mutex::new(Arc::new(Splitter::new(tuning.split.clone()))),
             records: Records::new(Recording::On),
+            logs: Logs::default(),
             throttle: Throttle::join(&alone, &registry, began),
             registry,
             budget: Budget::default(),

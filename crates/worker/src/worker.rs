@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind};
 use cleave_engine::{Event, Reactor, Store, Wait};
@@ -44,8 +43,6 @@ pub(crate) const DESCRIPTORS_MAX: u32 = 1 << 16;
 const COMMAND_WATCH: u16 = LANES_MAX;
 /// Large requests of one kind after which the splitter's findings are worth a log line.
 const SEEN_WORTH_TELLING: u64 = 200;
-/// Minimum interval between log lines that a guest or a disk can cause.
-const LOG_EVERY: Duration = Duration::from_secs(1);
 
 /// A write that was pushed while the cache was write-back and completes after the switch to write-through is
 /// followed by this op. Its op number is beyond all others. On a stripe the legs are synced one after the
@@ -141,8 +138,6 @@ pub struct Worker<S: Store> {
     pub(crate) alarm: Arc<OwnedFd>,
     /// The frontend truncated the guest's memory file while we used it.
     pub(crate) lost: bool,
-    /// When a rate-limited line was last logged.
-    pub(crate) logged: Option<Instant>,
 }
 
 /// How chains are taken from the vrings.
@@ -294,7 +289,6 @@ impl<S: Store> Worker<S> {
             device,
             alarm,
             lost: false,
-            logged: None,
         })
     }
 
@@ -597,7 +591,11 @@ impl<S: Store> Worker<S> {
         self.update_wait_mode();
         self.reactor.ring(err_bell(slot as u16));
         add_to(&self.alarm, ALARM_RETIRED);
-        if self.log_rarely(|name| tracing::warn!("{name}: vring {index} is retired: {why}")) {
+        let is_told = self.device.logs.retired.log(|more| {
+            let name = self.device.disk.name();
+            tracing::warn!("{name}: vring {index} is retired: {why}{more}");
+        });
+        if is_told {
             self.device.incidents.call(Incident::Retired {
                 vring: index,
                 why: why.to_string(),
@@ -630,17 +628,11 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Logs at most once in [`LOG_EVERY`], because a guest or a disk can cause these lines at will. Returns whether it did.
-    pub(crate) fn log_rarely(&mut self, line: impl FnOnce(&str)) -> bool {
-        let now = Instant::now();
-        let is_due = self
-            .logged
-            .is_none_or(|then| now.duration_since(then) >= LOG_EVERY);
-        if is_due {
-            self.logged = Some(now);
-            line(self.device.disk.name());
-        }
-        is_due
+    /// Logs at most once a second over all workers of the disk, because a guest or a disk can cause these lines at will. Returns
+    /// whether it did.
+    pub(crate) fn log_rarely(&self, line: impl FnOnce(&str)) -> bool {
+        let device = &self.device;
+        device.logs.others.log(|_| line(device.disk.name()))
     }
 
     /// The frontend truncated memory that we read. Reads returned zeroes, so nothing of this connection can be
@@ -666,7 +658,9 @@ impl<S: Store> Drop for Worker<S> {
         if self.device.registry.is_empty() {
             let states = self.splitting.splitter.states().into_iter();
             for state in states.filter(|state| state.requests >= SEEN_WORTH_TELLING) {
-                tracing::info!("{name}: {state}");
+                let logs = &self.device.logs;
+                logs.learnt
+                    .log(|more| tracing::info!("{name}: {state}{more}"));
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Rate limit for log messages that a frontend can cause at will: a few at once, then one per second.
 
+use std::sync::{Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Time after which one more message is allowed.
@@ -28,11 +29,7 @@ impl Quota {
     /// Calls `line`, or suppresses it. Its argument is a suffix for the message: how many were suppressed since
     /// the last one, if any.
     pub fn log(&mut self, line: impl FnOnce(&str)) {
-        match self.admit(Instant::now()) {
-            Some(0) => line(""),
-            Some(kept_back) => line(&format!(" ({kept_back} earlier messages suppressed)")),
-            None => {}
-        }
+        say(self.admit(Instant::now()), line);
     }
 
     fn admit(&mut self, now: Instant) -> Option<u64> {
@@ -57,6 +54,39 @@ impl Quota {
             self.left = self.left.saturating_add(more).min(self.burst);
             self.refilled = Some(now);
         }
+    }
+}
+
+/// Calls `line` unless it is suppressed. Returns whether it did.
+fn say(admitted: Option<u64>, line: impl FnOnce(&str)) -> bool {
+    match admitted {
+        Some(0) => line(""),
+        Some(kept_back) => line(&format!(" ({kept_back} earlier messages suppressed)")),
+        None => return false,
+    }
+    true
+}
+
+/// A quota that several threads share, and none waits for.
+#[derive(Debug)]
+pub struct SharedQuota(Mutex<Quota>);
+
+impl SharedQuota {
+    pub(crate) fn new(burst: u32) -> SharedQuota {
+        SharedQuota(Mutex::new(Quota::new(burst)))
+    }
+
+    /// Calls `line`, or suppresses it, as [`Quota::log`] does. Returns whether it called it. A line is suppressed, and not
+    /// counted, if another thread asks at the same moment.
+    pub fn log(&self, line: impl FnOnce(&str)) -> bool {
+        let admitted = match self.0.try_lock() {
+            Ok(mut quota) => quota.admit(Instant::now()),
+            Err(TryLockError::Poisoned(quota)) => {
+                PoisonError::into_inner(quota).admit(Instant::now())
+            }
+            Err(TryLockError::WouldBlock) => None,
+        };
+        say(admitted, line)
     }
 }
 

@@ -1,0 +1,37 @@
+//! The log lines that a guest, a frontend or a disk can cause at will. They belong to the device, because a frontend can make
+//! any number of sessions and workers.
+
+use crate::quota::SharedQuota;
+
+/// Limits of a device's log lines, one for each kind, so that a kind which anybody can cause does not suppress the others.
+#[derive(Debug)]
+pub struct Logs {
+    /// Messages that were refused.
+    pub refused: SharedQuota,
+    /// Totals of a stripe's legs at the end of a session.
+    pub legs: SharedQuota,
+    /// Retired vrings.
+    pub(crate) retired: SharedQuota,
+    /// Requests of an earlier daemon that are repeated.
+    pub(crate) repeated: SharedQuota,
+    /// What the splitter has learnt.
+    pub(crate) learnt: SharedQuota,
+    /// All others.
+    pub(crate) others: SharedQuota,
+}
+
+impl Default for Logs {
+    fn default() -> Logs {
+        // The vrings of a guest often have the same to report at the same time.
+        let few = || SharedQuota::new(8);
+        let one = || SharedQuota::new(1);
+        Logs {
+            refused: few(),
+            legs: few(),
+            retired: few(),
+            repeated: few(),
+            learnt: few(),
+            others: one(),
+        }
+    }
+}
