@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cleave_client::message::protocol;
-use cleave_client::{Base, Error};
+use cleave_client::{Base, Client, Error, Options, Region};
 use cleave_tests::{
-    Daemon, Requirement, Scratch, TIMEOUT, UnresponsiveFs, has_listener, run_cases, run_to_exit,
-    small, wait_until,
+    Daemon, Requirement, Scratch, TIMEOUT, UnresponsiveFs, flood, has_listener, run_cases,
+    run_to_exit, small, wait_until,
 };
 use rustix::process::Signal;
 
@@ -22,6 +22,9 @@ fn main() -> ExitCode {
         nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended: Requirement::Fuse,
         nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended: Requirement::Fuse,
         requests_on_a_hanging_disk_are_left_to_the_next_daemon: Requirement::Fuse,
+        a_vring_larger_than_its_frontend_expects_is_recovered: Requirement::Fuse,
+        a_vring_without_room_in_its_region_starts_behind_what_is_lost: Requirement::Fuse,
+        a_vring_without_room_in_its_region_loses_nothing_in_an_orderly_restart: Requirement::Fuse,
     ])
 }
 
@@ -166,4 +169,114 @@ fn requests_on_a_hanging_disk_are_left_to_the_next_daemon() {
     assert!(back == [b'A'; BLOCK]);
     drop(client);
     next.finish();
+}
+
+/// A guest with vrings of 64, whose frontend expects 16, and a disk whose server can hold requests.
+struct Larger {
+    mute: UnresponsiveFs,
+    options: Options,
+    daemon: Daemon,
+    client: Client,
+}
+
+impl Larger {
+    fn new(region: Region) -> Larger {
+        let scratch = Scratch::new();
+        let mute = UnresponsiveFs::mount(&scratch, DISK).unwrap();
+        let disk = mute.file().display().to_string();
+        let daemon = Daemon::serve(&["--direct", "on", "--disk", &disk]);
+        let plain = small(1);
+        let options = Options {
+            region,
+            protocol_features: plain.protocol_features | protocol::INFLIGHT_SHMFD,
+            ..plain
+        };
+        let mut client = daemon.open(&options);
+        client.queue(0).write(0, &[b'A'; BLOCK]).unwrap();
+        Larger {
+            mute,
+            options,
+            daemon,
+            client,
+        }
+    }
+
+    /// Has the daemon die while the disk holds a write.
+    fn die_in_flight(&mut self) {
+        self.mute.hold(true);
+        let queue = self.client.queue(0);
+        queue.set_timeout(Duration::from_millis(300));
+        let stuck = queue.write(0, &[b'B'; BLOCK]);
+        assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+        assert!(wait_until(|| self.mute.held() == 1));
+        queue.set_timeout(TIMEOUT);
+        self.daemon.signal(Signal::KILL);
+        self.mute.hold(false);
+        self.mute.let_go();
+        self.daemon.die().unwrap();
+    }
+
+    /// Starts the next daemon and connects to it as QEMU does.
+    fn go_on(&mut self) {
+        let next = self.daemon.start_again().unwrap();
+        self.daemon.abandon();
+        self.daemon = next;
+        let socket = self.daemon.socket();
+        let reconnected = self.client.reconnect(socket, &self.options, Base::Used);
+        reconnected.unwrap();
+    }
+}
+
+fn a_vring_larger_than_its_frontend_expects_is_recovered() {
+    let mut guest = Larger::new(Region::For(16));
+    guest.die_in_flight();
+    guest.go_on();
+    guest.client.queue(0).wait_used().unwrap();
+    let mut back = [0; BLOCK];
+    guest.client.queue(0).read(0, &mut back).unwrap();
+    assert!(back == [b'B'; BLOCK]);
+    assert!(
+        guest.daemon.log_has("1 requests that an earlier daemon"),
+        "{}",
+        guest.daemon.log()
+    );
+    drop(guest.client);
+    guest.daemon.finish();
+}
+
+/// Nobody knows which requests were in flight, so none is repeated, and the guest's later ones are served.
+fn a_vring_without_room_in_its_region_starts_behind_what_is_lost() {
+    let mut guest = Larger::new(Region::Own(16));
+    guest.die_in_flight();
+    guest.go_on();
+    let lost = "1 requests that an earlier daemon left in flight are lost";
+    assert!(guest.daemon.log_has(lost), "{}", guest.daemon.log());
+    let before = guest.client.queue(0).ring().used_index();
+    guest.client.queue(0).write(4096, &[b'C'; BLOCK]).unwrap();
+    let mut back = [0; BLOCK];
+    guest.client.queue(0).read(4096, &mut back).unwrap();
+    assert!(back == [b'C'; BLOCK]);
+    let after = guest.client.queue(0).ring().used_index();
+    assert_eq!(
+        after.wrapping_sub(before),
+        2,
+        "the lost one is not answered"
+    );
+    drop(guest.client);
+    guest.daemon.finish();
+}
+
+fn a_vring_without_room_in_its_region_loses_nothing_in_an_orderly_restart() {
+    let mut guest = Larger::new(Region::Own(16));
+    guest.daemon.signal(Signal::TERM);
+    assert!(matches!(guest.daemon.wait(), Some((Some(0), _))));
+    // The guest goes on meanwhile.
+    flood(guest.client.queue(0), 3, BLOCK as u32);
+    guest.go_on();
+    for _ in 0..3 {
+        guest.client.queue(0).wait_used().unwrap();
+    }
+    assert!(!guest.daemon.log().contains("are lost"));
+    drop(guest.client);
+    guest.daemon.finish();
 }

@@ -23,6 +23,17 @@ pub enum MemoryMessages {
     Slots,
 }
 
+/// The region for requests in flight that a frontend gives to the daemon, if it takes that protocol feature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Region {
+    /// The daemon makes it, for vrings of the size that they have.
+    Fitting,
+    /// The daemon makes it, for vrings of this size, which may not be the size that they have.
+    For(u16),
+    /// The frontend makes it, with room for vrings of this size and no more.
+    Own(u16),
+}
+
 /// Options for setting a device up.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -30,6 +41,8 @@ pub struct Options {
     pub queues: u16,
     /// Entries of each vring.
     pub queue_size: u16,
+    /// The region for requests in flight.
+    pub region: Region,
     /// Features to accept if they are offered.
     pub features: u64,
     /// Protocol features to accept if they are offered.
@@ -57,6 +70,7 @@ impl Default for Options {
         Options {
             queues: 1,
             queue_size: 256,
+            region: Region::Fitting,
             features: u64::MAX,
             protocol_features: protocol::MQ
                 | protocol::REPLY_ACK
@@ -149,7 +163,11 @@ impl Client {
         let mut client = Client::handshake(frontend, memory, options)?;
         if client.protocol_features & protocol::INFLIGHT_SHMFD != 0 {
             let queues = options.queues.max(1);
-            client.inflight = client.frontend.inflight(queues, options.queue_size)?;
+            client.inflight = match options.region {
+                Region::Fitting => client.frontend.inflight(queues, options.queue_size)?,
+                Region::For(size) => client.frontend.inflight(queues, size)?,
+                Region::Own(size) => Some(Inflight::own(queues, size)?),
+            };
             if let Some(region) = &client.inflight {
                 client.frontend.set_inflight(region)?;
             }

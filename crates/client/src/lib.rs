@@ -24,7 +24,7 @@ mod socket;
 mod workload;
 
 pub use config::Config;
-pub use device::{Base, Client, MemoryMessages, Options};
+pub use device::{Base, Client, MemoryMessages, Options, Region};
 pub use error::Error;
 pub use frontend::{Frontend, Inflight};
 pub use memory::{GuestMemory, RegionOptions};

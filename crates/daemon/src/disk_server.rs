@@ -616,7 +616,8 @@ impl DiskServer {
             return Ok(());
         };
         guest.remote.hang_up();
-        let keeps = guest.remote.view().keeps_inflight;
+        let vrings = guest.remote.view().vrings;
+        let keeps = vrings.iter().all(|vring| vring.recovery);
         let start = Instant::now();
         let waited = loop {
             tokio::select! {

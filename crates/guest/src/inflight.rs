@@ -47,7 +47,7 @@ pub struct InflightLayout {
     pub file_offset: u64,
     /// Vrings.
     pub vrings: u16,
-    /// Entries of each.
+    /// Entries of each, as the frontend says. The parts may have room for more.
     pub vring_size: u16,
 }
 
@@ -60,6 +60,19 @@ impl InflightLayout {
             vrings,
             vring_size,
         }
+    }
+
+    /// Returns the entries of each part.
+    ///
+    /// QEMU gives back the length of the region that it got and the size of a vring that it asked for, which the guest's
+    /// driver may exceed. So a length that fits larger parts exactly means those: 8448 bytes for 4 vrings are parts of 128
+    /// entries, and 66560 bytes are parts of 1024, whatever the frontend says.
+    fn part_entries(&self) -> u16 {
+        let larger = (0..u16::BITS).map(|bit| 1 << bit);
+        let mut larger = larger.filter(|entries| *entries >= self.vring_size);
+        let fits =
+            |entries: &u16| InflightLayout::new(self.vrings, *entries).len_bytes == self.len_bytes;
+        larger.find(fits).unwrap_or(self.vring_size)
     }
 }
 
@@ -89,7 +102,9 @@ pub enum InflightError {
 #[derive(Debug, Clone)]
 pub struct Inflight {
     mapping: Arc<Mapping>,
-    layout: InflightLayout,
+    vrings: u16,
+    /// Entries of each vring's part.
+    part_entries: u16,
 }
 
 impl Inflight {
@@ -104,7 +119,8 @@ impl Inflight {
 
     /// Maps the region that a frontend brings.
     pub fn map(file: File, layout: InflightLayout) -> Result<Inflight, InflightError> {
-        let needed = InflightLayout::new(layout.vrings, layout.vring_size).len_bytes;
+        let part_entries = layout.part_entries();
+        let needed = InflightLayout::new(layout.vrings, part_entries).len_bytes;
         if !layout.vring_size.is_power_of_two() {
             return Err(InflightError::Size(layout.vring_size));
         }
@@ -124,14 +140,15 @@ impl Inflight {
         })?;
         Ok(Inflight {
             mapping: Arc::new(mapping),
-            layout,
+            vrings: layout.vrings,
+            part_entries,
         })
     }
 
     /// The part of a vring; `None`: it has none.
     pub fn journal(&self, vring: u16) -> Option<Journal> {
-        let size = self.layout.vring_size;
-        (vring < self.layout.vrings).then(|| Journal {
+        let size = self.part_entries;
+        (vring < self.vrings).then(|| Journal {
             part: self
                 .mapping
                 .start()
@@ -162,14 +179,6 @@ pub enum JournalFault {
         found: u16,
         /// Entries that the frontend says it has.
         expected: u16,
-    },
-    /// Too small for the vring.
-    #[error("{entries} entries for a vring of {size}")]
-    Small {
-        /// Entries that it has.
-        entries: u16,
-        /// The vring's.
-        size: u16,
     },
     /// Names an entry that the vring does not have.
     #[error("head {head} of a vring of {size}")]
@@ -230,14 +239,8 @@ unsafe impl Send for Journal {}
 impl Journal {
     /// Finds out where a vring of `ring_size` entries goes on. `used`: the index that its guest has seen. That one counts,
     /// and not the position that the frontend names: after a crash QEMU names the used index, Cloud Hypervisor the
-    /// available one.
+    /// available one. The part has room for the ring ([`has_room_for`](Journal::has_room_for)).
     pub(crate) fn resume(&mut self, ring_size: u16, used: u16) -> Result<Resumed, JournalFault> {
-        if self.size < ring_size {
-            return Err(JournalFault::Small {
-                entries: self.size,
-                size: ring_size,
-            });
-        }
         let resumed = match self.word(VERSION_AT) {
             0 => self.begin(used),
             VERSION => self.recover(ring_size, used)?,
@@ -247,6 +250,35 @@ impl Journal {
             true => Err(JournalFault::Lost),
             false => Ok(resumed),
         }
+    }
+
+    /// Entries of the part.
+    pub fn entries(&self) -> u16 {
+        self.size
+    }
+
+    /// Returns true if the requests of a vring of that size can be written down here.
+    pub fn has_room_for(&self, ring_size: u16) -> bool {
+        ring_size <= self.size
+    }
+
+    /// Marks the part as that of a vring which it has no room for. Returns true if the mark is there already: a daemon that
+    /// served the vring has died, and nobody knows which requests it had taken.
+    ///
+    /// The list of a smaller vring that may be in the part is void from now on. The mark is a size in a part that counts as
+    /// unused otherwise, so that a smaller vring which comes later begins with an empty list.
+    pub(crate) fn mark(&mut self, ring_size: u16) -> bool {
+        let is_marked = self.word(VERSION_AT) == 0 && self.word(ENTRIES_AT) == ring_size;
+        self.set_word(VERSION_AT, 0);
+        compiler_fence(Ordering::SeqCst);
+        self.set_word(ENTRIES_AT, ring_size);
+        compiler_fence(Ordering::SeqCst);
+        is_marked
+    }
+
+    /// Removes the mark: every request that was taken is answered.
+    pub(crate) fn unmark(&mut self) {
+        self.set_word(ENTRIES_AT, 0);
     }
 
     /// Nobody has used this part, or it is of another ring.

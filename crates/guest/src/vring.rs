@@ -255,6 +255,8 @@ pub struct Vring {
     has_begun: bool,
     /// The record of the requests in flight.
     journal: Option<Journal>,
+    /// The part of the in-flight region that is too small for such a record, and is marked as such.
+    marked: Option<Journal>,
     /// Requests that a dead daemon had taken, to be taken before any other; the first of them is last.
     again: Vec<u16>,
     /// Whether `take` returns only those requests.
@@ -289,6 +291,7 @@ impl Vring {
             positions: Positions::new(layout.size, base),
             has_begun: false,
             journal: None,
+            marked: None,
             again: Vec::new(),
             drains: false,
             fault: None,
@@ -299,11 +302,27 @@ impl Vring {
     /// Records the requests in flight from now on, and continues at the position that the journal and the
     /// used ring give, whatever `base` was. Requests that a dead daemon had taken are taken again, in their
     /// order. Call this before the first chain is taken. The first `take` reports a fault of the journal.
-    pub fn keep(&mut self, mut journal: Journal) {
+    ///
+    /// A journal without room for the vring records nothing but that it is served. Returns how many requests are lost: if a
+    /// daemon died that served it like that, those that wait for an answer may or may not have been done, and may
+    /// stand in the available ring behind heads that are free again. None of them is taken. Otherwise `base` counts.
+    pub fn keep(&mut self, mut journal: Journal) -> u16 {
         let Some(Place { parts, .. }) = &self.place else {
-            return;
+            return 0;
         };
         let used = parts.used_index();
+        if !journal.has_room_for(self.layout.size) {
+            let was_served = journal.mark(self.layout.size);
+            self.marked = Some(journal);
+            if !was_served {
+                return 0;
+            }
+            let next = parts.avail_index();
+            self.positions.resume(next, used, 0);
+            self.has_begun = true;
+            self.signals.restart(parts, next);
+            return next.wrapping_sub(used);
+        }
         match journal.resume(self.layout.size, used) {
             Ok(resumed) => {
                 // At most the ring's entries, which are a u16.
@@ -317,11 +336,25 @@ impl Vring {
             Err(fault) => self.fault = Some(VringFault::Journal(fault)),
         }
         self.is_special = self.fault.is_some() || !self.again.is_empty();
+        0
     }
 
     /// Whether the requests in flight are recorded.
     pub fn is_kept(&self) -> bool {
         self.journal.is_some()
+    }
+
+    /// Returns the entries of the journal if they are too few to record anything.
+    pub fn unrecorded(&self) -> Option<u16> {
+        self.marked.as_ref().map(Journal::entries)
+    }
+
+    /// Notes that every request that was taken is answered and no more will be, so that a journal without room has nothing to
+    /// report to the next daemon.
+    pub fn end(&mut self) {
+        if let Some(marked) = &mut self.marked {
+            marked.unmark();
+        }
     }
 
     /// From now on `take` returns only the requests of a dead daemon, which count as in flight.

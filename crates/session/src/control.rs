@@ -223,6 +223,9 @@ impl State {
                     .ok_or_else(|| cannot("the in-flight region has no part for it".to_owned()))?,
             ),
         };
+        let is_recorded = journal
+            .as_ref()
+            .is_some_and(|journal| journal.has_room_for(size));
         let call = copy_of(settings.call.as_ref())?;
         let err = copy_of(settings.err.as_ref())?;
         let worker = self.workers.start(index, &self.device, &self.memory)?;
@@ -238,7 +241,7 @@ impl State {
             enabled: settings.enabled || starts_enabled,
         });
         settings.has_left = false;
-        entry.running = Some(layout);
+        (entry.running, entry.is_recorded) = (Some(layout), is_recorded);
         answer(started)?.map_err(|error| cannot(error.to_string()))
     }
 

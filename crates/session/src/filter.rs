@@ -263,16 +263,18 @@ fn get_inflight(relay: &Relay, message: &Message) -> Served {
         Ok(asked) => asked,
         Err(refusal) => return Served::with(Vec::new(), Err(refusal)),
     };
-    let layout = InflightLayout::new(asked.vrings, asked.vring_size);
-    let (fd, outcome) = match state.make_inflight(layout) {
-        Ok(made) => (made.map(OwnedFd::from), Ok(())),
+    let (made, outcome) = match state.make_inflight(asked) {
+        Ok(made) => (made, Ok(())),
         Err(error) => {
             let why = format!("no in-flight region can be made: {error}");
             (None, Err(Refusal::Message(why)))
         }
     };
-    let len_bytes = fd.as_ref().map_or(0, |_| layout.len_bytes);
-    // The answer has the length of the request: QEMU sends and expects the structure with its padding.
+    let (fd, len_bytes) = made.map_or((None, 0), |(file, len_bytes)| {
+        (Some(OwnedFd::from(file)), len_bytes)
+    });
+    // The answer has the length of the request: QEMU sends and expects the structure with its padding. It names the size of a vring
+    // that was asked for, which frontends send back.
     let mut payload = message.payload.clone();
     for (place, byte) in payload
         .iter_mut()

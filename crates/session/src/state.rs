@@ -245,12 +245,17 @@ impl State {
 
     // Requests in flight.
 
-    /// A file for a region of this layout. `None`: the device has fewer vrings, or smaller ones.
-    pub(crate) fn make_inflight(&self, layout: InflightLayout) -> io::Result<Option<File>> {
-        let fits = (1..=self.vrings.count()).contains(&layout.vrings)
-            && (1..=self.vring_size_max).contains(&layout.vring_size)
-            && layout.vring_size.is_power_of_two();
-        fits.then(|| Inflight::create(layout)).transpose()
+    /// Makes a file for a region, and returns it with its length. `None`: the device has fewer vrings, or smaller ones.
+    ///
+    /// It has room for the largest vrings whatever was asked for, because the guest's driver chooses the size, and a frontend asks
+    /// before it knows that (QEMU before 11 asks for its `queue-size`, and lets the driver have 1024 entries).
+    pub(crate) fn make_inflight(&self, asked: InflightLayout) -> io::Result<Option<(File, u64)>> {
+        let fits = (1..=self.vrings.count()).contains(&asked.vrings)
+            && (1..=self.vring_size_max).contains(&asked.vring_size)
+            && asked.vring_size.is_power_of_two();
+        let layout = InflightLayout::new(asked.vrings, self.vring_size_max);
+        fits.then(|| Ok((Inflight::create(layout)?, layout.len_bytes)))
+            .transpose()
     }
 
     /// Sets the region for vrings that start from here on.

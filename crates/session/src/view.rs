@@ -9,8 +9,6 @@ pub struct View {
     pub features: Option<u64>,
     /// Protocol features that the frontend acknowledged.
     pub protocol_features: u64,
-    /// The frontend keeps the requests in flight, so that another daemon can repeat them.
-    pub keeps_inflight: bool,
     /// Running vrings, by index.
     pub vrings: Vec<VringView>,
 }
@@ -24,6 +22,8 @@ pub struct VringView {
     pub size: u16,
     /// Whether it is served; a frontend can disable it.
     pub enabled: bool,
+    /// The frontend keeps its requests in flight, so that another daemon can repeat them.
+    pub recovery: bool,
 }
 
 impl State {
@@ -36,12 +36,12 @@ impl State {
                 index,
                 size: layout.size,
                 enabled: entry.settings.enabled || all_enabled,
+                recovery: entry.is_recorded,
             })
         };
         View {
             features: self.features,
             protocol_features: self.protocol_bits(),
-            keeps_inflight: self.inflight.is_some(),
             vrings: self.vrings.iter_mut().filter_map(running).collect(),
         }
     }

@@ -129,6 +129,8 @@ pub(crate) struct Entry {
     pub(crate) settings: Settings,
     /// Its addresses while a worker serves it.
     pub(crate) running: Option<VringLayout>,
+    /// Whether its requests in flight are recorded while it runs.
+    pub(crate) is_recorded: bool,
 }
 
 impl Entry {

@@ -250,7 +250,8 @@ impl<S: Store> Worker<S> {
         let epoch = self.epoch.clone();
         let mut vring = Vring::new(epoch, start.layout, start.features, start.base)?;
         if let Some(journal) = start.journal.take() {
-            vring.keep(journal);
+            let lost = vring.keep(journal);
+            self.warn_of_unrecorded(start.index, &vring, lost);
         }
         let settled_ns = self.settled_ns(start.index, vring.again());
         let free = self.lanes.iter().position(Option::is_none);
@@ -280,6 +281,28 @@ impl<S: Store> Worker<S> {
         self.apply(number as u16, Signal::Err(err));
         self.apply(number as u16, Signal::Call(call));
         Ok(())
+    }
+
+    /// Warns of a vring whose requests in flight are not recorded, and of those that an earlier daemon lost for this reason.
+    fn warn_of_unrecorded(&self, index: u16, vring: &Vring, lost: u16) {
+        let Some(entries) = vring.unrecorded() else {
+            return;
+        };
+        let size = vring.size();
+        self.device.logs.unrecorded.log(|more| {
+            tracing::warn!(
+                "{}: vring {index} is served without crash recovery: the guest made it {size} entries large, and the VMM's                  in-flight region has room for {entries}. If this daemon is killed, the requests in flight are never                  answered, and the guest has to be reset. Stop the guest and start it with queue-size={size}{more}",
+                self.device.disk.name()
+            );
+        });
+        if lost > 0 {
+            self.device.logs.lost.log(|more| {
+                tracing::error!(
+                    "{}: vring {index}: {lost} requests that an earlier daemon left in flight are lost, because it served the                      vring without crash recovery: the guest waits for them in vain; reset it{more}",
+                    self.device.disk.name()
+                );
+            });
+        }
     }
 
     /// Tells of the requests that an earlier daemon left in flight, and when they may be repeated; `None`: at once.
@@ -416,7 +439,7 @@ impl<S: Store> Worker<S> {
     /// Gives back the vrings that control waits for. The preceding `enter` sent their last call.
     fn release_drained_lanes(&mut self) {
         for number in 0..self.lanes.len() {
-            let Some(lane) = self.lanes[number].take_if(|lane| lane.is_drained()) else {
+            let Some(mut lane) = self.lanes[number].take_if(|lane| lane.is_drained()) else {
                 continue;
             };
             let slot = number as u16;
@@ -425,6 +448,9 @@ impl<S: Store> Worker<S> {
             self.reactor.set_bell(call_bell(slot), None);
             self.reactor.set_bell(err_bell(slot), None);
             let leaves_requests = lane.leaves_requests();
+            if !leaves_requests {
+                lane.vring.end();
+            }
             if let State::Stopping(done) = lane.state {
                 reply(
                     &done,

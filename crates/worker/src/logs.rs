@@ -14,6 +14,10 @@ pub struct Logs {
     pub(crate) retired: SharedQuota,
     /// Requests of an earlier daemon that are repeated.
     pub(crate) repeated: SharedQuota,
+    /// Vrings whose requests in flight are not recorded.
+    pub(crate) unrecorded: SharedQuota,
+    /// Requests that are lost for that reason.
+    pub(crate) lost: SharedQuota,
     /// What the splitter has learnt.
     pub(crate) learnt: SharedQuota,
     /// All others.
@@ -30,6 +34,8 @@ impl Default for Logs {
             legs: few(),
             retired: few(),
             repeated: few(),
+            unrecorded: one(),
+            lost: few(),
             learnt: few(),
             others: one(),
         }

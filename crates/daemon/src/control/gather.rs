@@ -121,6 +121,7 @@ impl DiskStatus {
                     index: vring.index,
                     size: vring.size,
                     enabled: vring.enabled,
+                    recovery: vring.recovery,
                 })
                 .collect(),
         }

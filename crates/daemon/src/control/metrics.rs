@@ -17,6 +17,7 @@ cleave_process_cpu_seconds_total counter CPU time of the daemon, user and system
 cleave_process_resident_bytes gauge Memory of the daemon, without what it shares with guests.
 cleave_connected gauge 1 while a frontend is connected.
 cleave_sessions_total counter Frontends served so far.
+cleave_vrings_without_recovery gauge Running vrings whose requests in flight are lost if the daemon is killed.
 cleave_disk_size_bytes gauge Size of the disk.
 cleave_disk_sync_failed gauge 1 after a sync failed: every flush fails until the disk is opened again.
 cleave_nbd_connections gauge Connections to the NBD server: up, or waiting to be made.
@@ -296,6 +297,9 @@ fn daemon(text: &mut Text<'_>, report: &Report) {
     text.one("cleave_process_resident_bytes", process.resident_bytes);
     text.one("cleave_connected", u8::from(report.session.connected));
     text.one("cleave_sessions_total", report.session.count);
+    let vrings = report.session.vrings.iter();
+    let unrecorded = vrings.filter(|vring| !vring.recovery).count();
+    text.one("cleave_vrings_without_recovery", unrecorded);
 }
 
 fn write_connections(text: &mut Text<'_>, connections: Option<&Connections>) {

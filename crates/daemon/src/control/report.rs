@@ -126,6 +126,9 @@ pub(crate) struct RunningVring {
     pub(crate) index: u16,
     pub(crate) size: u16,
     pub(crate) enabled: bool,
+    /// The frontend keeps its requests in flight: after a crash the next daemon repeats them. Otherwise they are lost then.
+    #[serde(default)]
+    pub(crate) recovery: bool,
 }
 
 /// The settings that `PATCH` changes.

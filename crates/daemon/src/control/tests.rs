@@ -242,6 +242,7 @@ fn metrics_have_stable_names() {
         "process_resident_bytes gauge",
         "connected gauge",
         "sessions_total counter",
+        "vrings_without_recovery gauge",
         "disk_size_bytes gauge",
         "disk_sync_failed gauge",
         "disk_requests_total counter",

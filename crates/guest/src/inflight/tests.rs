@@ -372,12 +372,167 @@ fn a_region_must_hold_its_vrings() {
         ..InflightLayout::new(1, 128)
     };
     assert!(matches!(map(odd), Err(InflightError::Align(4))));
-    let mut small = map(InflightLayout::new(4, 4)).unwrap().journal(0).unwrap();
-    let fault = JournalFault::Small {
-        entries: 4,
-        size: 8,
+}
+
+/// QEMU names the size that it asked for and the length that it got.
+#[test]
+fn the_length_of_a_region_decides_how_large_its_parts_are() {
+    let file = Inflight::create(InflightLayout::new(4, 1024)).unwrap();
+    let entries = |len_bytes, vring_size| {
+        let layout = InflightLayout {
+            len_bytes,
+            ..InflightLayout::new(4, vring_size)
+        };
+        let region = Inflight::map(file.try_clone().unwrap(), layout).unwrap();
+        region.journal(3).unwrap().entries()
     };
-    assert_eq!(small.resume(8, 0), Err(fault));
+    let rows = [
+        (4 * 16448, 1024, 1024),
+        (4 * 16448, 256, 1024),
+        (4 * 16448, 128, 1024),
+        (4 * 4160, 128, 256),
+        // These parts are as large as those of twice the size.
+        (4 * 64, 1, 1),
+        // Rounded up to pages by whoever made it.
+        (3 * 4096, 128, 128),
+        (4 * 16448 - 64, 256, 256),
+    ];
+    for (len_bytes, vring_size, expected) in rows {
+        assert_eq!(
+            entries(len_bytes, vring_size),
+            expected,
+            "{len_bytes} {vring_size}"
+        );
+    }
+}
+
+/// A region whose only part has fewer entries than the ring of [`Guest`], and the file that outlives whoever maps it.
+fn small_region() -> Inflight {
+    let layout = InflightLayout::new(1, SIZE / 2);
+    Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap()
+}
+
+impl Guest {
+    fn with_small_region() -> Guest {
+        Guest {
+            region: small_region(),
+            ..Guest::new()
+        }
+    }
+
+    /// A daemon that begins, and the number of requests that it gives up.
+    fn serve_unrecorded(&self, base: u16) -> (Vring, u16) {
+        let memory = self.driver.memory.clone();
+        let layout = self.driver.layout;
+        let mut vring = Vring::new(memory, layout, feature::EVENT_IDX, base).unwrap();
+        let lost = vring.keep(self.region.journal(0).unwrap());
+        assert_eq!(vring.unrecorded(), Some(SIZE / 2));
+        (vring, lost)
+    }
+}
+
+/// After an orderly stop the next daemon starts where the frontend says. That is the used index of the ring, too.
+#[test]
+fn a_vring_larger_than_its_part_is_served_and_continues_after_an_orderly_stop() {
+    let mut guest = Guest::with_small_region();
+    let mut base = BASE;
+    for _ in 0..3 {
+        guest.offer(5);
+        let (mut vring, lost) = guest.serve_unrecorded(base);
+        assert_eq!(lost, 0);
+        for head in take_all(&mut vring) {
+            vring.push_used(head, 1);
+        }
+        vring.publish();
+        vring.end();
+        base = vring.base();
+        guest.collect();
+        assert!(guest.waiting.is_empty());
+        // The guest goes on while nobody serves it.
+        guest.offer(2);
+    }
+}
+
+/// Nobody knows which of them were taken, and which of the heads in the available ring are answered and in use again. A request
+/// must not be answered twice, so none of them is taken; the guest's later ones are.
+#[test]
+fn requests_of_a_vring_larger_than_its_part_are_given_up_after_a_crash() {
+    for base in [Base::Used, Base::Avail, Base::Junk] {
+        let mut guest = Guest::with_small_region();
+        guest.offer(5);
+        let (mut vring, _) = guest.serve_unrecorded(BASE);
+        // The third is answered first, and its head is used again.
+        let taken = take_all(&mut vring);
+        vring.push_used(taken[2], 1);
+        vring.publish();
+        drop(vring);
+        guest.collect();
+        guest.free = [taken[2]].into();
+        guest.offer(1);
+        let named = match base {
+            Base::Used => guest.driver.used_index(),
+            Base::Avail => guest.driver.avail,
+            Base::Junk => 4711,
+        };
+        let (mut vring, lost) = guest.serve_unrecorded(named);
+        assert_eq!(lost, 5, "{base:?}");
+        assert_eq!(take_all(&mut vring), [0; 0]);
+        guest.free = [5, 6].into();
+        guest.offer(2);
+        let taken = take_all(&mut vring);
+        assert_eq!(taken, [5, 6]);
+        for head in taken {
+            vring.push_used(head, 1);
+        }
+        vring.publish();
+        guest.collect();
+        assert_eq!(guest.waiting.len(), 5, "they wait until the guest is reset");
+    }
+}
+
+/// The part holds the list of a smaller ring, is then too small for a larger one, and is used by a small one again: neither
+/// finds what the other left.
+#[test]
+fn rings_of_two_sizes_that_share_a_part_find_nothing_of_each_other() {
+    let small_ring = |driver: &Driver, region: &Inflight, base| {
+        let mut vring = Vring::new(driver.memory.clone(), driver.layout, 0, base).unwrap();
+        assert_eq!(vring.keep(region.journal(0).unwrap()), 0);
+        vring
+    };
+    for is_orderly in [false, true] {
+        let mut guest = Guest::with_small_region();
+        // A small ring, whose daemon dies with two requests in flight.
+        let small = Driver::new(&guest.driver.memory, 0x4000, SIZE / 2, 0);
+        for head in 0..SIZE / 2 {
+            small.set(head, Desc(0x8_0000, 16, 0, 0));
+        }
+        let mut small = small;
+        small.offer(1);
+        small.offer(2);
+        small.publish();
+        let mut vring = small_ring(&small, &guest.region, 0);
+        assert_eq!(take_all(&mut vring), [1, 2]);
+        drop(vring);
+        // The guest is reset meanwhile and makes a larger one.
+        guest.offer(3);
+        let (mut vring, lost) = guest.serve_unrecorded(BASE);
+        assert_eq!((lost, vring.again()), (0, 0));
+        for head in take_all(&mut vring) {
+            vring.push_used(head, 1);
+        }
+        vring.publish();
+        if is_orderly {
+            vring.end();
+        }
+        drop(vring);
+        // And a small one once more.
+        let mut small = Driver::new(&guest.driver.memory, 0x4000, SIZE / 2, 0);
+        small.offer(3);
+        small.publish();
+        let mut vring = small_ring(&small, &guest.region, 0);
+        assert_eq!(vring.again(), 0);
+        assert_eq!(take_all(&mut vring), [3]);
+    }
 }
 
 #[test]

@@ -54,17 +54,20 @@ impl Frontend {
     }
 }
 
+/// A driver may make its vrings larger than the frontend expects. QEMU 10.0 asks for the `queue-size` of its device, and
+/// lets the guest use 1024 entries.
 #[test]
-fn a_region_is_made_in_the_size_that_was_asked_for() {
+fn a_region_has_room_for_the_largest_vring_whatever_was_asked_for() {
     let mut frontend = Frontend::with_memory();
-    for padding in [20, 24] {
-        let asked = layout(0, 0, 4, 256);
+    for (padding, size) in [(20, 256), (24, 256), (20, 128), (24, 128), (24, 1)] {
+        let asked = layout(0, 0, 4, size);
         let (bytes, offset, file) = frontend.region(&asked[..padding]);
         let file = file.unwrap();
-        assert_eq!((bytes, offset), (REGION_BYTES, 0));
+        assert_eq!((bytes, offset), (REGION_BYTES, 0), "{size}");
         assert_eq!(file.metadata().unwrap().len(), REGION_BYTES);
         assert!(file.set_len(0).is_err(), "the file cannot be truncated");
-        assert_eq!(frontend.give(&layout(bytes, 0, 4, 256), &file), Ack);
+        // It sends the length of the answer and its own size of a vring, as QEMU does.
+        assert_eq!(frontend.give(&layout(bytes, 0, 4, size), &file), Ack);
     }
     // More than the device has. The frontend goes on without a region.
     for (vrings, size) in [(5, 256), (4, 257), (4, 96), (0, 256), (4, 0)] {
@@ -164,6 +167,29 @@ fn requests_left_by_a_daemon_are_repeated_whatever_base_says() {
         file.read_exact_at(&mut in_flight, 2 * 4160 + 16).unwrap();
         assert_eq!(in_flight, [0]);
     }
+}
+
+/// The frontend names a smaller size than the region has room for, and the vring has the larger one.
+#[test]
+fn a_vring_larger_than_its_frontend_says_is_recovered() {
+    let mut frontend = Frontend::with_memory();
+    let (bytes, _, file) = frontend.region(&layout(0, 0, 4, 128));
+    let file = file.unwrap();
+    leave(&file, 2);
+    assert_eq!(frontend.give(&layout(bytes, 0, 4, 128), &file), Ack);
+    let mut driver = Driver::new(&frontend, 2);
+    driver.make();
+    frontend.configure_at(&driver, 4711);
+    assert_eq!(
+        frontend.request(Req::SET_VRING_ENABLE, &words(&[2, 1])),
+        Ack
+    );
+    driver.finish();
+    assert_eq!(frontend.base(2), Some((2, 1)));
+    frontend.end();
+    let mut in_flight = [7];
+    file.read_exact_at(&mut in_flight, 2 * 4160 + 16).unwrap();
+    assert_eq!(in_flight, [0]);
 }
 
 #[test]
