@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use cleave_client::{Client, Layout, Offered, Options, Order, Sample, Stop, Verify, Workload};
 use cleave_tests::http::{Response, fetch, get};
 use cleave_tests::{
-    Daemon, Scratch, exercise, exercise_queue, is_root, run_to_exit, scale, small, wait_until,
+    Daemon, Scratch, exercise, exercise_queue, is_root, run_on, run_to_exit, scale, small,
+    wait_until,
 };
-use rustix::thread::{CpuSet, gettid, sched_getcpu, sched_setaffinity};
+use rustix::thread::{gettid, sched_getcpu};
 use serde_json::{Value, json};
 
 const SPAN: u64 = 4 << 20;
@@ -260,18 +261,6 @@ fn churn(node: &Node, disk: &Value, done: &AtomicBool) -> u32 {
         std::thread::sleep(Duration::from_millis(100).saturating_sub(begun.elapsed()));
     }
     rounds
-}
-
-/// Has this thread run on these CPUs alone; a guest's CPU goes before all else there.
-fn run_on(cpus: &[usize], is_guest: bool) {
-    let mut set = CpuSet::new();
-    cpus.iter().for_each(|cpu| set.set(*cpu));
-    sched_setaffinity(None, &set).unwrap();
-    if is_guest {
-        let thread = gettid().as_raw_nonzero().to_string();
-        let words = ["--fifo", "--pid", "10", &thread];
-        assert!(Command::new("chrt").args(words).status().unwrap().success());
-    }
 }
 
 /// The pool has a CPU of its own. All else shares the other one, on which the guest of the disk that stays goes first.

@@ -41,6 +41,7 @@ pub mod opcode {
 #[expect(missing_docs, reason = "each is the flag that it names")]
 pub mod flag {
     pub const ASYNC_READ: u32 = 1;
+    /// Asynchronous direct I/O does not block in the kernel until its reply.
     pub const ASYNC_DIO: u32 = 1 << 15;
     pub const WRITEBACK_CACHE: u32 = 1 << 16;
 }

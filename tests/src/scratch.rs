@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 use tempfile::TempDir;
 
 /// A folder on a real file system (so that O_DIRECT works), removed when dropped.
@@ -75,6 +76,17 @@ pub fn run(program: &str, args: &[&str]) -> Result<String, String> {
         "{program} {args:?}: {}",
         String::from_utf8_lossy(&output.stderr).trim()
     ))
+}
+
+/// Has this thread run on these CPUs alone; a guest's CPU goes before all else there, which takes root.
+pub fn run_on(cpus: &[usize], is_guest: bool) {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu));
+    sched_setaffinity(None, &set).unwrap();
+    if is_guest {
+        let thread = gettid().as_raw_nonzero().to_string();
+        run("chrt", &["--fifo", "--pid", "10", &thread]).unwrap();
+    }
 }
 
 /// A mounted file system, unmounted when dropped.

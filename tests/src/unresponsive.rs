@@ -49,12 +49,21 @@ impl UnresponsiveFs {
     /// Mounts a file of so many bytes.
     pub fn mount(scratch: &Scratch, bytes: u64) -> Result<UnresponsiveFs, String> {
         // Valid for no time at all, so the kernel asks again each time.
+        UnresponsiveFs::mount_as(scratch, bytes, (0, flag::ASYNC_DIO))
+    }
+
+    /// The same, but a thread that reads or writes waits in the kernel for the reply.
+    pub fn mount_blocking(scratch: &Scratch, bytes: u64) -> Result<UnresponsiveFs, String> {
         UnresponsiveFs::mount_as(scratch, bytes, (0, 0))
     }
 
     /// The same, but the kernel knows the file by heart, and keeps what is written to it: a close waits until the server has it.
     pub fn mount_caching(scratch: &Scratch, bytes: u64) -> Result<UnresponsiveFs, String> {
-        UnresponsiveFs::mount_as(scratch, bytes, (3600, flag::WRITEBACK_CACHE))
+        UnresponsiveFs::mount_as(
+            scratch,
+            bytes,
+            (3600, flag::ASYNC_DIO | flag::WRITEBACK_CACHE),
+        )
     }
 
     fn mount_as(
@@ -162,8 +171,8 @@ fn serve(mut device: File, bytes: u64, cached: (u64, u32), flags: &Flags) {
 }
 
 /// The reply to a request; `None`: the request has no reply. `cached`: for how many seconds the kernel may believe what it knows,
-/// and how else it may cache.
-fn answer(input: Input<'_>, content: &mut [u8], (seconds, caching): (u64, u32)) -> Option<Vec<u8>> {
+/// and the flags of the file system.
+fn answer(input: Input<'_>, content: &mut [u8], (seconds, flags): (u64, u32)) -> Option<Vec<u8>> {
     const NO_SUCH: i32 = -2;
     const UNKNOWN: i32 = -38;
     let bytes = content.len() as u64;
@@ -179,8 +188,7 @@ fn answer(input: Input<'_>, content: &mut [u8], (seconds, caching): (u64, u32)) 
             there.copy_from_slice(input.0.get(80..)?.get(..there.len())?);
             Ok(fuse::words(&[there.len() as u32, 0]))
         }
-        // With this flag direct I/O does not block in the kernel until its reply.
-        INIT => Ok(fuse::init(flag::ASYNC_DIO | caching, 0)),
+        INIT => Ok(fuse::init(flags, 0)),
         FSYNC | RELEASE | RELEASEDIR => Ok(Vec::new()),
         _ => Err(UNKNOWN),
     };

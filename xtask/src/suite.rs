@@ -31,8 +31,10 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/scale", "the_faults_of_two_disks"),
     // Hundreds of threads open disks at once.
     ("tests/scale", "hundreds_of_disks_start"),
-    // Its guest goes before all else on a CPU.
+    // Their guests go before all else on a CPU.
     ("tests/pool", "neighbours_do_not_feel"),
+    ("tests/neighbours", "do_not_hold_up_others"),
+    ("tests/neighbours", "delays_its_disk_alone"),
     // Count what goes over a connection in two seconds.
     ("tests/nbd", "short_answers_over_tcp"),
     ("tests/nbd", "several_connections_hide"),

@@ -50,7 +50,10 @@ impl Disk {
 fn check_leg(leg: &Leg) -> Result<Polling, IopollError> {
     let name = leg.name();
     let refused = |why: String| Err(IopollError(why));
-    let Backing::File { file, kind, direct } = leg.backing() else {
+    let Backing::File {
+        file, kind, direct, ..
+    } = leg.backing()
+    else {
         return refused(format!(
             "disk {name} has no queue on this host to poll; remove --iopoll, which is for files and devices"
         ));

@@ -15,7 +15,7 @@ use vm_memory::MmapRegion;
 use crate::model::Shared;
 use crate::nbd::Nbd;
 use crate::open::reopen;
-use crate::probe::{probe_file, size_bytes};
+use crate::probe::{self, probe_file, size_bytes};
 use crate::{OpenError, OpenOptions, RangeLocks, rbd};
 
 /// The kind of file behind a path.
@@ -38,6 +38,9 @@ pub enum Backing {
         kind: FileKind,
         /// The page cache is bypassed.
         direct: bool,
+        /// A program serves the file. While a read or write is submitted the kernel waits for that program, even if it
+        /// was asked not to wait.
+        has_server: bool,
     },
     /// Anonymous memory.
     Ram(MmapRegion),
@@ -67,6 +70,7 @@ impl Backing {
             file,
             kind,
             direct: false,
+            has_server: false,
         }
     }
 
@@ -83,9 +87,15 @@ impl Backing {
     /// Finds the limits of what can be a leg of a stripe. Sets O_DIRECT on a file if it is to bypass the page cache.
     pub(crate) fn probe(&mut self, name: &str, options: &OpenOptions) -> Result<Limits, OpenError> {
         match self {
-            Backing::File { file, kind, direct } => {
+            Backing::File {
+                file,
+                kind,
+                direct,
+                has_server,
+            } => {
                 let (limits, is_direct) = probe_file(Path::new(name), file, *kind, options)?;
                 *direct = is_direct;
+                *has_server = *kind == FileKind::Regular && probe::has_server(file);
                 Ok(limits)
             }
             Backing::Rbd(image) => rbd::probe(image, name, options),
@@ -254,6 +264,11 @@ impl Leg {
             None => Some(file.as_fd()),
             Some(further) => self.more_files.get(further).map(|file| file.as_fd()),
         }
+    }
+
+    /// Whether a program serves its file; see [`Backing::File`].
+    pub fn has_server(&self) -> bool {
+        matches!(self.backing, Backing::File { has_server, .. } if has_server)
     }
 
     /// Whether its reads and writes may be polled: this was requested and has not been given up.

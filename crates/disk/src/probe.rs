@@ -19,6 +19,8 @@ const BLOCK_BYTES_MAX: u32 = 65536;
 const FILE_BLOCK_BYTES: u32 = 4096;
 /// The kernel and virtio count the bytes of a file in an `i64`.
 const CAPACITY_MAX: u64 = i64::MAX as u64;
+/// FUSE_SUPER_MAGIC (linux/magic.h): FUSE, and virtiofs, which shares its file operations.
+const FUSE_MAGIC: u32 = 0x6573_5546;
 
 /// The properties of a store before the operator's options are applied.
 struct Geometry {
@@ -74,6 +76,12 @@ pub(crate) fn size_bytes(file: &File, kind: FileKind) -> io::Result<u64> {
         // stat reports 0 for a device. Nothing uses the file offset that this moves: all I/O is positioned.
         FileKind::BlockDevice => rustix::fs::seek(file, SeekFrom::End(0))?,
     })
+}
+
+/// Whether a program serves this file ([`crate::Backing::File`]). A file system whose server does not know the question is
+/// certainly served by one.
+pub(crate) fn has_server(file: &File) -> bool {
+    rustix::fs::fstatfs(file).map_or(true, |found| found.f_type as u32 == FUSE_MAGIC)
 }
 
 /// Limits of a disk in memory or of a null disk.

@@ -143,6 +143,11 @@ impl Store for AnyStore {
         inside!(self, store => store.came_back())
     }
 
+    #[inline]
+    fn is_sated(&self) -> bool {
+        inside!(self, store => store.is_sated())
+    }
+
     fn close(&mut self, reactor: &mut Reactor) {
         inside!(self, store => store.close(reactor));
     }

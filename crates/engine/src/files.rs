@@ -7,8 +7,9 @@
 //! not happen, `drop` leaks them).
 //!
 //! An op takes its range lock first and its buffer second. An op that waits for a buffer may hold a lock, but
-//! an op with a buffer waits only for the kernel, so there is no deadlock.
+//! an op with a buffer waits only for the kernel, perhaps until others have completed there, so there is no deadlock.
 
+mod delegated;
 #[cfg(test)]
 pub(crate) mod rig;
 mod submission;
@@ -23,16 +24,17 @@ use cleave_blk::{Op, OpKind};
 use cleave_disk::{Backing, Disk, FileKind, Leg, RangeLocks};
 use cleave_guest::Epoch;
 
+use self::delegated::{Delegated, delegates_from};
 use self::sync::Syncs;
 use crate::buffer::Pool;
 use crate::legs::{LegStats, Tally};
 use crate::memory::walk;
 use crate::piece;
 use crate::progress::{self, Direction, Progress, Retry, Transfer};
-use crate::reactor::StoreId;
+use crate::reactor::{StoreId, Tenancy};
 use crate::step::{self, Facts, Methods, Next};
 use crate::table::{Entry, Hold, Method, Step, Table};
-use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
+use crate::{Completion, Done, EngineError, LAP_BYTES_MAX, Reactor, Store, Wait};
 
 /// Longest sleep while an op waits for a range lock of another worker, which sends no signal when it releases
 /// the lock.
@@ -62,6 +64,9 @@ pub struct Files {
     /// Entries that the rings have not completed; `polled` counts those in the polled ring.
     submitted: usize,
     polled: usize,
+    delegated: Delegated,
+    /// Bytes that this thread copies in its next enter, because they go through the page cache.
+    lap_bytes: u64,
     hold_waiters: VecDeque<u16>,
     buffer_waiters: VecDeque<u16>,
     /// Ops that wait for their retry time.
@@ -101,10 +106,17 @@ impl Files {
         }
         let id = reactor.attach(&files, disk.is_polled());
         let id = id.map_err(EngineError::setup)?;
-        Files::on(disk, id, &kinds, ops).map_err(EngineError::setup)
+        let tenancy = reactor.tenancy();
+        Files::on(disk, id, &kinds, ops, tenancy).map_err(EngineError::setup)
     }
 
-    fn on(disk: Arc<Disk>, id: StoreId, kinds: &[FileKind], ops: u16) -> io::Result<Files> {
+    fn on(
+        disk: Arc<Disk>,
+        id: StoreId,
+        kinds: &[FileKind],
+        ops: u16,
+        tenancy: Tenancy,
+    ) -> io::Result<Files> {
         let limits = disk.limits();
         let pool = Pool::new(
             limits.offset_align_bytes.max(1) as usize,
@@ -114,24 +126,30 @@ impl Files {
                 .max(4096) as usize,
         )?;
         let room = usize::from(ops);
-        let leg = |(kind, leg): (&FileKind, u16)| LegState {
-            facts: Facts {
-                buffer_bytes: pool.buffer_bytes(),
-                zeroes_bytes: pool.zeroes_bytes(),
-                cached: is_cached(&disk, leg),
-                ..Facts::new(*kind, limits)
-            },
-            methods: Methods::at_first(*kind),
-            syncs: Syncs::new(room),
-            refusals: 0,
+        let leg = |(kind, leg): (&FileKind, &Leg)| {
+            let cached = is_cached(leg);
+            LegState {
+                facts: Facts {
+                    buffer_bytes: pool.buffer_bytes(),
+                    zeroes_bytes: pool.zeroes_bytes(),
+                    cached,
+                    delegates_from: delegates_from(leg, cached, tenancy),
+                    ..Facts::new(*kind, limits)
+                },
+                methods: Methods::at_first(*kind),
+                syncs: Syncs::new(room),
+                refusals: 0,
+            }
         };
         Ok(Files {
-            legs: kinds.iter().zip(0..).map(leg).collect(),
+            legs: kinds.iter().zip(disk.legs()).map(leg).collect(),
             unit: u64::from(limits.offset_align_bytes.max(1)),
             table: Table::new(ops)?,
             pool,
             submitted: 0,
             polled: 0,
+            delegated: Delegated::new(room),
+            lap_bytes: 0,
             hold_waiters: VecDeque::with_capacity(room),
             buffer_waiters: VecDeque::with_capacity(room),
             delayed: VecDeque::with_capacity(room),
@@ -301,25 +319,11 @@ impl Files {
         });
     }
 
-    /// Submits the current step, or the rest of it, to its ring.
-    fn issue(&mut self, reactor: &mut Reactor, index: u16) {
-        let entry = self.submission(index).user_data(self.id.user_data(index));
-        let is_polled = reactor.has_polled_ring() && may_poll(&self.disk, self.table.get(index));
-        // SAFETY: see the module's documentation: everything that `entry` points to lives until `completed`
-        // or `close` has seen its completion.
-        let pushed = unsafe { reactor.submit(self.id, &entry, is_polled) };
-        if pushed {
-            self.submitted += 1;
-            self.polled += usize::from(is_polled);
-        } else {
-            self.delayed.push_back((Instant::now() + FULL_PAUSE, index));
-        }
-    }
-
     /// Handles the completion of a step in the plain ring.
     #[inline]
     fn step_completed(&mut self, reactor: &mut Reactor, index: u16, result: i32) {
         self.submitted = self.submitted.saturating_sub(1);
+        self.delegated_completed(index);
         #[cfg(test)]
         let result = self.mangled(index, result);
         match self.step_progress(index, result) {
@@ -328,6 +332,7 @@ impl Files {
             Progress::Again => self.retry_step(reactor, index),
             Progress::Failed(errno) => self.step_failed(reactor, index, errno),
         }
+        self.serve_delegated(reactor);
         self.serve_buffer_waiters(reactor);
     }
 
@@ -592,6 +597,7 @@ impl Files {
         for queue in [&mut self.hold_waiters, &mut self.buffer_waiters] {
             waiting.extend(queue.drain(..));
         }
+        waiting.extend(self.delegated.drain());
         for leg in &mut self.legs {
             waiting.extend(leg.syncs.waiting.drain(..));
             waiting.extend(leg.syncs.followers.drain(..));
@@ -694,6 +700,7 @@ impl Store for Files {
         }
         self.retry_holds(reactor);
         let pause = self.retry_delayed(reactor);
+        self.serve_delegated(reactor);
         self.serve_buffer_waiters(reactor);
         let hold = (!self.hold_waiters.is_empty()).then_some(LOCK_PAUSE);
         hold.into_iter().chain(pause).min()
@@ -701,7 +708,13 @@ impl Store for Files {
 
     #[inline]
     fn after_enter(&mut self) {
+        self.lap_bytes = 0;
         self.tally.tick();
+    }
+
+    #[inline]
+    fn is_sated(&self) -> bool {
+        self.lap_bytes >= LAP_BYTES_MAX
     }
 
     fn close(&mut self, reactor: &mut Reactor) {
@@ -766,30 +779,13 @@ fn range(disk: &Disk, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(
     }
 }
 
-/// Whether the op's current step goes to the polled ring: it must move few bytes past the page cache, and
-/// must not be a durable write. A durable write may need a flush, for which the kernel waits by an interrupt.
-#[inline]
-fn may_poll(disk: &Disk, entry: &Entry) -> bool {
-    let moves = matches!(
-        entry.step,
-        Step::Direct | Step::Fill | Step::Spill | Step::Zeroes
-    );
-    let durable = entry.kind == OpKind::Write { durable: true };
-    if !moves || durable || entry.plain {
-        return false;
-    }
-    let leg = disk.legs().get(usize::from(entry.leg));
-    leg.is_some_and(|leg| leg.polls(entry.window.start, entry.window.len))
-}
-
 /// The range locks of a leg. `admit` accepts only existing legs.
 fn locks(disk: &Disk, leg: u16) -> Option<&RangeLocks> {
     disk.legs().get(usize::from(leg)).map(Leg::locks)
 }
 
-fn is_cached(disk: &Disk, leg: u16) -> bool {
-    let store = disk.legs().get(usize::from(leg)).map(Leg::backing);
-    matches!(store, Some(Backing::File { direct: false, .. }))
+fn is_cached(leg: &Leg) -> bool {
+    matches!(leg.backing(), Backing::File { direct: false, .. })
 }
 
 fn is_refusal(errno: i32) -> bool {

@@ -42,7 +42,11 @@ pub use null::Null;
 pub use polled::probe_iopoll;
 pub use rbd::Rbd;
 pub use reactor::{Completion, EngineError, Prepared, Reactor, Rest};
-pub use ring::ClosedRing;
+pub use ring::{ClosedRing, share_thread};
+
+/// Bytes that a store copies on its thread between two enters, before it asks for a pause ([`Store::is_sated`]). A tenth of a
+/// millisecond, beside which an enter costs nothing.
+pub(crate) const LAP_BYTES_MAX: u64 = 1 << 20;
 
 /// A completed op. Its memory and its range of the disk are no longer touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,6 +149,13 @@ pub trait Store {
     /// may succeed now.
     #[inline]
     fn came_back(&mut self) -> bool {
+        false
+    }
+
+    /// Whether the ops of this lap copy so many bytes on this thread that commands, completions and other disks should have
+    /// their turn before the next op. False again after the next enter.
+    #[inline]
+    fn is_sated(&self) -> bool {
         false
     }
 

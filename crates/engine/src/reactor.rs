@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use cleave_disk::{Backing, Disk, FileKind};
+use cleave_disk::{Backing, Disk, FileKind, Leg};
 use io_uring::{opcode, squeue};
 
 use crate::bell::{BellFd, Bells};
@@ -162,7 +162,10 @@ impl Prepared {
     ) -> Result<Prepared, EngineError> {
         let submissions = u32::from(ops) + SUBMISSION_SLACK;
         let slots = [ops, watches, bells];
-        Reactor::prepared(disks, slots, submissions, &SHARED_LEVELS).map(Prepared)
+        let mut reactor = Reactor::prepared(disks, slots, submissions, &SHARED_LEVELS)?;
+        reactor.tenancy = Tenancy::Shared;
+        reactor.needs_threads = false;
+        Ok(Prepared(reactor))
     }
 
     /// Enables the rings for the calling thread. `heir` receives them when the reactor is dropped, so that closing them
@@ -181,10 +184,22 @@ impl Prepared {
 /// Numbers the reactors of this process.
 static REACTORS: AtomicU64 = AtomicU64::new(0);
 
+/// Who uses the thread of a reactor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tenancy {
+    /// The disks of this reactor alone.
+    Own,
+    /// Other reactors too: what takes long here delays their disks.
+    Shared,
+}
+
 /// One thread's io_uring and all that goes through it.
 #[derive(Debug)]
 pub struct Reactor {
     number: u64,
+    tenancy: Tenancy,
+    /// Its ops occupy many threads of the kernel, and nobody has seen to it that there may be many.
+    needs_threads: bool,
     ring: Ring,
     /// Present if a disk is polled.
     polled: Option<Box<Polled>>,
@@ -267,8 +282,11 @@ impl Reactor {
             }
             false => None,
         };
+        let mut legs = disks.iter().flat_map(|disk| disk.legs());
         Ok(Reactor {
             number: REACTORS.fetch_add(1, Ordering::Relaxed),
+            tenancy: Tenancy::Own,
+            needs_threads: legs.any(Leg::has_server),
             ring,
             polled,
             watches: Watches::new(files, watches),
@@ -282,6 +300,9 @@ impl Reactor {
 
     /// Enables the rings for the calling thread.
     fn enable(&mut self) -> io::Result<()> {
+        if self.needs_threads {
+            self.ring.lift_thread_limit()?;
+        }
         self.ring.enable()?;
         self.polled
             .as_mut()
@@ -443,6 +464,11 @@ impl Reactor {
             Some(Duration::ZERO) => Sleep::No,
             Some(time) => Sleep::For(time),
         }
+    }
+
+    /// Who uses its thread.
+    pub(crate) fn tenancy(&self) -> Tenancy {
+        self.tenancy
     }
 
     #[inline]

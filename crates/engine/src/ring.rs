@@ -36,6 +36,9 @@ pub(crate) mod tag {
     pub(crate) const IGNORED: u64 = 2 << 56;
 }
 
+/// More kernel threads than the disks of any thread have ops.
+const KERNEL_THREADS_MAX: u32 = 1 << 20;
+
 /// Pause if the kernel could accept nothing and there is no completion to collect.
 const SHORT_PAUSE: Duration = Duration::from_micros(200);
 
@@ -168,6 +171,12 @@ impl Ring {
         Ok(ring)
     }
 
+    /// Removes the limit of the kernel threads that work for the calling thread; see [`share_thread`]. Possible until the ring
+    /// is enabled.
+    pub(crate) fn lift_thread_limit(&self) -> io::Result<()> {
+        lift_thread_limit(&self.submitter)
+    }
+
     /// Enables the ring for the calling thread, which from now on is the only one that may use it.
     pub(crate) fn enable(&mut self) -> io::Result<()> {
         self.submitter.register_enable_rings()?;
@@ -191,7 +200,7 @@ impl Ring {
             .collect();
         allowed.push(Restriction::sqe_flags_required(Flags::FIXED_FILE.bits()));
         allowed.push(Restriction::sqe_flags_allowed(
-            (Flags::FIXED_FILE | Flags::SKIP_SUCCESS).bits(),
+            (Flags::FIXED_FILE | Flags::SKIP_SUCCESS | Flags::ASYNC).bits(),
         ));
         for register in [
             UNREGISTER_FILES,
@@ -411,6 +420,36 @@ fn build_at(level: Level, config: &RingConfig<'_>) -> io::Result<IoUring> {
         builder.setup_iopoll();
     }
     builder.build(config.submissions)
+}
+
+/// Prepares the calling thread for the rings of many disks, before its first one. A read, write or flush that would block
+/// is run by threads of the kernel (io-wq). They belong to the thread that submits, not to a ring, and by default there are
+/// at most four for each CPU: as many ops of one disk that hang would stop those of all others. Without this limit the ops
+/// in flight are the bound.
+///
+/// `cpus` are those on which these threads may run; empty: the kernel decides. A copy of theirs is not interrupted for
+/// others on a kernel without preemption, so they should stay off the CPU of the thread itself.
+pub fn share_thread(cpus: &[usize]) -> Result<(), EngineError> {
+    let ring = IoUring::new(1).map_err(EngineError::setup)?;
+    let submitter = ring.submitter();
+    lift_thread_limit(&submitter).map_err(EngineError::setup)?;
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: all zeroes are the empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for cpu in cpus {
+        // SAFETY: a number beyond the set is ignored.
+        unsafe { libc::CPU_SET(*cpu, &mut set) };
+    }
+    submitter
+        .register_iowq_aff(&set)
+        .map_err(EngineError::setup)
+}
+
+fn lift_thread_limit(submitter: &Submitter<'_>) -> io::Result<()> {
+    // 0: those for sockets stay as they are.
+    submitter.register_iowq_max_workers(&mut [KERNEL_THREADS_MAX, 0])
 }
 
 /// Checks whether a ring with everything that the engine needs can be created.

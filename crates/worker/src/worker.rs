@@ -493,7 +493,7 @@ impl<S: Store> Worker<S> {
             if had_room && !has_room {
                 self.taking.first = slot + 1;
             }
-            if self.taking.descriptors_left == 0 {
+            if self.taking.descriptors_left == 0 || self.store().is_sated() {
                 (self.taking.first, accepted.more) = (slot + 1, true);
                 break;
             }
@@ -705,7 +705,7 @@ fn take_batch<S: Store>(
             Err(fault) => return (chains, Stop::Breach(Breach::Vring(fault))),
         }
         chains += 1;
-        if *descriptors_left == 0 {
+        if *descriptors_left == 0 || acceptance.store.is_sated() {
             return (chains, Stop::Budget);
         }
     }

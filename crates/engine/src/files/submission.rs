@@ -1,14 +1,18 @@
-//! Ring entries for the steps of an op.
+//! Submits the steps of an op to the rings.
 //!
-//! Unsafe because a single host range is read from the table's memory; the parent module says what keeps the
-//! memory that entries point to alive.
+//! Unsafe because a single host range is read from the table's memory, and because entries are pushed to a ring; the parent
+//! module says what keeps the memory that they point to alive.
+
+use std::time::Instant;
 
 use cleave_blk::OpKind;
+use cleave_disk::Disk;
 use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
 
-use super::Files;
-use crate::table::{Method, Step};
+use super::{FULL_PAUSE, Files};
+use crate::Reactor;
+use crate::table::{Entry, Method, Step};
 
 /// Most bytes that the kernel moves at once (MAX_RW_COUNT); more makes a short transfer.
 const MOVED_AT_ONCE: u64 = 0x7fff_f000;
@@ -16,11 +20,52 @@ const MOVED_AT_ONCE: u64 = 0x7fff_f000;
 const DISCARD_COMMAND: u32 = 0x1200;
 
 impl Files {
-    /// The entry for the current step, or for the rest of it.
-    pub(super) fn submission(&self, index: u16) -> squeue::Entry {
+    /// Submits the current step, or the rest of it, to its ring.
+    pub(super) fn issue(&mut self, reactor: &mut Reactor, index: u16) {
+        let Some(portion) = self.portion(index) else {
+            if self.leg(self.table.get(index).leg).facts.cached {
+                self.lap_bytes += self.step_bytes(index);
+            }
+            let is_polled =
+                reactor.has_polled_ring() && may_poll(&self.disk, self.table.get(index));
+            let entry = self.submission(index, u64::MAX);
+            self.submit(reactor, index, entry, is_polled);
+            return;
+        };
+        match self.delegated.begin(portion) {
+            true => self.delegate(reactor, index, portion),
+            false => self.delegated.wait(index),
+        }
+    }
+
+    /// Queues the entry of the current step. `false`: it will be issued again later.
+    #[inline]
+    pub(super) fn submit(
+        &mut self,
+        reactor: &mut Reactor,
+        index: u16,
+        entry: squeue::Entry,
+        is_polled: bool,
+    ) -> bool {
+        let entry = entry.user_data(self.id.user_data(index));
+        // SAFETY: see the parent module's documentation: everything that `entry` points to lives until `completed`
+        // or `close` has seen its completion.
+        let pushed = unsafe { reactor.submit(self.id, &entry, is_polled) };
+        if pushed {
+            self.submitted += 1;
+            self.polled += usize::from(is_polled);
+        } else {
+            self.delayed.push_back((Instant::now() + FULL_PAUSE, index));
+        }
+        pushed
+    }
+
+    /// The entry for the current step, or for the rest of it, but for at most so many bytes. If memory in several ranges is
+    /// moved directly, the table shows no more than these.
+    pub(super) fn submission(&self, index: u16, bytes_max: u64) -> squeue::Entry {
         let entry = self.table.get(index);
         let at = entry.window.start + entry.moved;
-        let left = entry.window.len - entry.moved;
+        let left = (entry.window.len - entry.moved).min(bytes_max);
         // Bounded by the constant, so it fits.
         let len = left.min(MOVED_AT_ONCE) as u32;
         let file = Fixed(self.id.first_file + u32::from(entry.leg));
@@ -78,6 +123,22 @@ impl Files {
                 .build(),
         }
     }
+}
+
+/// Whether the op's current step goes to the polled ring: it must move few bytes past the page cache, and
+/// must not be a durable write. A durable write may need a flush, for which the kernel waits by an interrupt.
+#[inline]
+fn may_poll(disk: &Disk, entry: &Entry) -> bool {
+    let moves = matches!(
+        entry.step,
+        Step::Direct | Step::Fill | Step::Spill | Step::Zeroes
+    );
+    let durable = entry.kind == OpKind::Write { durable: true };
+    if !moves || durable || entry.plain {
+        return false;
+    }
+    let leg = disk.legs().get(usize::from(entry.leg));
+    leg.is_some_and(|leg| leg.polls(entry.window.start, entry.window.len))
 }
 
 fn ranged(file: Fixed, method: Method, at: u64, len: u64) -> squeue::Entry {

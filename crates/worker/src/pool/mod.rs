@@ -17,9 +17,10 @@ use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cleave_disk::Backing;
-use cleave_engine::{AnyStore, ClosedRing, Prepared, Reactor, Store, Visitor};
+use cleave_engine::{AnyStore, ClosedRing, Prepared, Reactor, Store, Visitor, share_thread};
 use cleave_guest::Memory;
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::thread::{CpuSet, sched_getaffinity};
 
 use crate::command::Commands;
 use crate::contention::CoreContention;
@@ -67,7 +68,7 @@ impl Pool {
             let (cpu, at_start, called) = (*cpu, at_start.clone(), bell.clone());
             let spawned = std::thread::Builder::new().name(format!("p{number}-{name}"));
             spawned.spawn(move || {
-                handle::pin(Some(cpu));
+                share(cpu);
                 let contention = CoreContention::of_this_thread();
                 at_start();
                 Thread::new(epoll, called, taken).run(&Arc::new(contention));
@@ -178,6 +179,20 @@ impl Drop for Pool {
             signal(&bell);
         }
     }
+}
+
+/// Pins this thread to its CPU, and prepares it for the rings of many disks.
+fn share(cpu: usize) {
+    let reach = sched_getaffinity(None);
+    let others = reach.map(|reach| {
+        let all = 0..CpuSet::MAX_CPU;
+        all.filter(|other| *other != cpu && reach.is_set(*other))
+            .collect::<Vec<_>>()
+    });
+    if let Err(error) = share_thread(&others.unwrap_or_default()) {
+        tracing::warn!("a pool's disks may wait for each other: {error}");
+    }
+    handle::pin(Some(cpu));
 }
 
 /// Control's side of a worker in a pool.
