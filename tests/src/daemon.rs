@@ -148,13 +148,10 @@ impl Daemon {
     pub fn serve_after(prelude: &str, args: &[&str]) -> Daemon {
         let scratch = Scratch::in_memory();
         let socket = scratch.join("socket");
-        let line = format!("{prelude}; exec \"$@\"");
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", &line, "sh"])
-            .arg(program_path())
-            .args(["serve", "--socket-path"]);
-        Daemon::start(scratch, socket.clone(), command.arg(socket).args(args))
+        let path = socket.display().to_string();
+        let mut all = vec!["serve", "--socket-path", &path];
+        all.extend(args);
+        Daemon::with_args_after(prelude, scratch, socket, &all)
     }
 
     /// Starts it with any arguments; `socket` is the path on which it will listen.
@@ -164,6 +161,19 @@ impl Daemon {
         args: &[A],
     ) -> Daemon {
         Daemon::start(scratch, socket, Command::new(program_path()).args(args))
+    }
+
+    /// The same under `sh`, after shell commands, which may change the line that they find in `$@`.
+    pub fn with_args_after<A: AsRef<std::ffi::OsStr>>(
+        prelude: &str,
+        scratch: Scratch,
+        socket: PathBuf,
+        args: &[A],
+    ) -> Daemon {
+        let line = format!("{prelude}; exec \"$@\"");
+        let mut command = Command::new("sh");
+        command.args(["-c", &line, "sh"]).arg(program_path());
+        Daemon::start(scratch, socket, command.args(args))
     }
 
     /// Starts it with a descriptor as its standard input, for `--fd 0`.

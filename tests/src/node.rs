@@ -1,6 +1,6 @@
 //! A node under test: `cleave node` with its folders in a temporary one.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use cleave_client::{Client, Options};
@@ -24,13 +24,18 @@ impl Node {
 
     /// Starts one in this folder, with more options. Disks that the folder keeps come back.
     pub fn start_with(scratch: Scratch, options: &[&OsStr]) -> Node {
-        let (run, state) = (scratch.join("run"), scratch.join("state"));
-        let control = run.join("control.sock");
-        let mut line = vec![OsStr::new("node"), OsStr::new("--state"), state.as_ref()];
-        line.extend([OsStr::new("--run"), run.as_ref()]);
-        line.extend(options);
+        let (control, mut line) = line(&scratch);
+        line.extend(options.iter().map(|option| (*option).to_owned()));
         Node {
             daemon: Daemon::with_args(scratch, control, &line),
+        }
+    }
+
+    /// Starts one in this folder under `sh`, after shell commands that may change the line in `$@`.
+    pub fn start_after(prelude: &str, scratch: Scratch) -> Node {
+        let (control, line) = line(&scratch);
+        Node {
+            daemon: Daemon::with_args_after(prelude, scratch, control, &line),
         }
     }
 
@@ -88,6 +93,15 @@ impl Node {
         });
         client.unwrap_or_else(|| panic!("{id}: no client\n{}", self.daemon.log_tail()))
     }
+}
+
+/// The control socket of a node in this folder, and its arguments.
+fn line(scratch: &Scratch) -> (PathBuf, Vec<OsString>) {
+    let (run, state) = (scratch.join("run"), scratch.join("state"));
+    let control = run.join("control.sock");
+    let words = ["node".into(), "--state".into(), state.into()];
+    let line = words.into_iter().chain(["--run".into(), run.into()]);
+    (control, line.collect())
 }
 
 /// The socket of a disk of the node in this folder.

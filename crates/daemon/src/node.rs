@@ -3,6 +3,7 @@
 
 mod api;
 mod files;
+mod folder;
 mod groups;
 mod keep;
 mod pools;
@@ -102,7 +103,7 @@ pub(crate) fn run(options: &NodeOptions) -> Result<(), Failure> {
     let images = images(&options.images)?;
     let files = Files::open(&options.state)?;
     let _state = lock_state(&options.state)?;
-    std::fs::create_dir_all(&options.run).map_err(|error| {
+    folder::make_run(&options.run).map_err(|error| {
         let run = options.run.display();
         Failure::input(format!(
             "cannot make {run}: {error}: give another folder with --run"

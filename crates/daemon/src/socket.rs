@@ -2,16 +2,18 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use cleave_session::offload;
-use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, fstat, open};
+use rustix::fs::{
+    AtFlags, FlockOperation, Gid, Mode, OFlags, chmod, chownat, fchmod, flock, fstat, open,
+};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with, sockopt,
 };
@@ -94,6 +96,35 @@ impl Door {
 }
 
 impl Listening {
+    /// Sets the permissions of its file, and the group. By a descriptor of that file and never by its name: whoever may write to
+    /// the folder could have put a link to another file there since.
+    fn give(&self, mode: u32, group: Option<u32>) -> io::Result<()> {
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = open(&file.path, flags, Mode::empty())?;
+        let found = fstat(&opened)?;
+        if (found.st_dev, found.st_ino) != (file.device, file.inode) {
+            return Err(io::Error::other("another file took its place"));
+        }
+        if let Some(group) = group.filter(|group| *group != found.st_gid) {
+            chownat(
+                &opened,
+                "",
+                None,
+                Some(Gid::from_raw(group)),
+                AtFlags::EMPTY_PATH,
+            )?;
+        }
+        // The umask took bits away when the file was made. A descriptor of this kind has no fchmod().
+        if found.st_mode & 0o777 != mode {
+            let opened = format!("/proc/self/fd/{}", opened.as_raw_fd());
+            chmod(opened, Mode::from_raw_mode(mode))?;
+        }
+        Ok(())
+    }
+
     /// It once more, to accept from on the runtime at hand.
     pub(crate) fn listener(&self) -> io::Result<tokio::net::UnixListener> {
         let listener = self.listener.try_clone()?;
@@ -141,34 +172,21 @@ fn check_length(path: &Path) -> Result<(), Failure> {
 }
 
 /// Makes a socket file for a group, and listens on it. The socket is made under another name and then renamed,
-/// so a client that sees the file can connect. The path is locked. A group is a name or a number.
-pub(crate) fn listen_for_group(
-    path: &Path,
-    mode: u32,
-    group: Option<&str>,
-) -> Result<Listening, Failure> {
+/// so a client that sees the file can connect. The path is locked.
+pub(crate) fn listen_for_group(path: &Path, mode: u32, group: u32) -> Result<Listening, Failure> {
     let cannot = |error: &io::Error| {
         let (shown, remedy) = (path.display(), remedy(error));
         Failure::input(format!("cannot make socket {shown}: {error}: {remedy}"))
     };
-    let group = group.map(group_number).transpose()?;
     // The name under which it is made is shorter.
     check_length(path)?;
     make_room(path)?;
     let beside = path.with_file_name(NEW_SOCKET);
     let _ = fs::remove_file(&beside);
     let mut listening = listen(&beside, Some(Mode::from_raw_mode(mode)))?;
-    // The umask took bits away when the file was made.
-    let permissions = fs::Permissions::from_mode(mode);
-    std::os::unix::fs::chown(&beside, None, group).map_err(|error| {
-        Failure::input(format!(
-            "socket_group: cannot give socket {} to group {}: {error}: start the node with a user of that group, or leave \
-             socket_group out",
-            path.display(),
-            group.unwrap_or_default()
-        ))
-    })?;
-    fs::set_permissions(&beside, permissions).map_err(|error| cannot(&error))?;
+    listening
+        .give(mode, Some(group))
+        .map_err(|error| cannot(&error))?;
     fs::rename(&beside, path).map_err(|error| cannot(&error))?;
     let moved = SocketFile::of(path).map_err(|error| cannot(&error))?;
     // The old name is gone, so dropping its guard removes nothing.
@@ -176,20 +194,19 @@ pub(crate) fn listen_for_group(
     Ok(listening)
 }
 
-/// The number of a group of this machine.
-fn group_number(group: &str) -> Result<u32, Failure> {
+/// The number of a group of this machine, which was named by `by`.
+pub(crate) fn group_number(by: &str, group: &str) -> Result<u32, Failure> {
     let named = |line: &str| {
         let mut fields = line.split(':');
         (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok())?
     };
     let groups = fs::read_to_string("/etc/group").unwrap_or_default();
-    let known = group
-        .parse()
-        .ok()
-        .or_else(|| groups.lines().find_map(named));
-    known.ok_or_else(|| {
+    let number = group.parse().ok();
+    let known = number.or_else(|| groups.lines().find_map(named));
+    // The largest number means "no change" to the kernel.
+    known.filter(|number| *number != u32::MAX).ok_or_else(|| {
         Failure::input(format!(
-            "socket_group: no group {group:?} in /etc/group: make it, or give its number"
+            "{by}: no group {group:?} in /etc/group: make it, or give its number"
         ))
     })
 }
@@ -520,11 +537,12 @@ mod tests {
     fn the_path_of_a_socket_for_a_group_is_no_longer_than_of_any_other() {
         let folder = tempfile::tempdir().unwrap();
         let taken = folder.path().join("disk.sock");
+        let group = fs::metadata(folder.path()).unwrap().gid();
         let padding = PATH_BYTES_MAX - taken.as_os_str().len() - 1;
         for (more, fits) in [(0, true), (1, false)] {
             let beside = folder.path().join("p".repeat(padding + more));
             fs::create_dir(&beside).unwrap();
-            let made = listen_for_group(&beside.join("disk.sock"), 0o600, None);
+            let made = listen_for_group(&beside.join("disk.sock"), 0o600, group);
             assert_eq!(made.is_ok(), fits);
             assert!(
                 fits || made

@@ -1,7 +1,8 @@
 //! The files of a node: one for each disk that is kept. A file is there whole, or not at all.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use super::spec::{DiskFile, FILE_BYTES_MAX};
@@ -18,7 +19,11 @@ impl Files {
     /// Opens the folder, and makes it where there is none.
     pub(super) fn open(state: &Path) -> Result<Files, Failure> {
         let folder = state.join("disks");
-        match fs::create_dir_all(&folder) {
+        match DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder)
+        {
             Ok(()) => Ok(Files(folder)),
             Err(error) => Err(Failure::input(format!(
                 "cannot make {}: {error}: give another folder with --state",
@@ -53,7 +58,9 @@ impl Files {
         }
         // No id begins with a dot, so this is no disk's file.
         let beside = self.0.join(format!(".{id}.new"));
-        let mut out = File::create(&beside)?;
+        let mut created = File::options();
+        created.write(true).create(true).truncate(true).mode(0o600);
+        let mut out = created.open(&beside)?;
         out.write_all(text.as_bytes())?;
         out.sync_all()?;
         fs::rename(&beside, self.path(id))?;

@@ -1,7 +1,6 @@
 //! A disk of a node from its start to its end: it is opened on a thread of its own, served as a task, and tried again if
 //! it cannot be opened.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,8 +15,8 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
-use super::Node;
 use super::spec::DiskFile;
+use super::{Node, folder};
 use crate::control::DiskStatus;
 use crate::disk_server::{self, DiskServer, Naming, Order};
 use crate::failure::Failure;
@@ -367,22 +366,15 @@ fn open_here(
     watches: &Watches,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Opened, Failure> {
-    fs::create_dir_all(&folder).map_err(|error| {
-        let remedy = match error.kind() {
-            io::ErrorKind::AlreadyExists => "remove it",
-            _ => "make its parent writable",
-        };
-        Failure::input(format!(
-            "cannot make {}: {error}: {remedy}",
-            folder.display()
-        ))
-    })?;
+    let mode = file.socket_mode().map_err(Failure::input)?;
+    let group = file.socket_group.as_deref();
+    let group = group.map(|group| socket::group_number("socket_group", group));
+    let group = folder::make(&folder, group.transpose()?, mode)?;
     let path = folder.join("disk.sock");
     let lock = PathLock::take_while(&path, is_wanted)?;
     let disk = disk_server::open(&mut service, lock.as_ref())?;
     let watch = watches.watch(&disk);
-    let mode = file.socket_mode().map_err(Failure::input)?;
-    let door = socket::listen_for_group(&path, mode, file.socket_group.as_deref())?;
+    let door = socket::listen_for_group(&path, mode, group)?;
     Ok(Opened {
         service,
         disk,

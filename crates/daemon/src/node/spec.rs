@@ -238,8 +238,13 @@ impl DiskFile {
     /// Permissions of the socket.
     pub(crate) fn socket_mode(&self) -> Result<u32, String> {
         let text = self.socket_mode.as_deref().unwrap_or("0660");
-        u32::from_str_radix(text, 8)
-            .ok()
+        // The parser of numbers takes a sign.
+        let digits = text
+            .bytes()
+            .all(|byte| byte.is_ascii_digit())
+            .then_some(text);
+        digits
+            .and_then(|digits| u32::from_str_radix(digits, 8).ok())
             .filter(|mode| *mode <= 0o777)
             .ok_or_else(|| format!("socket_mode: {text:?} is no octal mode such as \"0660\""))
     }
@@ -435,6 +440,10 @@ mod tests {
             ),
             (
                 r#"{"disk": ["ram:1M"], "socket_mode": "rw"}"#,
+                "socket_mode",
+            ),
+            (
+                r#"{"disk": ["ram:1M"], "socket_mode": "+660"}"#,
                 "socket_mode",
             ),
             (

@@ -1,0 +1,73 @@
+//! The folder of a disk's socket. The group of the socket may enter it, and no more: a VMM that could replace the socket of another
+//! guest would be given that guest's memory.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::Path;
+
+use rustix::fs::{Gid, Mode, OFlags, fchmod, fchown, fstat, open};
+use rustix::process::getegid;
+
+use crate::failure::Failure;
+
+/// The node's folders, which every user may enter and look at.
+const RUN_MODE: u32 = 0o755;
+const SETGID: u32 = 0o2000;
+
+/// Makes the folder of all folders.
+pub(super) fn make_run(run: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(RUN_MODE).create(run)
+}
+
+/// Makes the folder of a socket with these permissions, or changes one that is there: a node of an earlier version may have left it
+/// writable for its group. Returns the group of the folder, which is the one given or else that of a new file.
+pub(super) fn make(folder: &Path, group: Option<u32>, socket_mode: u32) -> Result<u32, Failure> {
+    let shown = folder.display();
+    let failed = |error: io::Error| {
+        let remedy = match error.kind() {
+            io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => "remove it",
+            _ => "make its parent writable",
+        };
+        Failure::input(format!("cannot make {shown}: {error}: {remedy}"))
+    };
+    let run = folder.parent().unwrap_or(folder);
+    // A socket for everybody is of use only in a folder that everybody may enter.
+    let mode = match socket_mode & 0o002 {
+        0 => 0o750,
+        _ => 0o755,
+    };
+    make_run(run).map_err(failed)?;
+    match DirBuilder::new().mode(mode).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+        _ => {}
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = open(folder, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
+    let found = fstat(&opened).map_err(|error| failed(error.into()))?;
+    let wanted = group
+        .map_or_else(|| group_of_new(run), Ok)
+        .map_err(failed)?;
+    if found.st_gid != wanted {
+        fchown(&opened, None, Some(Gid::from_raw(wanted))).map_err(|error| {
+            Failure::input(format!(
+                "socket_group: cannot give {shown} to group {wanted}: {error}: start the node as root or with a user of that \
+                 group, or leave socket_group out"
+            ))
+        })?;
+    }
+    // The bit that passes the group on stays as it is: its setting may be forbidden, and the socket is given its group itself.
+    if found.st_mode & 0o777 != mode {
+        fchmod(&opened, Mode::from_raw_mode(mode)).map_err(|error| failed(error.into()))?;
+    }
+    Ok(wanted)
+}
+
+/// The group of what is made in a folder.
+fn group_of_new(folder: &Path) -> io::Result<u32> {
+    let found = fs::metadata(folder)?;
+    Ok(match found.mode() & SETGID {
+        0 => getegid().as_raw(),
+        _ => found.gid(),
+    })
+}

@@ -1,0 +1,215 @@
+//! Who may reach the sockets of a node, with the folder, the group, the umask and the capabilities of its unit. The group has every
+//! VMM of the host in it: its members connect, and have no other power over the socket of another guest.
+#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cleave_tests::{Node, Scratch, ignored, is_root};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use serde_json::{Value, json};
+
+/// The group of the node's unit, and users of whom only the first is in it.
+const GROUP: u32 = 64056;
+const MEMBER: u32 = 64055;
+const OTHER: u32 = 64057;
+
+fn of_unit(key: &str) -> String {
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/cleave.service");
+    let text = fs::read_to_string(unit).unwrap();
+    let value = |line: &str| Some(line.strip_prefix(key)?.strip_prefix('=')?.to_owned());
+    text.lines().find_map(value).unwrap_or_default()
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().mode() & 0o7777
+}
+
+/// The folder of a node, whose RUN every user may enter and whose group is that of the unit.
+fn folder() -> Scratch {
+    let scratch = Scratch::in_memory();
+    fs::set_permissions(scratch.path(), Permissions::from_mode(0o755)).unwrap();
+    let run = scratch.join("run");
+    fs::create_dir(&run).unwrap();
+    chown(&run, Some(0), Some(GROUP)).unwrap();
+    let mode = u32::from_str_radix(&of_unit("RuntimeDirectoryMode"), 8).unwrap();
+    fs::set_permissions(&run, Permissions::from_mode(mode)).unwrap();
+    scratch
+}
+
+/// Starts a node as its unit does.
+fn start(scratch: Scratch) -> Node {
+    let capabilities = of_unit("CapabilityBoundingSet").to_lowercase();
+    let kept = capabilities.split_whitespace();
+    let kept: String = kept
+        .filter_map(|name| name.strip_prefix("cap_"))
+        .map(|name| format!(",+{name}"))
+        .collect();
+    let prelude = format!(
+        "umask {}; set -- setpriv --regid {GROUP} --clear-groups --inh-caps -all --bounding-set -all{kept} --no-new-privs \"$@\"",
+        of_unit("UMask")
+    );
+    Node::start_after(&prelude, scratch)
+}
+
+/// Whether this shell command succeeds for a user in these groups. `$1` is the path.
+fn can(user: u32, groups: &str, command: &str, path: &Path) -> bool {
+    let identity = [format!("--reuid={user}"), format!("--regid={user}")];
+    let groups = format!("--groups={groups}");
+    let line = Command::new("setpriv")
+        .args(identity)
+        .args([&groups, "--no-new-privs", "sh", "-c", command, "sh"])
+        .arg(path)
+        .output()
+        .unwrap();
+    line.status.success()
+}
+
+/// Whether a user in these groups can connect. A shell cannot, but it can look at what connecting asks for: the folders, and
+/// writing to the socket.
+fn can_connect(user: u32, groups: &str, socket: &Path) -> bool {
+    can(user, groups, "test -w \"$1\"", socket)
+}
+
+fn ram() -> Value {
+    json!({"disk": ["ram:1M"]})
+}
+
+fn names(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    names
+}
+
+/// It could otherwise put a socket of its own in the place of another guest's, whose VMM would hand it that guest's memory; and
+/// without the lock a node does not wait for the I/O of one that was killed.
+#[test]
+fn a_member_of_the_group_changes_nothing_in_the_folder_of_a_socket() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let scratch = folder();
+    // As a node of an earlier version left it: folders outlive it.
+    let old = scratch.join("run/old");
+    fs::create_dir(&old).unwrap();
+    chown(&old, Some(0), Some(GROUP)).unwrap();
+    fs::set_permissions(&old, Permissions::from_mode(0o2770)).unwrap();
+    let node = start(scratch);
+    for id in ["new", "old"] {
+        node.add(id, &ram());
+        let socket = node.socket(id);
+        let folder = socket.parent().unwrap();
+        let before = names(folder);
+        assert_eq!(before.len(), 2, "the socket and its lock: {before:?}");
+        let group = GROUP.to_string();
+        for command in [
+            ": >\"$1/mine\"",
+            "mkdir \"$1/mine\"",
+            "ln -s /etc/passwd \"$1/mine\"",
+            "mv \"$1/disk.sock\" \"$1/mine\"",
+            "rm \"$1/disk.sock\"",
+            "rm -f \"$1/disk.sock.lock\"",
+            ": >>\"$1/disk.sock.lock\"",
+            "chmod 777 \"$1\"",
+            "chmod 666 \"$1/disk.sock\"",
+        ] {
+            let done = can(MEMBER, &group, command, folder);
+            assert!(!done, "{id}: a member of the group did {command}");
+        }
+        assert_eq!(names(folder), before, "{id}");
+        assert_eq!(mode(folder) & 0o777, 0o750, "{id}");
+        assert_eq!(mode(&socket), 0o660, "{id}");
+        assert!(can_connect(MEMBER, &group, &socket), "{id}");
+        assert!(!can_connect(OTHER, "64057", &socket), "{id}");
+    }
+    node.daemon.finish();
+}
+
+/// Somebody who can write to the folder swaps the new socket for a link to the control socket, between the moment when it is
+/// made and the one when its owner and mode are set.
+#[test]
+fn a_link_in_the_place_of_a_socket_is_never_followed() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let node = start(folder());
+    let control = node.daemon.socket().to_owned();
+    let before = fs::metadata(&control).unwrap();
+    let folder = node.socket("a").parent().unwrap().to_owned();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (new, link) = (folder.join("new.sock"), folder.join("link"));
+            while !is_over.load(Ordering::Relaxed) {
+                let is_socket = |found: fs::Metadata| found.file_type().is_socket();
+                if fs::symlink_metadata(&new).is_ok_and(is_socket) {
+                    let _ = renameat_with(CWD, &link, CWD, &new, RenameFlags::EXCHANGE);
+                    let _ = fs::remove_file(&link);
+                }
+                let _ = symlink("../control.sock", &link);
+            }
+        });
+        // It may fail, and does each time that the swap comes between.
+        for _ in 0..500 {
+            node.put("a", &json!({"disk": ["ram:1M"], "persistent": false}));
+            node.ask("DELETE", "/v1/disks/a?mode=hard", "");
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let after = fs::metadata(&control).unwrap();
+    assert_eq!(after.mode(), before.mode(), "mode of the control socket");
+    assert_eq!(after.gid(), before.gid(), "group of the control socket");
+    node.daemon.finish();
+}
+
+/// Each tenant's VMM in a group of its own, so that none reaches the disk of another.
+#[test]
+fn a_disk_can_be_for_another_group_than_that_of_the_unit() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let node = start(folder());
+    let tenant = 64100;
+    node.add(
+        "a",
+        &json!({"disk": ["ram:1M"], "socket_group": tenant.to_string()}),
+    );
+    node.add("b", &ram());
+    let [a, b] = ["a", "b"].map(|id| node.socket(id));
+    assert!(can_connect(MEMBER, "64100", &a));
+    assert!(!can_connect(MEMBER, "64100", &b));
+    assert!(can_connect(OTHER, "64056", &b));
+    assert!(!can_connect(OTHER, "64056", &a));
+    // The folder of a disk that is no longer for that group is not for it either.
+    node.remove("a");
+    node.add("a", &ram());
+    assert!(can_connect(OTHER, "64056", &a));
+    assert!(!can_connect(MEMBER, "64100", &a));
+    // Everybody, if the operator says so.
+    node.add("c", &json!({"disk": ["ram:1M"], "socket_mode": "0666"}));
+    assert!(can_connect(OTHER, "64057", &node.socket("c")));
+    for group in ["4294967295", "-1"] {
+        let refused = node.put("d", &json!({"disk": ["ram:1M"], "socket_group": group}));
+        assert_eq!(refused.status, 422, "{group}: {}", refused.body);
+        assert!(refused.error().contains("socket_group"), "{}", refused.body);
+    }
+    node.daemon.finish();
+}
+
+/// The files that describe the disks name paths and servers.
+#[test]
+fn the_state_of_a_node_is_its_own() {
+    let node = Node::start();
+    let images = Scratch::new();
+    let image = images.image("a", 4 << 20);
+    node.add("a", &json!({"disk": [image]}));
+    let state = node.daemon.scratch().join("state");
+    for (path, wanted) in [("", 0o700), ("disks", 0o700), ("disks/a.toml", 0o600)] {
+        assert_eq!(mode(&state.join(path)), wanted, "{path}");
+    }
+    node.daemon.finish();
+}
