@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cleave_tests::{Node, Scratch, ignored, is_root};
+use cleave_tests::{Node, Scratch, ignored, is_root, wait_until};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::{Value, json};
 
@@ -211,5 +211,84 @@ fn the_state_of_a_node_is_its_own() {
     for (path, wanted) in [("", 0o700), ("disks", 0o700), ("disks/a.toml", 0o600)] {
         assert_eq!(mode(&state.join(path)), wanted, "{path}");
     }
+    node.daemon.finish();
+}
+
+/// `GET /metrics` on a socket of its own, which may be anybody's: it shows figures, and takes no orders.
+#[test]
+fn the_socket_of_the_metrics_shows_them_and_takes_no_orders() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let scratch = folder();
+    let metrics = scratch.join("run/metrics.sock");
+    let options = [
+        "--metrics",
+        metrics.to_str().unwrap(),
+        "--metrics-group",
+        "64100",
+    ];
+    let node = Node::start_with(scratch, &options.map(AsRef::as_ref));
+    node.add("a", &ram());
+    assert!(wait_until(|| cleave_tests::has_listener(&metrics)));
+    assert_eq!(mode(&metrics), 0o660);
+    assert!(can_connect(OTHER, "64100", &metrics));
+    assert!(!can_connect(MEMBER, "64056", &metrics));
+    let shown = cleave_tests::http::fetch(&metrics, "GET", "/metrics", "");
+    assert_eq!(shown.status, 200, "{}", shown.body);
+    assert!(shown.body.contains("disk=\"a\""), "{}", shown.body);
+    let body = r#"{"disk": ["ram:1M"]}"#;
+    for (method, path, status) in [
+        ("GET", "/v1/disks", 404),
+        ("GET", "/v1/events", 404),
+        ("PUT", "/v1/disks/b", 404),
+        ("PATCH", "/v1/disks/a", 404),
+        ("DELETE", "/v1/disks/a", 404),
+        ("POST", "/v1/disks/a/quiesce", 404),
+        ("POST", "/metrics", 405),
+        ("DELETE", "/metrics", 405),
+    ] {
+        let answer = cleave_tests::http::fetch(&metrics, method, path, body);
+        assert_eq!(answer.status, status, "{method} {path}: {}", answer.body);
+    }
+    assert_eq!(node.get("/v1/disks").as_array().unwrap().len(), 1);
+    node.daemon.signal(rustix::process::Signal::TERM);
+    assert!(wait_until(|| !metrics.exists()), "the file stays behind");
+    let mut daemon = node.daemon;
+    assert_eq!(daemon.wait().unwrap().0, Some(0));
+}
+
+/// `cleave serve` has it too, and without a group everybody may read it.
+#[test]
+fn a_single_disk_has_a_socket_for_its_metrics() {
+    let scratch = Scratch::in_memory();
+    let metrics = scratch.join("metrics");
+    let line = ["--disk", "ram:1M", "--metrics", metrics.to_str().unwrap()];
+    let daemon = cleave_tests::Daemon::serve(&line);
+    assert_eq!(mode(&metrics), 0o666);
+    let shown = cleave_tests::http::fetch(&metrics, "GET", "/metrics", "");
+    assert_eq!(shown.status, 200, "{}", shown.body);
+    assert!(shown.body.contains("cleave_info"), "{}", shown.body);
+    let refused = cleave_tests::http::fetch(&metrics, "PATCH", "/v1/disks/ram:1M", "{}");
+    assert_eq!(refused.status, 404, "{}", refused.body);
+    daemon.finish();
+    assert!(!metrics.exists(), "the file stays behind");
+}
+
+/// A web page in a browser on this host, through a port that somebody forwards to the socket.
+#[test]
+fn a_request_of_a_web_page_is_refused() {
+    let node = Node::start();
+    node.add("a", &ram());
+    let quiesce = "POST /v1/disks/a/quiesce HTTP/1.1\r\nHost: x\r\nOrigin: http://x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}";
+    let text = cleave_tests::http::converse(
+        node.daemon.socket(),
+        quiesce.as_bytes(),
+        cleave_tests::TIMEOUT,
+    )
+    .unwrap();
+    let answer = cleave_tests::http::Response::parse(&text).unwrap();
+    assert_eq!(answer.status, 403, "{text}");
+    assert!(answer.error().contains("Origin"), "{text}");
     node.daemon.finish();
 }

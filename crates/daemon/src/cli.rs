@@ -4,6 +4,7 @@
 mod demo;
 mod disk;
 mod doctor;
+mod metrics;
 mod node;
 mod probe;
 mod stripe;
@@ -38,6 +39,7 @@ use crate::service::Service;
 use crate::split::SplitOption;
 use crate::stripe::Stripe;
 use crate::view::{Held, Order, Stats, Top};
+pub(crate) use metrics::MetricsOptions;
 
 /// The action that the command line asks for.
 #[derive(Debug)]
@@ -422,6 +424,8 @@ pub(crate) struct ServeOptions {
     /// removed when cleave ends.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) metrics: MetricsOptions,
     /// Whether the daemon gives up what it does not need, once its disk and its sockets are open
     ///
     /// on: no capabilities; no file can be opened, no program started and no connection made; each thread may make only the

@@ -165,7 +165,7 @@ fn assume(identity: Identity, keep: Keep, service: &Service) -> Result<(), Failu
     }
 }
 
-/// The socket files that are ours.
+/// The socket files for the user of the process. That of the metrics has a group of its own.
 fn sockets(service: &Service) -> impl Iterator<Item = &Path> {
     let endpoint = match &service.endpoint {
         Endpoint::Path(path) => Some(path.as_path()),
@@ -176,7 +176,8 @@ fn sockets(service: &Service) -> impl Iterator<Item = &Path> {
 
 /// Everything that is opened or removed by its path from now on. The disk and the sockets are open.
 fn reaches(service: &Service) -> Vec<Reach> {
-    let folders = sockets(service).filter_map(|path| {
+    let all = sockets(service).chain(service.metrics.path());
+    let folders = all.filter_map(|path| {
         let path = std::path::absolute(path).ok()?;
         path.parent().map(Path::to_owned)
     });
@@ -206,6 +207,8 @@ pub(crate) struct NodeFolders<'a> {
     pub(crate) own: [&'a Path; 2],
     /// The control socket.
     pub(crate) control: &'a Path,
+    /// The socket of the metrics.
+    pub(crate) metrics: Option<&'a Path>,
     /// Images, block devices and profiles; none: everywhere.
     pub(crate) images: &'a [PathBuf],
 }
@@ -213,8 +216,9 @@ pub(crate) struct NodeFolders<'a> {
 impl NodeFolders<'_> {
     fn reaches(&self) -> Vec<Reach> {
         let changed = self.own.map(|folder| Reach::new(folder, Access::Change));
-        let control = self.control.parent();
-        let control = control.map(|folder| Reach::new(folder, Access::Remove));
+        let sockets = [Some(self.control), self.metrics].into_iter().flatten();
+        let sockets = sockets.filter_map(Path::parent);
+        let sockets = sockets.map(|folder| Reach::new(folder, Access::Remove));
         let everywhere = [PathBuf::from("/")];
         let images = match self.images {
             [] => &everywhere[..],
@@ -225,7 +229,7 @@ impl NodeFolders<'_> {
             .map(|folder| Reach::new(folder, Access::ReadWrite));
         let read = READ.iter().filter(|path| Path::new(path).exists());
         let read = read.map(|path| Reach::new(path, Access::Read));
-        let all = own().chain(changed).chain(control).chain(images);
+        let all = own().chain(changed).chain(sockets).chain(images);
         all.chain(read).collect()
     }
 }

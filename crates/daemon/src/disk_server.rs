@@ -101,7 +101,7 @@ pub(crate) struct DiskServer {
     /// The socket of the frontends, for messages.
     endpoint: String,
     /// The interface that shows it, where there is one.
-    control: Option<Server>,
+    control: [Option<Server>; 2],
     /// Limits of log lines: about frontends that connect and leave, about rejected ones, and about faults. They are
     /// separate so that many rejected frontends do not hide a fault.
     arrivals: Quota,
@@ -198,7 +198,7 @@ impl DiskServer {
             guest: None,
             status: Arc::new(status),
             endpoint: naming.endpoint,
-            control: None,
+            control: [None, None],
             arrivals: Quota::new(ARRIVALS_MAX),
             rejections: Quota::new(1),
             faults: Quota::new(1),
@@ -213,8 +213,8 @@ impl DiskServer {
         self.status.clone()
     }
 
-    /// The interface that ends with the last request that is taken.
-    pub(crate) fn add_control(&mut self, control: Option<Server>) {
+    /// The interfaces that end with the last request that is taken.
+    pub(crate) fn add_control(&mut self, control: [Option<Server>; 2]) {
         self.control = control;
     }
 
@@ -366,7 +366,7 @@ impl DiskServer {
         }
         offload::close(self.listener.take());
         door.close();
-        self.control = None;
+        self.control = [None, None];
         self.pending.clear();
         is_ending();
         self.drain(orders, deadline).await

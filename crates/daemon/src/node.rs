@@ -23,6 +23,7 @@ use rustix::fs::{FlockOperation, flock};
 use tokio::sync::Semaphore;
 use tracing::level_filters::LevelFilter;
 
+use crate::cli::MetricsOptions;
 use crate::confine::{self, Confinement, NodeFolders};
 use crate::control::Server;
 use crate::disk_server::Order;
@@ -59,6 +60,7 @@ pub(crate) struct NodeOptions {
     pub(crate) state: PathBuf,
     pub(crate) run: PathBuf,
     pub(crate) control: PathBuf,
+    pub(crate) metrics: MetricsOptions,
     /// Folders of images; none: everywhere.
     pub(crate) images: Vec<PathBuf>,
     /// Whether the process is confined.
@@ -151,6 +153,7 @@ async fn control(
     let mut signals =
         Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
     let socket = socket::open_private(&options.control)?;
+    let metrics = options.metrics.open()?;
     let manager = Arc::new(Manager::from_environment());
     let watches = Watches::default();
     watches.open_all();
@@ -179,6 +182,8 @@ async fn control(
     });
     let kept = node.restore()?;
     let server = Server::start(socket, api::router(node.clone()))?;
+    let metrics = metrics.map(|socket| Server::start(socket, api::metrics_router(node.clone())));
+    let metrics = metrics.transpose()?;
     manager.watch();
     tokio::spawn(tell_when_ready(node.clone(), manager.clone()));
     let shown = node.control.display();
@@ -189,7 +194,7 @@ async fn control(
             SignalRequest::CheckSize => node.check_sizes(),
         }
     };
-    drop(server);
+    drop((server, metrics));
     manager.stopping();
     node.stop(signal).await
 }
@@ -205,6 +210,7 @@ fn confine(options: &NodeOptions, log: &log::Guard) -> Result<Confinement, Failu
     let folders = NodeFolders {
         own: [&options.state, &options.run],
         control: &options.control,
+        metrics: options.metrics.path(),
         images: &options.images,
     };
     Confinement::apply_to_node(&folders, log)

@@ -110,6 +110,7 @@ async fn control(
     // Before the other socket too: when that one exists, the control socket can be used.
     let opened = service.control.as_deref().map(socket::open_private);
     let opened = opened.transpose()?;
+    let metrics = service.metrics.open()?;
     let door = match inherited {
         Some(door) => door,
         None => socket::open_door(&service.endpoint)?,
@@ -130,7 +131,8 @@ async fn control(
     let name = disk.name().to_owned();
     let mut server = DiskServer::new(service, disk, &door, naming, watch, confine)?;
     let control = opened.map(|socket| Server::start(socket, server.status().router()));
-    server.add_control(control.transpose()?);
+    let metrics = metrics.map(|socket| Server::start(socket, server.status().metrics_router()));
+    server.add_control([control.transpose()?, metrics.transpose()?]);
     server.serve_connected(&door)?;
     manager.watch();
     manager.ready(&format!("serving {name}"));

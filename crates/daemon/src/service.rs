@@ -13,7 +13,7 @@ use cleave_worker::record::Recording;
 use cleave_worker::{LimitGroup, Pool, Split, Tuning, WorkerConfig};
 use tracing::level_filters::LevelFilter;
 
-use crate::cli::{Cache, EndpointArgs, ServeArgs, StripeArgs, Switch};
+use crate::cli::{Cache, EndpointArgs, MetricsOptions, ServeArgs, StripeArgs, Switch};
 use crate::cpus;
 use crate::failure::Failure;
 use crate::split::SplitArgs;
@@ -28,8 +28,8 @@ const OPS_MIN: u16 = 128;
 const STRIPE_OPS: u16 = 4096;
 
 /// Descriptors that every daemon may have open, whatever its vrings and workers: the standard streams, the sockets, 16
-/// pending, 32 connections of the control socket, the descriptors of a message, and the runtime with its watches.
-const DESCRIPTORS_OWN: u64 = 128;
+/// pending, 32 connections of the control socket and of that for metrics each, the descriptors of a message, and the runtime with its watches.
+const DESCRIPTORS_OWN: u64 = 160;
 /// The same for each disk of a node, which has the others once for all: its socket and locks, 16 pending connections, those of its
 /// session, and the descriptors of a message.
 const DESCRIPTORS_OF_DISK: u64 = 64;
@@ -123,6 +123,7 @@ pub(crate) struct Service {
     pub(crate) split: SplitArgs,
     /// The control socket.
     pub(crate) control: Option<PathBuf>,
+    pub(crate) metrics: MetricsOptions,
     pub(crate) recording: Recording,
     /// Whether the process is confined.
     pub(crate) sandbox: bool,
@@ -153,7 +154,8 @@ impl Service {
         let identity = Identity::find(options.user.as_deref(), options.group.as_deref());
         let identity = identity.map_err(Failure::input)?;
         let endpoint = endpoint(&args.endpoint)?;
-        refuse_one_path(&endpoint, options.control.as_deref())?;
+        refuse_one_path(&endpoint, "--control", options.control.as_deref())?;
+        refuse_one_path(&endpoint, "--metrics", options.metrics.path())?;
         let disk = source(&args.disk, &args.stripe, options.disk.block_size)?;
         let workers = options
             .disk
@@ -195,6 +197,7 @@ impl Service {
                 profile: options.disk.profile.clone(),
             },
             control: options.control.clone(),
+            metrics: options.metrics.clone(),
             recording: match options.disk.stats {
                 Switch::On => Recording::On,
                 Switch::Off => Recording::Off,
@@ -246,7 +249,7 @@ fn endpoint(args: &EndpointArgs) -> Result<Endpoint, Failure> {
 }
 
 /// Refuses one path for both sockets: the daemon would wait for the lock of the other socket, which it holds itself.
-fn refuse_one_path(endpoint: &Endpoint, control: Option<&Path>) -> Result<(), Failure> {
+fn refuse_one_path(endpoint: &Endpoint, option: &str, other: Option<&Path>) -> Result<(), Failure> {
     // As the same name in the same folder, since neither socket exists yet.
     let place = |path: &Path| {
         let path = std::path::absolute(path).ok()?;
@@ -254,10 +257,10 @@ fn refuse_one_path(endpoint: &Endpoint, control: Option<&Path>) -> Result<(), Fa
         let folder = folder.canonicalize().unwrap_or(folder.to_owned());
         Some(folder.join(path.file_name()?))
     };
-    match (endpoint, control) {
-        (Endpoint::Path(path), Some(control)) if place(path) == place(control) => {
+    match (endpoint, other) {
+        (Endpoint::Path(path), Some(other)) if place(path) == place(other) => {
             Err(Failure::input(format!(
-                "--control and --socket-path are both {}: give each socket a path of its own",
+                "{option} and --socket-path are both {}: give each socket a path of its own",
                 path.display()
             )))
         }

@@ -194,6 +194,27 @@ pub(crate) fn listen_for_group(path: &Path, mode: u32, group: u32) -> Result<Lis
     Ok(listening)
 }
 
+/// Opens a socket for everybody, or for the members of a group.
+pub(crate) fn open_shared(path: &Path, group: Option<u32>) -> Result<Listening, Failure> {
+    let _lock = PathLock::take(path)?;
+    let mode = match group {
+        Some(_) => 0o660,
+        None => 0o666,
+    };
+    // Not for the group that it has at first.
+    let listening = listen(path, Some(Mode::RUSR | Mode::WUSR))?;
+    listening.give(mode, group).map_err(|error| {
+        let shown = path.display();
+        Failure::input(match group {
+            Some(group) => format!(
+                "cannot give socket {shown} to group {group}: {error}: start cleave as root or with a user of that group"
+            ),
+            None => format!("cannot set the mode of socket {shown}: {error}"),
+        })
+    })?;
+    Ok(listening)
+}
+
 /// The number of a group of this machine, which was named by `by`.
 pub(crate) fn group_number(by: &str, group: &str) -> Result<u32, Failure> {
     let named = |line: &str| {

@@ -6,7 +6,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use tracing::level_filters::LevelFilter;
 
-use super::{SANDBOX_DEFAULT, Switch};
+use super::{MetricsOptions, SANDBOX_DEFAULT, Switch};
 use crate::node::{NodeOptions, PoolSpec};
 
 pub(super) const EXAMPLES: &str = "\
@@ -34,6 +34,8 @@ pub(super) struct NodeArgs {
     /// Only the user that runs cleave may use it (mode 0600).
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    #[command(flatten)]
+    metrics: MetricsOptions,
     /// Folder of images, block devices and profiles: no others can be opened [default: everywhere]
     ///
     /// May be given several times. Block devices are reached with --images /dev. A symlink counts as the file that it leads
@@ -77,6 +79,7 @@ impl From<NodeArgs> for NodeOptions {
         NodeOptions {
             state: absolute(args.state),
             control: absolute(args.control.unwrap_or_else(|| run.join("control.sock"))),
+            metrics: args.metrics.made_absolute(),
             run,
             images: args.images.into_iter().map(absolute).collect(),
             sandbox: args.sandbox == Switch::On,

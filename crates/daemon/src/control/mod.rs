@@ -29,7 +29,9 @@ use crate::events::Events;
 
 pub(crate) use metrics::merged as merged_metrics;
 pub(crate) use quiet::{Flushed, Quiesced};
-pub(crate) use routes::{DiskId, Ordered, Problem, Refusal, answer, metrics_of, not_so, read_body};
+pub(crate) use routes::{
+    DiskId, Ordered, Problem, Refusal, answer, metrics_of, metrics_only, not_so, read_body,
+};
 pub(crate) use serve::{Server, Streaming};
 
 /// The state that the control interface shows: the disk, and the current session.
@@ -109,6 +111,11 @@ impl DiskStatus {
     /// All paths of the interface of this disk alone.
     pub(crate) fn router(self: Arc<DiskStatus>) -> Router {
         routes::router(self)
+    }
+
+    /// The path of the metrics alone.
+    pub(crate) fn metrics_router(self: Arc<DiskStatus>) -> Router {
+        routes::metrics_router(self)
     }
 
     /// A session has begun.

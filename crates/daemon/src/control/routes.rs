@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::{FromRequestParts, Path, State};
+use axum::extract::{FromRequestParts, Path, Request, State};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
@@ -43,6 +44,32 @@ pub(super) fn router(status: Arc<DiskStatus>) -> Router {
         .fallback(nothing)
         .method_not_allowed_fallback(not_so)
         .with_state(status)
+}
+
+/// The metrics alone.
+pub(super) fn metrics_router(status: Arc<DiskStatus>) -> Router {
+    metrics_only(Router::new().route("/metrics", get(metrics))).with_state(status)
+}
+
+/// Refuses whatever the routes of metrics do not have.
+pub(crate) fn metrics_only<S: Clone + Send + Sync + 'static>(routes: Router<S>) -> Router<S> {
+    let nothing = || async {
+        let why = "this socket has GET /metrics only";
+        Refusal(StatusCode::NOT_FOUND, why.to_owned())
+    };
+    routes.fallback(nothing).method_not_allowed_fallback(not_so)
+}
+
+/// Refuses a request that a web page makes, through a port that somebody forwards to the socket.
+pub(super) async fn refuse_pages(request: Request, next: Next) -> Response {
+    match request.headers().contains_key(header::ORIGIN) {
+        true => {
+            let why =
+                "a request with an Origin comes from a web page, and none may use this socket";
+            Refusal(StatusCode::FORBIDDEN, why.to_owned()).into_response()
+        }
+        false => next.run(request).await,
+    }
 }
 
 async fn disks(State(status): State<Arc<DiskStatus>>, uri: Uri) -> Response {

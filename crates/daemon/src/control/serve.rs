@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use axum::middleware::from_fn;
 use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -13,6 +14,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::AbortHandle;
 
+use super::routes::refuse_pages;
 use crate::failure::Failure;
 use crate::socket::Listening;
 
@@ -41,6 +43,7 @@ impl Server {
         let listener = socket
             .listener()
             .map_err(|error| Failure::run(format!("cannot listen for control: {error}")))?;
+        let router = router.layer(from_fn(refuse_pages));
         let task = tokio::spawn(accept(listener, router)).abort_handle();
         Ok(Server {
             task,

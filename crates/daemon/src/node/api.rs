@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::MethodRouter;
+use axum::routing::{MethodRouter, get};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 
@@ -13,7 +13,7 @@ use super::snapshot;
 use super::spec::DiskFile;
 use crate::control::patch;
 use crate::control::report::Report;
-use crate::control::{Flushed, Ordered, Problem, Quiesced, quiet};
+use crate::control::{Flushed, Ordered, Problem, Quiesced, metrics_only, quiet};
 
 /// A method of a path.
 pub(super) struct Route {
@@ -63,6 +63,11 @@ pub(super) fn router(node: Arc<Node>) -> Router {
     all.fallback(routes::nothing)
         .method_not_allowed_fallback(crate::control::not_so)
         .with_state(node)
+}
+
+/// The router of the metrics alone.
+pub(super) fn metrics_router(node: Arc<Node>) -> Router {
+    metrics_only(Router::new().route("/metrics", get(routes::metrics))).with_state(node)
 }
 
 /// The OpenAPI document.

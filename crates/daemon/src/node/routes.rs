@@ -568,7 +568,7 @@ async fn events(Shared(node): Shared<Arc<Node>>, stream: Extension<Streaming>) -
     node.events.listen()
 }
 
-async fn metrics(Shared(node): Shared<Arc<Node>>) -> Response {
+pub(super) async fn metrics(Shared(node): Shared<Arc<Node>>) -> Response {
     let all = node.all();
     let texts = all.iter().filter_map(|kept| match kept.state() {
         State::Serving(status) => Some(status.metrics()),
