@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -11,10 +13,10 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cleave_client::Client;
+use cleave_client::{Client, message};
 use cleave_tests::{
-    Daemon, Node, Scratch, Stopwatch, UnresponsiveFs, exercise, http, ignored, is_root,
-    program_path, run_to_exit, scale, small, wait_until,
+    Daemon, Node, Scratch, Stopwatch, TIMEOUT, UnresponsiveFs, closes_within, exercise, http,
+    ignored, is_root, program_path, run_to_exit, scale, small, wait_until,
 };
 use rustix::fs::OFlags;
 use rustix::process::Signal;
@@ -1042,5 +1044,94 @@ fn a_disk_ends_although_it_is_given_very_many_other_orders() {
         is_over.store(true, Ordering::Relaxed);
         assert_eq!(all, 3);
     });
+    node.daemon.finish();
+}
+
+/// Descriptors whose close waits until `let_go`: a pipe, opened so many times, into which a thread splices while there is nothing to
+/// splice.
+struct HeldPipe {
+    feed: UnixStream,
+    holder: std::thread::JoinHandle<()>,
+    opened: Vec<File>,
+}
+
+impl HeldPipe {
+    fn new(count: usize) -> HeldPipe {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+        let opened = (0..count).map(|_| File::open(&path).unwrap()).collect();
+        drop(reader);
+        let (source, feed) = UnixStream::pair().unwrap();
+        let (sender, thread) = std::sync::mpsc::channel();
+        let holder = std::thread::spawn(move || {
+            sender.send(rustix::thread::gettid()).unwrap();
+            let flags = rustix::pipe::SpliceFlags::empty();
+            let _ = rustix::pipe::splice(source, None, &writer, None, 4096, flags);
+        });
+        let stat = format!(
+            "/proc/self/task/{}/stat",
+            thread.recv().unwrap().as_raw_nonzero()
+        );
+        assert!(wait_until(|| std::fs::read_to_string(&stat)
+            .unwrap()
+            .contains(") S ")));
+        HeldPipe {
+            feed,
+            holder,
+            opened,
+        }
+    }
+
+    fn let_go(mut self) {
+        self.feed.write_all(b"x").unwrap();
+        self.holder.join().unwrap();
+    }
+}
+
+/// They cost that disk its frontend, and nobody else anything.
+#[test]
+fn descriptors_that_cannot_be_closed_are_felt_by_the_disk_they_came_to() {
+    let node = Node::start();
+    node.add("a", &ram());
+    node.add("b", &ram());
+    let mut hostile = node.open("a", &small(1));
+    let mut neighbour = node.open("b", &small(1));
+    let mut held = HeldPipe::new(128);
+    // It owns the last copy of each then.
+    node.daemon.signal(Signal::STOP);
+    let kick = message::message(
+        message::request::SET_VRING_KICK,
+        message::VERSION | message::FLAG_NEED_REPLY,
+        &[0; 8],
+    );
+    for file in held.opened.drain(..) {
+        let socket = hostile.frontend().socket();
+        socket.send_raw(&kick, &[file.as_fd()]).unwrap();
+    }
+    node.daemon.signal(Signal::CONT);
+    assert!(closes_within(hostile.frontend().socket(), TIMEOUT));
+    assert!(
+        node.daemon.log_has("block all threads that close them"),
+        "{}",
+        node.daemon.log()
+    );
+    // A neighbour sends descriptors, leaves, and comes again.
+    let call = neighbour.queue(0).call_descriptor().unwrap();
+    let said = neighbour.frontend().set_vring_call(0, Some(call.as_fd()));
+    said.unwrap();
+    exercise(&mut neighbour).unwrap();
+    drop(neighbour);
+    exercise(&mut node.open("b", &small(1))).unwrap();
+    // The door of the first one opens when they are closed.
+    drop(hostile);
+    let early = UnixStream::connect(node.socket("a")).unwrap();
+    assert!(
+        node.daemon.log_has("no frontend is accepted"),
+        "{}",
+        node.daemon.log()
+    );
+    held.let_go();
+    drop(early);
+    exercise(&mut node.open("a", &small(1))).unwrap();
     node.daemon.finish();
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cleave_blk::Stripe;
 use cleave_disk::{Backing, Disk, Leg, Resized};
 use cleave_sandbox::Role;
-use cleave_session::{Ending, Quota, Remote, Session, offload};
+use cleave_session::{Ending, Offload, Quota, Remote, Session};
 use cleave_worker::{Device, Incident, Totals};
 use serde_json::json;
 use tokio::net::UnixListener;
@@ -96,6 +96,8 @@ pub(crate) struct DiskServer {
     /// Accepting failed: not before this.
     accept_after: Option<Instant>,
     pending: PendingConnections,
+    /// The threads that close what frontends send.
+    offload: Offload,
     guest: Option<Guest>,
     status: Arc<DiskStatus>,
     /// The socket of the frontends, for messages.
@@ -182,6 +184,7 @@ impl DiskServer {
         );
         let status = status.named(naming.id).telling(naming.events);
         let _ = id.set(status.id());
+        let offload = Offload::default();
         Ok(DiskServer {
             once: service.once,
             watch,
@@ -194,7 +197,8 @@ impl DiskServer {
             confinement,
             listener,
             accept_after: None,
-            pending: PendingConnections::default(),
+            pending: PendingConnections::new(offload.clone()),
+            offload,
             guest: None,
             status: Arc::new(status),
             endpoint: naming.endpoint,
@@ -364,8 +368,8 @@ impl DiskServer {
                 Event::SizeChecked(resized) => self.report_size(resized),
             }
         }
-        offload::close(self.listener.take());
-        door.close();
+        self.offload.close(self.listener.take());
+        door.close(&self.offload);
         self.control = [None, None];
         self.pending.clear();
         is_ending();
@@ -403,7 +407,7 @@ impl DiskServer {
         let name = self.disk.name();
         match &self.guest {
             Some(guest) if !has_left(&guest.stream) => {
-                offload::hang_up(stream);
+                self.offload.hang_up(stream);
                 self.rejections.log(|more| {
                     tracing::warn!(
                         "{name}: a second frontend was turned away: one is connected{more}"
@@ -427,7 +431,7 @@ impl DiskServer {
     fn begin(&mut self, stream: UnixStream) {
         let name = self.disk.name();
         if self.device.is_lost() {
-            offload::hang_up(stream);
+            self.offload.hang_up(stream);
             return self.faults.log(|more| {
                 tracing::error!(
                     "{name}: a frontend was turned away: a worker failed twice and left requests in flight, which could overtake \
@@ -458,7 +462,7 @@ impl DiskServer {
         let (remote, ending) = match started {
             Ok(started) => started,
             Err(error) => {
-                offload::hang_up(stream);
+                self.offload.hang_up(stream);
                 return Err(error);
             }
         };
@@ -472,7 +476,8 @@ impl DiskServer {
 
     fn start(&self, stream: UnixStream) -> io::Result<(Remote, oneshot::Receiver<Ending>)> {
         let config = self.service.session.clone();
-        let (session, remote) = Session::new(stream, Arc::clone(&self.device), config)?;
+        let (device, offload) = (Arc::clone(&self.device), self.offload.clone());
+        let (session, remote) = Session::new(stream, device, offload, config)?;
         let (reply, ending) = oneshot::channel();
         let confinement = self.confinement.clone();
         thread::Builder::new()
@@ -515,7 +520,8 @@ impl DiskServer {
     }
 
     fn close_guest(&mut self) {
-        offload::close(self.guest.take().map(|guest| guest.stream));
+        let stream = self.guest.take().map(|guest| guest.stream);
+        self.offload.close(stream);
     }
 
     /// Checks the size of the disk, with the watch armed anew first, so that nothing is missed.
@@ -581,7 +587,10 @@ impl DiskServer {
 
     /// A connection that is turned away has to be closed, for which there may be no thread left.
     fn pause_while_full(&mut self) {
-        self.accept_after = offload::is_full().then(|| Instant::now() + ACCEPT_PAUSE);
+        self.accept_after = self
+            .offload
+            .is_full()
+            .then(|| Instant::now() + ACCEPT_PAUSE);
         if self.accept_after.is_some() {
             let name = self.disk.name();
             self.faults.log(|more| {

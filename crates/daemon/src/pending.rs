@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::net::UnixStream as StdStream;
 use std::task::{Context, Poll};
 
-use cleave_session::offload;
+use cleave_session::Offload;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 use tokio::net::UnixStream;
@@ -19,29 +19,41 @@ use tokio::net::UnixStream;
 const PENDING_MAX: usize = 16;
 
 /// Pending connections, oldest first.
-#[derive(Debug, Default)]
-pub(crate) struct PendingConnections(VecDeque<UnixStream>);
+#[derive(Debug)]
+pub(crate) struct PendingConnections {
+    streams: VecDeque<UnixStream>,
+    offload: Offload,
+}
 
 impl PendingConnections {
+    /// None yet. `offload` closes them.
+    pub(crate) fn new(offload: Offload) -> PendingConnections {
+        let streams = VecDeque::new();
+        PendingConnections { streams, offload }
+    }
+
     /// Adds a connection; returns whether the oldest was closed for it.
     pub(crate) fn add(&mut self, stream: UnixStream) -> bool {
-        let full = self.0.len() >= PENDING_MAX;
+        let full = self.streams.len() >= PENDING_MAX;
         if full {
             self.close_oldest();
         }
-        self.0.push_back(stream);
+        self.streams.push_back(stream);
         full
     }
 
     /// Closes the oldest, which frees its descriptor.
     pub(crate) fn close_oldest(&mut self) {
-        self.0.pop_front().into_iter().for_each(offload::hang_up);
+        if let Some(oldest) = self.streams.pop_front() {
+            self.offload.hang_up(oldest);
+        }
     }
 
     /// Closes all; returns how many there were.
     pub(crate) fn clear(&mut self) -> usize {
-        let count = self.0.len();
-        self.0.drain(..).for_each(offload::hang_up);
+        let count = self.streams.len();
+        let all = self.streams.drain(..);
+        all.for_each(|stream| self.offload.hang_up(stream));
         count
     }
 
@@ -53,7 +65,7 @@ impl PendingConnections {
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<StdStream> {
         let mut at = 0;
-        while let Some(stream) = self.0.get(at) {
+        while let Some(stream) = self.streams.get(at) {
             if stream.poll_read_ready(context).is_pending() {
                 at += 1;
                 continue;
@@ -66,12 +78,15 @@ impl PendingConnections {
                     });
                 }
                 Input::Message => {
-                    let ready = self.0.remove(at).map(UnixStream::into_std);
+                    let ready = self.streams.remove(at).map(UnixStream::into_std);
                     if let Some(Ok(ready)) = ready {
                         return Poll::Ready(ready);
                     }
                 }
-                Input::Closed => self.0.remove(at).into_iter().for_each(offload::hang_up),
+                Input::Closed => {
+                    let closed = self.streams.remove(at).into_iter();
+                    closed.for_each(|stream| self.offload.hang_up(stream));
+                }
             }
         }
         Poll::Pending
@@ -131,7 +146,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_first_to_send_is_served_first() {
-        let mut pending = PendingConnections::default();
+        let mut pending = PendingConnections::new(Offload::default());
         assert!(soon(pending.next_ready()).await.is_none());
         let (first, _silent) = pair();
         let (second, mut theirs) = pair();
@@ -147,7 +162,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_silent_connection_that_closes_is_removed() {
-        let mut pending = PendingConnections::default();
+        let mut pending = PendingConnections::new(Offload::default());
         let (ours, theirs) = pair();
         pending.add(ours);
         drop(theirs);
@@ -157,7 +172,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_oldest_is_closed_when_there_are_too_many() {
-        let mut pending = PendingConnections::default();
+        let mut pending = PendingConnections::new(Offload::default());
         let mut theirs = Vec::new();
         for at in 0..100 {
             let (ours, other) = pair();

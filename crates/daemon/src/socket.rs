@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use cleave_session::offload;
+use cleave_session::Offload;
 use rustix::fs::{
     AtFlags, FlockOperation, Gid, Mode, OFlags, chmod, chownat, fchmod, flock, fstat, open,
 };
@@ -84,13 +84,13 @@ pub(crate) fn name(endpoint: &Endpoint) -> String {
 
 impl Door {
     /// Removes the file and closes the socket, in which descriptors of frontends may be queued.
-    pub(crate) fn close(self) {
+    pub(crate) fn close(self, offload: &Offload) {
         match self {
             Door::Listening(Listening { file, listener }) => {
                 drop(file);
-                offload::close(listener);
+                offload.close(listener);
             }
-            Door::Connected(stream) => offload::close(stream),
+            Door::Connected(stream) => offload.close(stream),
         }
     }
 }

@@ -292,6 +292,11 @@ const DESCRIPTORS: &[Call] = &[
     any(libc::SYS_sendmsg),
     any(libc::SYS_shutdown),
     any(libc::SYS_getsockopt),
+    // So that the close of a socket that lingers does not wait.
+    with(
+        libc::SYS_setsockopt,
+        Arguments::OneOf(2, &[libc::SO_LINGER as u64]),
+    ),
     #[cfg(target_arch = "x86_64")]
     any(libc::SYS_readlink),
     #[cfg(target_arch = "x86_64")]

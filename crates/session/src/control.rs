@@ -129,7 +129,7 @@ impl State {
         };
         let forwarder = match &mut self.forwarder {
             Some(started) => started,
-            none => none.insert(Forwarder::start()?),
+            none => none.insert(Forwarder::start(&self.offload)?),
         };
         forwarder.add(key, stream).map(Some)
     }
@@ -211,7 +211,8 @@ impl State {
         let layout = match found {
             Ok(layout) => layout,
             Err(why) => {
-                copy_of(settings.err.as_ref())?.into_iter().for_each(signal);
+                let err = copy_of(settings.err.as_ref())?;
+                err.into_iter().for_each(|err| signal(&self.offload, err));
                 return Err(cannot(why));
             }
         };

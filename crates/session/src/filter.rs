@@ -177,7 +177,7 @@ fn table(message: &mut Message) -> Result<Vec<RegionSpec>, Refusal> {
     regions
         .chunks_exact(REGION_BYTES)
         .take(count)
-        .map(|bytes| region(bytes, message.fds.pop_first().unwrap_or_default()))
+        .map(|bytes| region(bytes, message.fds.take_first()))
         .collect()
 }
 

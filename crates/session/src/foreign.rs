@@ -13,11 +13,12 @@ use rustix::fs::{
 };
 
 use rustix::io::Errno;
-use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::sockopt::{set_socket_linger, socket_domain, socket_type};
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, recv, shutdown};
 
+use crate::Refusal;
 use crate::intake::is_ready;
-use crate::{Refusal, offload};
+use crate::offload::Offload;
 
 /// Name of an eventfd in `/proc/self/fd`. Names of files begin with a slash.
 const EVENTFD: &[u8] = b"anon_inode:[eventfd]";
@@ -36,9 +37,12 @@ const LOCAL: [u64; 6] = [
     0x2fc1_2fc1,
 ];
 
-/// Descriptors of a message, in order. Those that are not taken out are closed by [`offload`].
-#[derive(Debug, Default)]
-pub(crate) struct Foreign(Vec<OwnedFd>);
+/// Descriptors of a message, in order. Those that are not taken out are closed by the disk's [`Offload`].
+#[derive(Debug)]
+pub(crate) struct Foreign {
+    fds: Vec<OwnedFd>,
+    offload: Offload,
+}
 
 /// Kind of a descriptor, as far as the kernel knows it without a request to a file's server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,29 +54,47 @@ enum Kind {
 }
 
 impl Foreign {
+    pub(crate) fn none(offload: Offload) -> Foreign {
+        let fds = Vec::new();
+        Foreign { fds, offload }
+    }
+
     pub(crate) fn extend(&mut self, fds: impl Iterator<Item = OwnedFd>) {
-        self.0.extend(fds);
+        self.fds.extend(fds);
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.fds.len()
     }
 
-    /// Removes and returns the first one.
-    pub(crate) fn pop_first(&mut self) -> Option<Foreign> {
-        (!self.0.is_empty()).then(|| Foreign(vec![self.0.remove(0)]))
+    /// Removes and returns all of them.
+    pub(crate) fn take(&mut self) -> Foreign {
+        let offload = self.offload.clone();
+        std::mem::replace(self, Foreign::none(offload))
+    }
+
+    /// Removes and returns the first one, or nothing if there is none.
+    pub(crate) fn take_first(&mut self) -> Foreign {
+        let count = self.fds.len().min(1);
+        Foreign {
+            fds: self.fds.drain(..count).collect(),
+            offload: self.offload.clone(),
+        }
     }
 
     pub(crate) fn fd(&self) -> Option<&OwnedFd> {
-        self.0.first()
+        self.fds.first()
     }
 
     /// The descriptor, if it is an eventfd. Its flags are not changed: they belong to the open file, which the
     /// frontend uses too.
     pub(crate) fn into_eventfd(mut self) -> Result<OwnedFd, Foreign> {
-        match self.0.pop() {
+        match self.fds.pop() {
             Some(fd) if kind(&fd) == Kind::Eventfd => Ok(fd),
-            other => Err(Foreign(Vec::from_iter(other))),
+            other => {
+                self.fds.extend(other);
+                Err(self)
+            }
         }
     }
 
@@ -102,7 +124,7 @@ impl Foreign {
         };
         // Received without room for descriptors, they are closed by the kernel, on this thread. The loop ends,
         // because nothing can be added.
-        offload::run(move || {
+        self.offload.run(move || {
             let mut piece = [0u8; 512];
             while matches!(
                 recv(&copy, &mut piece, RecvFlags::DONTWAIT),
@@ -117,14 +139,16 @@ impl Foreign {
         // Files on tmpfs and hugetlbfs, which include memfds, have seals; others do not.
         if self.fd().is_some_and(|fd| fcntl_get_seals(fd).is_err()) {
             let (sender, receiver) = sync_channel(1);
-            offload::run(move || {
+            let offload = self.offload.clone();
+            let none = Foreign::none(offload.clone());
+            offload.run(move || {
                 if self.fd().is_some_and(is_local_file) {
                     let _ = sender.send(self);
                 }
             });
-            self = receiver.recv_timeout(FILE_WITHIN).unwrap_or_default();
+            self = receiver.recv_timeout(FILE_WITHIN).unwrap_or(none);
         }
-        self.0.pop().map(File::from).ok_or_else(|| {
+        self.fds.pop().map(File::from).ok_or_else(|| {
             Refusal::message(
                 "guest memory must be a memfd or a file on tmpfs, hugetlbfs or a local disk",
             )
@@ -134,9 +158,16 @@ impl Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        if !self.0.is_empty() {
-            offload::close(std::mem::take(&mut self.0));
+        let fds = std::mem::take(&mut self.fds);
+        if fds.is_empty() {
+            return;
         }
+        self.offload.run(move || {
+            for fd in fds {
+                // The close of a socket that lingers would wait until its peer has read everything. Fails for anything else.
+                let _ = set_socket_linger(&fd, None);
+            }
+        });
     }
 }
 
@@ -179,11 +210,11 @@ fn is_local_file(fd: &OwnedFd) -> bool {
 
 /// Adds one to an eventfd. This may block regardless of earlier checks, because the frontend can make the
 /// eventfd blocking and fill it at any moment. A full eventfd needs no write.
-pub(crate) fn signal(fd: OwnedFd) {
-    if offload::is_full() {
+pub(crate) fn signal(offload: &Offload, fd: OwnedFd) {
+    if offload.is_full() {
         return;
     }
-    offload::run(move || {
+    offload.run(move || {
         if is_ready(&fd, PollFlags::OUT) {
             let _ = rustix::io::write(&fd, &1u64.to_ne_bytes());
         }
@@ -193,7 +224,10 @@ pub(crate) fn signal(fd: OwnedFd) {
 #[cfg(test)]
 impl<T: Into<OwnedFd>> From<T> for Foreign {
     fn from(fd: T) -> Foreign {
-        Foreign(vec![fd.into()])
+        Foreign {
+            fds: vec![fd.into()],
+            offload: Offload::default(),
+        }
     }
 }
 
@@ -229,8 +263,28 @@ mod tests {
         ];
         for (name, fd, expected) in rows {
             assert_eq!(kind(&fd), expected, "{name}");
-            let taken = Foreign(vec![fd]).into_eventfd();
+            let taken = Foreign::from(fd).into_eventfd();
             assert_eq!(taken.is_ok(), expected == Kind::Eventfd, "{name}");
+        }
+    }
+
+    /// Its close would wait ten minutes for the peer to read.
+    #[test]
+    fn a_socket_that_lingers_blocks_no_thread() {
+        use std::io::Write as _;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (_unread, _) = listener.accept().unwrap();
+        set_socket_linger(&stream, Some(Duration::from_secs(600))).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while stream.write(&[0; 1 << 16]).is_ok() {}
+        let foreign = Foreign::from(stream);
+        let offload = foreign.offload.clone();
+        drop(foreign);
+        let until = std::time::Instant::now() + Duration::from_secs(10);
+        while !offload.is_idle() {
+            assert!(std::time::Instant::now() < until, "the close waits");
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -246,13 +300,10 @@ mod tests {
             ("a file of the kernel", opened("/proc/self/maps"), false),
             ("folder", opened("/"), false),
         ] {
-            assert_eq!(Foreign(vec![fd]).into_memory().is_ok(), taken, "{name}");
+            assert_eq!(Foreign::from(fd).into_memory().is_ok(), taken, "{name}");
         }
         let kind = fstatfs(&program).unwrap().f_type as u64;
         let expected = LOCAL.contains(&kind) || fcntl_get_seals(&program).is_ok();
-        assert_eq!(
-            Foreign(vec![program.into()]).into_memory().is_ok(),
-            expected
-        );
+        assert_eq!(Foreign::from(program).into_memory().is_ok(), expected);
     }
 }

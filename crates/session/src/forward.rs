@@ -12,10 +12,11 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::{Errno, read, write};
 use rustix::net::{SendFlags, send};
 
+use crate::Refusal;
 use crate::control::SignalFd;
 use crate::foreign::Foreign;
 use crate::intake::{is_ready, wait};
-use crate::{Refusal, offload};
+use crate::offload::Offload;
 
 /// A vring, and which of its descriptors.
 type Key = (u16, SignalFd);
@@ -35,11 +36,12 @@ pub(crate) struct Forwarder {
 }
 
 impl Forwarder {
-    pub(crate) fn start() -> Result<Forwarder, Refusal> {
+    pub(crate) fn start(offload: &Offload) -> Result<Forwarder, Refusal> {
         let (changes, taken) = channel();
         let wake = Arc::new(bell()?);
         let woken = wake.clone();
-        offload::start(move || forward(&taken, &woken))
+        offload
+            .start(move || forward(&taken, &woken))
             .map_err(|error| Refusal::lost(format!("cannot start the pipe thread: {error}")))?;
         Ok(Forwarder {
             changes: Some(changes),

@@ -7,7 +7,6 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -19,9 +18,10 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, send, sendmsg,
 };
 
+use crate::Refusal;
 use crate::foreign::Foreign;
 use crate::message::{FDS_MAX, HEADER_BYTES, Header, Message};
-use crate::{Refusal, offload};
+use crate::offload::Offload;
 
 /// Maximum time from the first byte of a message to its last; after that the connection ends. Frontends write a
 /// message in one or two calls, so only a broken or hostile one comes near the limit.
@@ -49,6 +49,7 @@ pub(crate) enum Intake {
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: UnixStream,
+    offload: Offload,
     bytes: Vec<u8>,
     fds: Foreign,
     header: Option<Header>,
@@ -56,11 +57,12 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(socket: UnixStream) -> Connection {
+    pub(crate) fn new(socket: UnixStream, offload: Offload) -> Connection {
         Connection {
             socket,
             bytes: Vec::new(),
-            fds: Foreign::default(),
+            fds: Foreign::none(offload.clone()),
+            offload,
             header: None,
             begun: None,
         }
@@ -107,7 +109,7 @@ impl Connection {
             Some(header) => Intake::Message(Message {
                 header,
                 payload,
-                fds: std::mem::take(&mut self.fds),
+                fds: self.fds.take(),
             }),
             None => Intake::Wanting,
         }
@@ -141,9 +143,9 @@ impl Connection {
                 "descriptors of a message were lost: raise the limit of open files (LimitNOFILE)",
             ));
         }
-        if self.fds.len() > 0 && offload::stays_full(CLOSE_WITHIN) {
+        if self.fds.len() > 0 && self.offload.stays_full(CLOSE_WITHIN) {
             return Err(Refusal::lost(
-                "descriptors of frontends that cannot be closed block all threads that close them",
+                "descriptors of its frontends that cannot be closed block all threads that close them",
             ));
         }
         if self.fds.len() > FDS_MAX {
@@ -168,15 +170,10 @@ impl Connection {
         }
     }
 
-    /// The connection. Descriptors may be queued in it, which are closed with it.
-    pub(crate) fn into_socket(self) -> UnixStream {
-        self.socket
-    }
-
-    /// Ends the connection for both sides, even if another process has a descriptor of it.
-    pub(crate) fn close(&self) {
-        // Fails if it has ended already.
-        let _ = self.socket.shutdown(Shutdown::Both);
+    /// Ends the connection for both sides, even if another process has a descriptor of it. Descriptors may be queued in it,
+    /// which are closed with it.
+    pub(crate) fn close(self) {
+        self.offload.hang_up(self.socket);
     }
 
     /// Writes an answer. Waits for room for at most [`ANSWER_WITHIN`], and stops waiting when `wake` is

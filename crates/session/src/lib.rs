@@ -36,6 +36,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use intake::{Connection, Intake, wait};
 use message::Message;
+pub use offload::Offload;
 use refusal::Refusal;
 use relay::{Relay, Served};
 use state::State;
@@ -108,10 +109,11 @@ struct Shared {
 }
 
 impl Session {
-    /// Takes a connected socket, blocking or not.
+    /// Takes a connected socket, blocking or not. `offload`: the threads of this disk for descriptors of frontends.
     pub fn new(
         stream: UnixStream,
         device: Arc<Device>,
+        offload: Offload,
         config: SessionConfig,
     ) -> io::Result<(Session, Remote)> {
         let bell = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -122,9 +124,10 @@ impl Session {
             config_changed: AtomicBool::new(false),
             view: Mutex::default(),
         });
-        let state = State::new(device, &config, alarm.clone()).map_err(io::Error::other)?;
+        let state = State::new(device, offload.clone(), &config, alarm.clone())
+            .map_err(io::Error::other)?;
         let session = Session {
-            connection: Connection::new(stream),
+            connection: Connection::new(stream, offload),
             relay: Relay::new(state)?,
             shared: shared.clone(),
             alarm,
@@ -147,7 +150,6 @@ impl Session {
         // The frontend learns of the end only now, because until here its memory might have been written. By a
         // shutdown, since the acceptor may hold another descriptor of the connection.
         self.connection.close();
-        offload::close(self.connection.into_socket());
         ending
     }
 

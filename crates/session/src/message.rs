@@ -110,7 +110,7 @@ impl Message {
     /// The descriptor of a message that must have exactly one.
     pub(crate) fn only_fd(&mut self) -> Result<Foreign, Refusal> {
         match self.fds.len() {
-            1 => Ok(std::mem::take(&mut self.fds)),
+            1 => Ok(self.fds.take()),
             _ => Err(Refusal::connection(format!(
                 "{} takes exactly one descriptor",
                 self.name()

@@ -6,42 +6,41 @@
 //! thread closes only descriptors that are known to be harmless. A unix socket can hold any of these in its
 //! queue, so it is never harmless.
 //!
-//! At most `THREADS_MAX` threads can be blocked at a time. While all of them are, further jobs wait. With
-//! `WAITING_MAX` waiting jobs [`is_full`] is true: no frontend, and no descriptor of a frontend, is accepted
-//! until a thread is free.
+//! Each disk has such threads of its own, because its frontend can block all of them. At most `THREADS_MAX` of them can be
+//! blocked at a time. While all of them are, further jobs wait. With `WAITING_MAX` waiting jobs the disk [is full](Offload::is_full):
+//! no frontend of it, and no descriptor of a frontend, is accepted until a thread is free.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
-use std::{io, thread};
+use std::{fmt, io, thread};
 
 use rustix::net::{Shutdown, shutdown};
 
-const THREADS_MAX: usize = 32;
+const THREADS_MAX: usize = 8;
 const WAITING_MAX: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-struct Pool {
+struct Jobs {
     threads: usize,
     waiting: VecDeque<Job>,
 }
 
-impl Pool {
+impl Jobs {
     fn is_full(&self) -> bool {
         self.waiting.len() >= WAITING_MAX
     }
 }
 
-static POOL: Mutex<Pool> = Mutex::new(Pool {
-    threads: 0,
-    waiting: VecDeque::new(),
-});
-
-/// Notified when a job leaves the queue.
-static TAKEN: Condvar = Condvar::new();
+#[derive(Default)]
+struct Shared {
+    jobs: Mutex<Jobs>,
+    /// Notified when a job leaves the queue.
+    taken: Condvar,
+}
 
 /// Called by each thread when it starts.
 static AT_START: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
@@ -51,78 +50,98 @@ pub fn at_start(hook: impl Fn() + Send + Sync + 'static) {
     let _ = AT_START.set(Box::new(hook));
 }
 
-/// Drops a value that is, or holds, a descriptor of a frontend.
-pub fn close<T: Send + 'static>(held: T) {
-    run(move || drop(held));
-}
+/// The threads of one disk. They are made on demand, and end when nothing waits.
+#[derive(Clone, Default)]
+pub struct Offload(Arc<Shared>);
 
-/// Ends a connection with a frontend. The frontend notices at once, even if all threads are blocked.
-pub fn hang_up<T: AsFd + Send + 'static>(stream: T) {
-    // Fails if the frontend has left already.
-    let _ = shutdown(&stream, Shutdown::Both);
-    close(stream);
-}
-
-/// Whether nothing may be accepted now that may have to be closed here.
-pub fn is_full() -> bool {
-    lock().is_full()
-}
-
-/// Waits for at most `time` until it is no longer full, since jobs that do not block finish soon. Returns
-/// whether it is still full.
-pub(crate) fn stays_full(time: Duration) -> bool {
-    let waited = TAKEN.wait_timeout_while(lock(), time, |pool| pool.is_full());
-    waited.unwrap_or_else(PoisonError::into_inner).0.is_full()
-}
-
-/// Runs a job as soon as a thread is free.
-pub(crate) fn run(job: impl FnOnce() + Send + 'static) {
-    let mut pool = lock();
-    pool.waiting.push_back(Box::new(job));
-    // If no thread can be made, the job waits for the next attempt. It must not be dropped here.
-    let _ = spawn(&mut pool);
-}
-
-/// Runs a long job on its own thread, or fails.
-pub(crate) fn start(job: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let mut pool = lock();
-    pool.waiting.push_front(Box::new(job));
-    let started = spawn(&mut pool);
-    // The lock was held, so the job is still the first one. It is dropped after the lock is released.
-    let refused = started.is_err().then(|| pool.waiting.pop_front());
-    drop(pool);
-    drop(refused);
-    started
-}
-
-fn spawn(pool: &mut Pool) -> io::Result<()> {
-    if pool.threads >= THREADS_MAX {
-        return Err(io::Error::other(
-            "all threads are blocked by descriptors of frontends",
-        ));
-    }
-    let builder = thread::Builder::new().name("offload".to_owned());
-    builder.spawn(work)?;
-    pool.threads += 1;
-    Ok(())
-}
-
-fn work() {
-    if let Some(hook) = AT_START.get() {
-        hook();
-    }
-    loop {
-        let mut pool = lock();
-        let Some(job) = pool.waiting.pop_front() else {
-            pool.threads -= 1;
-            return;
-        };
-        drop(pool);
-        TAKEN.notify_all();
-        job();
+impl fmt::Debug for Offload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Offload").finish_non_exhaustive()
     }
 }
 
-fn lock() -> MutexGuard<'static, Pool> {
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+impl Offload {
+    /// Drops a value that is, or holds, a descriptor of a frontend.
+    pub fn close<T: Send + 'static>(&self, held: T) {
+        self.run(move || drop(held));
+    }
+
+    /// Ends a connection with a frontend. The frontend notices at once, even if all threads are blocked.
+    pub fn hang_up<T: AsFd + Send + 'static>(&self, stream: T) {
+        // Fails if the frontend has left already.
+        let _ = shutdown(&stream, Shutdown::Both);
+        self.close(stream);
+    }
+
+    /// Whether nothing may be accepted now that may have to be closed here.
+    pub fn is_full(&self) -> bool {
+        self.lock().is_full()
+    }
+
+    /// Waits for at most `time` until it is no longer full, since jobs that do not block finish soon. Returns
+    /// whether it is still full.
+    pub(crate) fn stays_full(&self, time: Duration) -> bool {
+        let taken = &self.0.taken;
+        let waited = taken.wait_timeout_while(self.lock(), time, |jobs| jobs.is_full());
+        waited.unwrap_or_else(PoisonError::into_inner).0.is_full()
+    }
+
+    /// Runs a job as soon as a thread is free.
+    pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
+        let mut jobs = self.lock();
+        jobs.waiting.push_back(Box::new(job));
+        // If no thread can be made, the job waits for the next attempt. It must not be dropped here.
+        let _ = self.spawn(&mut jobs);
+    }
+
+    /// Runs a long job on its own thread, or fails.
+    pub(crate) fn start(&self, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let mut jobs = self.lock();
+        jobs.waiting.push_front(Box::new(job));
+        let started = self.spawn(&mut jobs);
+        // The lock was held, so the job is still the first one. It is dropped after the lock is released.
+        let refused = started.is_err().then(|| jobs.waiting.pop_front());
+        drop(jobs);
+        drop(refused);
+        started
+    }
+
+    fn spawn(&self, jobs: &mut Jobs) -> io::Result<()> {
+        if jobs.threads >= THREADS_MAX {
+            return Err(io::Error::other(
+                "all threads of this disk are blocked by descriptors of frontends",
+            ));
+        }
+        let builder = thread::Builder::new().name("offload".to_owned());
+        let offload = self.clone();
+        builder.spawn(move || offload.work())?;
+        jobs.threads += 1;
+        Ok(())
+    }
+
+    fn work(&self) {
+        if let Some(hook) = AT_START.get() {
+            hook();
+        }
+        loop {
+            let mut jobs = self.lock();
+            let Some(job) = jobs.waiting.pop_front() else {
+                jobs.threads -= 1;
+                return;
+            };
+            drop(jobs);
+            self.0.taken.notify_all();
+            job();
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        let jobs = self.lock();
+        jobs.threads == 0 && jobs.waiting.is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Jobs> {
+        self.0.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

@@ -18,6 +18,7 @@ use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use crate::channel::{Channel, Notified};
 use crate::foreign::Foreign;
 use crate::forward::Forwarder;
+use crate::offload::Offload;
 use crate::vrings::Vrings;
 use crate::workers::Workers;
 use crate::{Refusal, SessionConfig};
@@ -51,6 +52,7 @@ pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) device: Arc<Device>,
+    pub(crate) offload: Offload,
     pub(crate) vring_size_max: u16,
     pub(crate) memory: Arc<Memory>,
     /// The region in which the frontend keeps the requests in flight.
@@ -78,6 +80,7 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn new(
         device: Arc<Device>,
+        offload: Offload,
         config: &SessionConfig,
         alarm: Arc<OwnedFd>,
     ) -> Result<State, MapError> {
@@ -85,6 +88,7 @@ impl State {
         let retired_before = device.totals().retired;
         Ok(State {
             device,
+            offload,
             vring_size_max: config.vring_size_max,
             memory: Memory::new(Vec::new())?,
             inflight: None,

@@ -98,7 +98,8 @@ impl Frontend {
         };
         let (stream, theirs) = UnixStream::pair().unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let (session, remote) = Session::new(theirs, device.clone(), config).unwrap();
+        let (session, remote) =
+            Session::new(theirs, device.clone(), Offload::default(), config).unwrap();
         Frontend {
             stream,
             remote,

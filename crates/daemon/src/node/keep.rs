@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cleave_disk::{Backing, Disk, Leg};
 use cleave_sandbox::Role;
-use cleave_session::offload;
+use cleave_session::Offload;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
@@ -475,7 +475,7 @@ async fn close(node: &Node, disk: Arc<Disk>) {
         drop(open);
     });
     if spawned.is_err() {
-        offload::close(open);
+        Offload::default().close(open);
     }
     if has_images {
         let _ = timeout(LOCKS_TIME, closed).await;
