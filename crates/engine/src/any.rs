@@ -148,8 +148,8 @@ impl Store for AnyStore {
         inside!(self, store => store.is_sated())
     }
 
-    fn close(&mut self, reactor: &mut Reactor) {
-        inside!(self, store => store.close(reactor));
+    fn close(&mut self, reactor: &mut Reactor) -> bool {
+        inside!(self, store => store.close(reactor))
     }
 
     fn leg_stats(&self) -> Arc<[LegStats]> {

@@ -717,7 +717,7 @@ impl Store for Files {
         self.lap_bytes >= LAP_BYTES_MAX
     }
 
-    fn close(&mut self, reactor: &mut Reactor) {
+    fn close(&mut self, reactor: &mut Reactor) -> bool {
         self.drop_waiting();
         let mut checks = 0;
         while self.submitted > 0 {
@@ -726,10 +726,11 @@ impl Store for Files {
                 Err(error) => {
                     let disk = self.disk.name();
                     tracing::error!(disk, %error, "the io_uring of a worker is broken");
-                    return;
+                    return false;
                 }
             }
         }
+        true
     }
 
     fn leg_stats(&self) -> Arc<[LegStats]> {

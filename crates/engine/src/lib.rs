@@ -160,8 +160,10 @@ pub trait Store {
     }
 
     /// Waits until nothing of this store is in flight. Ops that have not started are dropped, and nothing is
-    /// reported.
-    fn close(&mut self, _reactor: &mut Reactor) {}
+    /// reported. Returns false if that cannot be waited for: the kernel may still do what was asked.
+    fn close(&mut self, _reactor: &mut Reactor) -> bool {
+        true
+    }
 
     /// The counters of each leg, for a disk with several. Only this store writes them.
     fn leg_stats(&self) -> Arc<[LegStats]> {

@@ -333,8 +333,9 @@ impl Store for Model {
         }
     }
 
-    fn close(&mut self, _reactor: &mut Reactor) {
+    fn close(&mut self, _reactor: &mut Reactor) -> bool {
         self.drain();
+        true
     }
 }
 

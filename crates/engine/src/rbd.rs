@@ -476,11 +476,13 @@ impl Store for Rbd {
         self.tally.stats()
     }
 
-    fn close(&mut self, reactor: &mut Reactor) {
-        if let Err(error) = self.await_all(reactor) {
+    fn close(&mut self, reactor: &mut Reactor) -> bool {
+        let ended = self.await_all(reactor);
+        if let Err(error) = &ended {
             let disk = self.disk.name();
             tracing::error!(disk, %error, "the io_uring of a worker is broken");
         }
+        ended.is_ok()
     }
 }
 

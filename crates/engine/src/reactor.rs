@@ -437,10 +437,12 @@ impl Reactor {
         self.ring.is_signalled() || self.has_events()
     }
 
-    /// Closes the stores in order. Bells that were rung are written first.
-    pub fn close<S: Store>(&mut self, stores: &mut [S]) {
+    /// Closes the stores in order. Bells that were rung are written first. Returns false if one of them still has ops in
+    /// flight.
+    pub fn close<S: Store>(&mut self, stores: &mut [S]) -> bool {
         let _ = self.submit_and_sleep(Duration::ZERO);
-        stores.iter_mut().for_each(|store| store.close(self));
+        let ended = stores.iter_mut().map(|store| store.close(self));
+        ended.fold(true, |all, ended| all & ended)
     }
 
     /// How long an enter may sleep.

@@ -648,10 +648,30 @@ impl<S: Store> Worker<S> {
     }
 }
 
+/// The end of a worker's store. If it panics, or leaves I/O in flight, no frontend may be served any more.
+struct Closing {
+    device: Arc<Device>,
+    has_ended: bool,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            // Before the session can end.
+            self.device.is_lost.store(true, Ordering::Release);
+        }
+    }
+}
+
 impl<S: Store> Drop for Worker<S> {
     /// Waits for the I/O in flight. The last worker of the disk logs what the splitter has learnt.
     fn drop(&mut self) {
-        self.reactor.close(&mut self.store);
+        let mut closing = Closing {
+            device: self.device.clone(),
+            has_ended: false,
+        };
+        closing.has_ended = self.reactor.close(&mut self.store);
+        drop(closing);
         self.device.registry.leave(&self.meters.stats);
         let name = self.device.disk.name();
         self.splitting.splitter.forget(self.splitting.large);

@@ -465,11 +465,13 @@ impl Store for Nbd {
         std::mem::take(&mut self.came_back)
     }
 
-    fn close(&mut self, reactor: &mut Reactor) {
-        if let Err(error) = self.close_lines(reactor) {
+    fn close(&mut self, reactor: &mut Reactor) -> bool {
+        let ended = self.close_lines(reactor);
+        if let Err(error) = &ended {
             let disk = self.disk.name();
             tracing::error!(disk, %error, "the io_uring of a worker is broken");
         }
+        ended.is_ok()
     }
 }
 
