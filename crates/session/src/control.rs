@@ -156,7 +156,7 @@ impl State {
         // A position would claim that nothing is in flight.
         if entry.settings.has_left {
             return Err(Refusal::connection(format!(
-                "vring {index} was stopped while requests are held: they are left to the next connection"
+                "vring {index} was stopped while requests are held: no position says where it continues"
             )));
         }
         Ok((index, entry.settings.position))

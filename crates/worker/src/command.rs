@@ -36,8 +36,8 @@ pub struct VringStart {
 pub enum Stopped {
     /// All requests that were taken are complete. The available index of the next request.
     At(u16),
-    /// Requests that the disk failed, or that could not be taken again, remain in the in-flight region, for the
-    /// next daemon or connection that serves the vring.
+    /// Requests that the disk failed, or that could not be taken again, are not answered. They remain in the in-flight region, if
+    /// there is one, for the next daemon or connection that serves the vring.
     Left,
     /// The worker has no such vring.
     Unknown,

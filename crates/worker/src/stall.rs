@@ -292,8 +292,15 @@ impl<S: Store> Worker<S> {
             lane.record.count(VringEvent::Held);
         }
         lane.slots.stall(token.head);
+        // The others were scheduled when they failed. To look at all of them for each that fails would be 10^9 steps for a ring of
+        // 32768 that fails as a whole.
+        if let Phase::Due { at_ns, .. } = phase
+            && lane.can_retry()
+        {
+            let due_ns = &mut self.waiting.due_ns;
+            *due_ns = Some(due_ns.map_or(at_ns, |due_ns| due_ns.min(at_ns)));
+        }
         self.show_stalls(number);
-        self.schedule_stalls();
         if self.is_ending(number) {
             self.abandon(number);
         }
@@ -335,7 +342,8 @@ impl<S: Store> Worker<S> {
     /// exits). Called when it ends, and whenever another request stalls later. Control must not wait for them.
     /// If the frontend keeps the requests in flight, they stay there unanswered for the next daemon or
     /// connection. Otherwise nobody could repeat them, so they fail with I/O errors. So do those of a vring
-    /// that its guest broke.
+    /// that its guest broke. If the ring is not in memory there is no place for an answer: they stay open, so that nobody takes
+    /// them for answered.
     pub(crate) fn abandon(&mut self, number: usize) {
         let Some(Some(lane)) = self.lanes.get_mut(number) else {
             return;
@@ -349,6 +357,16 @@ impl<S: Store> Worker<S> {
                 tracing::warn!(
                     "{name}: vring {index} was stopped while the disk failed: {waiting} requests that \
                      were held or waited for a retry are left to the next daemon or connection"
+                );
+            });
+        } else if waiting > 0 && lane.vring.is_detached() && !matches!(lane.state, State::Retired) {
+            lane.left = true;
+            lane.stalls.leave();
+            lane.record.show_stalled(None);
+            self.log_rarely(|name| {
+                tracing::warn!(
+                    "{name}: vring {index} was stopped while the disk failed and its ring was not in memory: its guest never gets \
+                     an answer to {waiting} requests that were held or waited for a retry; reset it"
                 );
             });
         } else if waiting > 0 {

@@ -680,6 +680,21 @@ fn held_requests_that_fail_while_their_ring_is_away_are_answered_when_it_is_back
     assert_eq!(bench.ask(&write(7, 7)).status, status::OK);
 }
 
+/// Without a region nobody can repeat them. A position would claim that they were answered.
+#[test]
+fn a_vring_that_is_stopped_while_its_ring_is_away_does_not_pass_off_held_requests_as_answered() {
+    let mut bench = bench(18, "hold");
+    hold_writes(&mut bench, 3);
+    let bound = bench.control.bind(Memory::new(Vec::new()).unwrap());
+    bench.carry_out(bound);
+    settle(&mut bench);
+    let failed = bench.totals().failed;
+    let stopped = bench.control.stop(0);
+    assert_eq!(bench.carry_out(stopped), Stopped::Left);
+    assert_eq!((stalled(&bench), bench.totals().failed), (None, failed));
+    assert_eq!(bench.driver.in_flight(), 3);
+}
+
 /// A vring that stops takes the requests of an earlier daemon first, but none may go to a disk that is quiesced.
 #[test]
 fn a_vring_that_is_stopped_while_the_disk_is_quiesced_leaves_what_an_earlier_daemon_left() {
