@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use cleave_blk::spec::feature;
 use cleave_client::message::RegionBytes;
-use cleave_client::{Client, Error, Queue};
+use cleave_client::{Client, Error, Notifier, Queue};
 use cleave_tests::{
     Daemon, LoopDevice, Messages as _, Mount, Requirement, Scratch, Stopwatch, UnresponsiveFs,
     assert_serves, exercise, ignored, run, run_cases, run_to_exit, seeded, small, wait_until,
 };
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::Signal;
 
@@ -528,11 +529,23 @@ fn descriptors_are_counted_for_all_vrings_and_workers() {
         .unwrap_or_else(|| panic!("{message}"))
         .0;
     let daemon = Daemon::serve_after(&format!("ulimit -n {needed}"), &args);
+    // Eventfds that block take the most.
     let mut client = daemon.open(&cleave_client::Options {
         data_bytes: 16 << 10,
+        call: Notifier::Blocking,
         ..small(256)
     });
+    for index in 0..256 {
+        let err = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let set = client.frontend().set_vring_err(index, Some(err.as_fd()));
+        set.unwrap();
+    }
     println!("{needed} reported as needed, {} open", daemon.fds());
+    assert!(
+        !daemon.log().contains("cannot notify the guest"),
+        "{}",
+        daemon.log_tail()
+    );
     for queue in client.queues() {
         queue.read(0, &mut [0; 4096]).unwrap();
     }

@@ -33,9 +33,9 @@ const DESCRIPTORS_OWN: u64 = 160;
 /// The same for each disk of a node, which has the others once for all: its socket and locks, 16 pending connections, those of its
 /// session, and the descriptors of a message.
 const DESCRIPTORS_OF_DISK: u64 = 64;
-/// Kick, call and err.
-const VRING_DESCRIPTORS: u64 = 3;
-/// Its rings (plain, polled, one for blocking calls) and what wakes it; each leg's file comes on top.
+/// Call and err, and for each a ring of its own if the frontend's eventfd blocks. The kick is only in the worker's ring.
+const VRING_DESCRIPTORS: u64 = 4;
+/// Its rings (plain, polled), what wakes it, and the times of its thread (schedstat); each leg's file comes on top.
 const WORKER_DESCRIPTORS: u64 = 4;
 
 /// The socket of the frontends.
