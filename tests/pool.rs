@@ -1,15 +1,18 @@
 //! `cleave node --pool`: many disks on few threads, and one does not feel another.
 #![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
+use std::fs::File;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use cleave_client::message::RegionBytes;
 use cleave_client::{Client, Layout, Offered, Options, Order, Sample, Stop, Verify, Workload};
 use cleave_tests::http::{Response, fetch, get};
 use cleave_tests::{
-    Daemon, Scratch, exercise, exercise_queue, is_root, run_on, run_to_exit, scale, small,
+    Daemon, Scratch, exercise, exercise_queue, ignored, is_root, run_on, run_to_exit, scale, small,
     wait_until,
 };
 use rustix::thread::{gettid, sched_getcpu};
@@ -401,4 +404,43 @@ fn what_cannot_be_in_a_pool_is_refused_with_the_field_named() {
         assert_eq!(refused.code, Some(2), "{list:?}: {}", refused.stderr);
         assert!(refused.stderr.contains("--pool"), "{}", refused.stderr);
     }
+}
+
+/// A page of a file on a disk has to be read, and the thread that serves the other disks would wait for it.
+#[test]
+fn memory_on_a_disk_is_refused_in_a_pool() {
+    let node = Node::start(Scratch::new());
+    node.add("alone", &json!({"disk": ["ram:1M"]}));
+    node.add("pooled", &json!({"disk": ["ram:1M"], "pool": "one"}));
+    let mut on_disk = node.open("alone", &small(1));
+    let (disk, memory) = (Scratch::new(), Scratch::in_memory());
+    let region = RegionBytes {
+        guest_addr: 0x10_0000_0000,
+        len_bytes: 1 << 20,
+        user_addr: 0x7000_0000_0000,
+        file_offset: 0,
+    };
+    let [file, shared] = [&disk, &memory].map(|scratch| {
+        let path = scratch.image("memory", region.len_bytes);
+        File::options().read(true).write(true).open(path).unwrap()
+    });
+    let accepted = on_disk.frontend().add_mem_reg(region, file.as_fd());
+    if accepted.is_err() {
+        return ignored("the temporary folder is neither on tmpfs nor on a local disk");
+    }
+    let is_on_disk = rustix::fs::fcntl_get_seals(&file).is_err();
+    let mut client = node.open("pooled", &small(1));
+    let refused = client.frontend().add_mem_reg(region, file.as_fd());
+    assert_eq!(refused.is_err(), is_on_disk, "{refused:?}");
+    let log = "must be a memfd or a file on tmpfs or hugetlbfs";
+    assert!(!is_on_disk || node.0.log_has(log), "{}", node.0.log());
+    if is_on_disk {
+        let accepted = client.frontend().add_mem_reg(region, shared.as_fd());
+        accepted.unwrap();
+    }
+    exercise(&mut client).unwrap();
+    drop((client, on_disk));
+    node.remove("alone");
+    node.remove("pooled");
+    node.0.finish();
 }

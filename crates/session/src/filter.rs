@@ -8,7 +8,7 @@ use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 
 use crate::Refusal;
 use crate::control::SignalFd;
-use crate::foreign::Foreign;
+use crate::foreign::{Backing, Foreign};
 use crate::message::{Message, half, long, reply, word};
 use crate::relay::{Relay, Served};
 use crate::state::State;
@@ -102,12 +102,18 @@ fn acknowledged(
 
 fn with_fds(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
     match message.request() {
-        Some(FrontendReq::SET_MEM_TABLE) => state.set_memory(table(message)?),
+        Some(FrontendReq::SET_MEM_TABLE) => {
+            let regions = table(message, state.backing())?;
+            state.set_memory(regions)
+        }
         Some(FrontendReq::ADD_MEM_REG) => {
             state.require(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
             let fd = message.only_fd()?;
             match message.payload.get(REGION_OFFSET..) {
-                Some(bytes) if bytes.len() == REGION_BYTES => state.add_memory(region(bytes, fd)?),
+                Some(bytes) if bytes.len() == REGION_BYTES => {
+                    let region = region(bytes, fd, state.backing())?;
+                    state.add_memory(region)
+                }
                 _ => Err(message.malformed()),
             }
         }
@@ -118,7 +124,7 @@ fn with_fds(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
         Some(FrontendReq::SET_INFLIGHT_FD) => {
             state.require(VhostUserProtocolFeatures::INFLIGHT_SHMFD)?;
             let layout = inflight_layout(message)?;
-            let file = message.only_fd()?.into_memory()?;
+            let file = message.only_fd()?.into_memory(state.backing())?;
             state.set_inflight(file, layout)
         }
         Some(FrontendReq::SET_VRING_KICK) => {
@@ -158,7 +164,7 @@ fn vring_fd(message: &mut Message) -> Result<(u64, Option<Foreign>), Refusal> {
 }
 
 /// The regions of SET_MEM_TABLE, with one descriptor each.
-fn table(message: &mut Message) -> Result<Vec<RegionSpec>, Refusal> {
+fn table(message: &mut Message, accepted: Backing) -> Result<Vec<RegionSpec>, Refusal> {
     let count = usize::try_from(word(&message.payload, 0)).unwrap_or(usize::MAX);
     let regions = message.payload.get(REGION_OFFSET..).unwrap_or_default();
     let is_whole = message.payload.len() >= REGION_OFFSET
@@ -177,18 +183,18 @@ fn table(message: &mut Message) -> Result<Vec<RegionSpec>, Refusal> {
     regions
         .chunks_exact(REGION_BYTES)
         .take(count)
-        .map(|bytes| region(bytes, message.fds.take_first()))
+        .map(|bytes| region(bytes, message.fds.take_first(), accepted))
         .collect()
 }
 
 /// Parses one region. `Memory` checks sizes and overlaps; only the sums that it will form are checked here.
-fn region(bytes: &[u8], fd: Foreign) -> Result<RegionSpec, Refusal> {
+fn region(bytes: &[u8], fd: Foreign, accepted: Backing) -> Result<RegionSpec, Refusal> {
     let spec = RegionSpec {
         guest_addr: long(bytes, 0),
         len_bytes: long(bytes, 8),
         user_addr: long(bytes, 16),
         file_offset: long(bytes, 24),
-        file: fd.into_memory()?,
+        file: fd.into_memory(accepted)?,
     };
     let ends = [spec.guest_addr, spec.user_addr, spec.file_offset]
         .map(|start| start.checked_add(spec.len_bytes));

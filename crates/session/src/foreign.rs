@@ -44,6 +44,15 @@ pub(crate) struct Foreign {
     offload: Offload,
 }
 
+/// Files that are accepted as guest memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Backing {
+    /// Those whose pages are in memory: memfds, and files on tmpfs and hugetlbfs.
+    Memory,
+    /// Those on a local disk too. An access to a page may wait for that disk.
+    LocalDisk,
+}
+
 /// Kind of a descriptor, as far as the kernel knows it without a request to a file's server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -135,9 +144,15 @@ impl Foreign {
     }
 
     /// The file, if none of its pages depends on a server: an access to a missing page would block the thread.
-    pub(crate) fn into_memory(mut self) -> Result<File, Refusal> {
-        // Files on tmpfs and hugetlbfs, which include memfds, have seals; others do not.
+    pub(crate) fn into_memory(mut self, accepted: Backing) -> Result<File, Refusal> {
+        // Files on tmpfs and hugetlbfs, which include memfds, can be asked for their seals; others cannot.
         if self.fd().is_some_and(|fd| fcntl_get_seals(fd).is_err()) {
+            if accepted == Backing::Memory {
+                return Err(Refusal::message(
+                    "guest memory of a disk in a pool must be a memfd or a file on tmpfs or hugetlbfs, because other disks would \
+                     wait for pages of a file on a disk",
+                ));
+            }
             let (sender, receiver) = sync_channel(1);
             let offload = self.offload.clone();
             let none = Foreign::none(offload.clone());
@@ -300,10 +315,19 @@ mod tests {
             ("a file of the kernel", opened("/proc/self/maps"), false),
             ("folder", opened("/"), false),
         ] {
-            assert_eq!(Foreign::from(fd).into_memory().is_ok(), taken, "{name}");
+            assert_eq!(
+                Foreign::from(fd).into_memory(Backing::LocalDisk).is_ok(),
+                taken,
+                "{name}"
+            );
         }
         let kind = fstatfs(&program).unwrap().f_type as u64;
         let expected = LOCAL.contains(&kind) || fcntl_get_seals(&program).is_ok();
-        assert_eq!(Foreign::from(program).into_memory().is_ok(), expected);
+        assert_eq!(
+            Foreign::from(program)
+                .into_memory(Backing::LocalDisk)
+                .is_ok(),
+            expected
+        );
     }
 }

@@ -16,7 +16,7 @@ use cleave_worker::Device;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
 use crate::channel::{Channel, Notified};
-use crate::foreign::Foreign;
+use crate::foreign::{Backing, Foreign};
 use crate::forward::Forwarder;
 use crate::offload::Offload;
 use crate::vrings::Vrings;
@@ -212,6 +212,14 @@ impl State {
     }
 
     // Memory.
+
+    /// Files that are accepted as memory. A thread that serves several disks must not wait for a page.
+    pub(crate) fn backing(&self) -> Backing {
+        match self.device.is_pooled() {
+            true => Backing::Memory,
+            false => Backing::LocalDisk,
+        }
+    }
 
     pub(crate) fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<(), Refusal> {
         self.adopt(Memory::new(regions))

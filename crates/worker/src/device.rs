@@ -141,6 +141,11 @@ impl Device {
         self
     }
 
+    /// Whether its workers share their threads with those of other disks.
+    pub fn is_pooled(&self) -> bool {
+        self.pool.is_some()
+    }
+
     /// Sets whether request times are recorded.
     pub fn recording(mut self, recording: Recording) -> Device {
         self.records = Records::new(recording);
