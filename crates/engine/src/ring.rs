@@ -103,6 +103,9 @@ pub(crate) struct Ring {
     enters: u64,
     /// Closes the ring instead of the thread that drops it.
     heir: Option<Sender<ClosedRing>>,
+    /// How often `set_file` has yet to fail as if the kernel were short of memory.
+    #[cfg(test)]
+    pub(crate) shortages: std::cell::Cell<u32>,
 }
 
 /// A ring that is used no more. Dropping it closes it, which can take a millisecond; any thread may do so.
@@ -166,6 +169,8 @@ impl Ring {
             can_idle,
             enters: 0,
             heir: None,
+            #[cfg(test)]
+            shortages: std::cell::Cell::new(0),
         };
         ring.configure(config).map_err(EngineError::setup)?;
         Ok(ring)
@@ -215,6 +220,11 @@ impl Ring {
 
     /// Puts a file into the table, or empties the slot. I/O in flight continues on the old file.
     pub(crate) fn set_file(&self, slot: u32, fd: Option<RawFd>) -> io::Result<()> {
+        #[cfg(test)]
+        if let Some(left) = self.shortages.get().checked_sub(1) {
+            self.shortages.set(left);
+            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        }
         self.submitter
             .register_files_update(slot, &[fd.unwrap_or(-1)])
             .map(drop)

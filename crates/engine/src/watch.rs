@@ -11,7 +11,7 @@ use io_uring::squeue::Flags;
 use io_uring::types::Fixed;
 use io_uring::{cqueue, opcode};
 
-use crate::ring::{Ring, tag};
+use crate::ring::{Ring, tag, while_short_of_memory};
 
 /// Consecutive failures after which a watch is abandoned.
 const FAILURES_MAX: u8 = 16;
@@ -75,7 +75,9 @@ impl Watches {
         let Some(watch) = self.slots.get_mut(usize::from(slot)) else {
             return Err(());
         };
-        ring.set_file(file, Some(fd.as_raw_fd())).map_err(drop)?;
+        // Short of memory the kernel may refuse the file, and without its kick a guest would wait for ever.
+        let set = || ring.set_file(file, Some(fd.as_raw_fd()));
+        while_short_of_memory(set, std::thread::sleep).map_err(drop)?;
         watch.state = State::Wanted;
         watch.failures = 0;
         self.wanted += 1;

@@ -38,6 +38,23 @@ fn a_signal_wakes_again_and_again_without_being_read() {
     }
 }
 
+#[test]
+fn a_watch_outlasts_a_short_lack_of_memory() {
+    let disk = Arc::new(disk_of("null:1M"));
+    let guest = Guest::new();
+    let mut engine = engine(&disk, &guest);
+    let fd = eventfd(true);
+    engine.reactor.plain_ring().shortages.set(3);
+    engine.watch(2, fd.try_clone().unwrap());
+    engine.enter(Wait::No).unwrap();
+    assert_eq!(woken(&mut engine), None, "it is watched");
+    for _ in 0..3 {
+        signal(&fd);
+        engine.enter(soon()).unwrap();
+        assert_eq!(woken(&mut engine), Some(2));
+    }
+}
+
 /// The kernel does not remove a poll that is just reporting a signal (EALREADY). Such a poll stayed armed for
 /// good. Linux 6.1 then waited for it when the ring released its files, so the engine's thread never ended.
 #[test]
