@@ -19,6 +19,8 @@ const EVENTS_MAX: usize = 64;
 /// Laps of workers that are awake between two looks at those that rest. A look is a system call, which costs as much
 /// as a few laps of a worker that spins.
 const LOOK_LAPS: usize = 16;
+/// Or this time, if laps take long because they copy: those that rest may have been kicked.
+const LOOK_TIME: Duration = Duration::from_micros(100);
 /// Names the thread's own eventfd.
 const BELL: u64 = u64::MAX;
 /// Pause after a wait that failed, which none should.
@@ -47,8 +49,9 @@ pub(super) struct Thread {
     seats: Vec<Option<Seat>>,
     /// Seats that have a lap in each pass.
     awake: Vec<usize>,
-    /// Laps since the last look.
+    /// Laps since the last look, and the beginning of the first.
     laps: usize,
+    since: Instant,
 }
 
 /// An epoll that watches the bell.
@@ -74,6 +77,7 @@ impl Thread {
             seats: Vec::new(),
             awake: Vec::new(),
             laps: 0,
+            since: Instant::now(),
         }
     }
 
@@ -83,13 +87,13 @@ impl Thread {
             if std::mem::take(&mut self.is_called) {
                 self.admit(contention);
             }
-            self.pass();
+            let now = self.pass();
             if self.is_closed && self.seats.iter().all(Option::is_none) {
                 return;
             }
             if self.awake.is_empty() {
                 self.look(Look::Sleep);
-            } else if self.laps >= LOOK_LAPS {
+            } else if self.laps >= LOOK_LAPS || now.duration_since(self.since) >= LOOK_TIME {
                 self.look(Look::Glance);
             }
         }
@@ -134,9 +138,12 @@ impl Thread {
         }
     }
 
-    /// Gives each worker that is awake a turn.
-    fn pass(&mut self) {
+    /// Gives each worker that is awake a turn. Returns the time after the last one.
+    fn pass(&mut self) -> Instant {
         let mut at = Instant::now();
+        if self.laps == 0 {
+            self.since = at;
+        }
         let mut has_worked = false;
         let mut next = 0;
         while let Some(&number) = self.awake.get(next) {
@@ -161,6 +168,7 @@ impl Thread {
         if !has_worked {
             std::hint::spin_loop();
         }
+        at
     }
 
     fn end(&mut self, number: usize, turn: Turn) {
