@@ -65,7 +65,8 @@ pub struct Files {
     submitted: usize,
     polled: usize,
     delegated: Delegated,
-    /// Bytes that this thread copies in its next enter, because they go through the page cache.
+    tenancy: Tenancy,
+    /// Bytes that a shared thread copies in its next enter, because they go through the page cache.
     lap_bytes: u64,
     hold_waiters: VecDeque<u16>,
     buffer_waiters: VecDeque<u16>,
@@ -149,6 +150,7 @@ impl Files {
             submitted: 0,
             polled: 0,
             delegated: Delegated::new(room),
+            tenancy,
             lap_bytes: 0,
             hold_waiters: VecDeque::with_capacity(room),
             buffer_waiters: VecDeque::with_capacity(room),

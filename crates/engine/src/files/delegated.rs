@@ -20,7 +20,7 @@ const OPS_MAX: usize = 64;
 /// Most bytes that they copy at a time. Copies need CPUs, which other disks need too.
 const COPIED_MAX: u64 = 4 << 20;
 /// Longest copy at once: a kernel without preemption runs nothing else on that CPU meanwhile.
-const COPY_BYTES_MAX: u64 = 1 << 20;
+const COPY_BYTES_MAX: u64 = 512 << 10;
 /// Shortest copy that is left to the kernel's threads on a thread that disks share. To hand over a shorter one costs more
 /// than it takes.
 const COPY_BYTES_MIN: u64 = 128 << 10;
@@ -184,7 +184,7 @@ mod tests {
             copied: 0,
         };
         let copy = Portion::copy(COPY_BYTES_MAX);
-        for (portion, most) in [(direct, OPS_MAX), (copy, 4)] {
+        for (portion, most) in [(direct, OPS_MAX), (copy, 8)] {
             let mut delegated = Delegated::new(4);
             let begun = (0..1000).take_while(|_| delegated.begin(portion)).count();
             assert_eq!(begun, most, "{portion:?}");

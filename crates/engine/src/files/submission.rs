@@ -12,6 +12,7 @@ use io_uring::{opcode, squeue};
 
 use super::{FULL_PAUSE, Files};
 use crate::Reactor;
+use crate::reactor::Tenancy;
 use crate::table::{Entry, Method, Step};
 
 /// Most bytes that the kernel moves at once (MAX_RW_COUNT); more makes a short transfer.
@@ -23,7 +24,7 @@ impl Files {
     /// Submits the current step, or the rest of it, to its ring.
     pub(super) fn issue(&mut self, reactor: &mut Reactor, index: u16) {
         let Some(portion) = self.portion(index) else {
-            if self.leg(self.table.get(index).leg).facts.cached {
+            if self.tenancy == Tenancy::Shared && self.leg(self.table.get(index).leg).facts.cached {
                 self.lap_bytes += self.step_bytes(index);
             }
             let is_polled =
