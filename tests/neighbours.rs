@@ -206,12 +206,30 @@ fn large_reads_from_the_page_cache_do_not_hold_up_others() {
     )
     .unwrap();
     street.node.add("other", &pooled(&json!(image), "off"));
+    stand_beside_large_reads(&mut street, "large cached reads", segment_bytes);
+    street.node.daemon.finish();
+}
+
+#[test]
+fn large_reads_of_disks_in_memory_do_not_hold_up_others() {
+    let mut street = Street::new();
+    for kind in ["ram", "null"] {
+        let disk = json!(format!("{kind}:{SEGMENTS}M"));
+        street.node.add("other", &pooled(&disk, "auto"));
+        stand_beside_large_reads(&mut street, kind, 1 << 20);
+        street.node.remove("other");
+    }
+    street.node.daemon.finish();
+}
+
+/// Has the guest of the disk `other` read all of it many times at once, over and over.
+fn stand_beside_large_reads(street: &mut Street, name: &str, segment_bytes: u32) {
     let options = Options {
         data_bytes: 8 << 20,
         ..small(1)
     };
     let mut other = street.node.open("other", &options);
-    street.compare("large cached reads", |done| {
+    street.compare(name, |done| {
         let queue = other.queue(0);
         queue.set_timeout(4 * TIMEOUT);
         while !done.load(Ordering::Relaxed) {
@@ -222,7 +240,6 @@ fn large_reads_from_the_page_cache_do_not_hold_up_others() {
     });
     drop(other);
     street.assert_file_is_served();
-    street.node.daemon.finish();
 }
 
 #[test]

@@ -16,8 +16,8 @@ use crate::{Completion, Done, EngineError, LegStats, Model, Nbd, Null, Rbd, Reac
 #[expect(missing_docs, reason = "each variant is the kind that it names")]
 pub enum AnyStore {
     Files(Box<Files>),
-    Ram(Ram),
-    Null(Null),
+    Ram(Box<Ram>),
+    Null(Box<Null>),
     Model(Box<Model>),
     Nbd(Box<Nbd>),
     Rbd(Box<Rbd>),
@@ -37,10 +37,13 @@ impl AnyStore {
             Backing::File { .. } => {
                 AnyStore::Files(Box::new(Files::new(reactor, disk, worker, ops)?))
             }
-            Backing::Ram(_) => AnyStore::Ram(Ram::new(disk, ops)),
+            Backing::Ram(_) => {
+                AnyStore::Ram(Box::new(Ram::new(disk, ops).map_err(EngineError::setup)?))
+            }
             Backing::Null { zeroes } => {
                 let zeroes = *zeroes;
-                AnyStore::Null(Null::new(disk, zeroes, ops))
+                let null = Null::new(disk, zeroes, ops).map_err(EngineError::setup)?;
+                AnyStore::Null(Box::new(null))
             }
             Backing::Model { .. } => AnyStore::Model(Box::new(Model::new(disk, ops)?)),
             Backing::Nbd(_) => AnyStore::Nbd(Box::new(Nbd::new(reactor, disk, ops)?)),
@@ -64,8 +67,8 @@ impl AnyStore {
     pub fn visit<V: Visitor>(self, visitor: V) -> V::Output {
         match self {
             AnyStore::Files(store) => visitor.visit(*store),
-            AnyStore::Ram(store) => visitor.visit(store),
-            AnyStore::Null(store) => visitor.visit(store),
+            AnyStore::Ram(store) => visitor.visit(*store),
+            AnyStore::Null(store) => visitor.visit(*store),
             AnyStore::Model(store) => visitor.visit(*store),
             AnyStore::Nbd(store) => visitor.visit(*store),
             AnyStore::Rbd(store) => visitor.visit(*store),

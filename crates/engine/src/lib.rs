@@ -16,6 +16,7 @@ mod memory;
 mod model;
 mod nbd;
 mod null;
+mod parts;
 mod piece;
 mod polled;
 mod progress;

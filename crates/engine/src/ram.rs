@@ -1,4 +1,4 @@
-//! RAM disks: ops run during `push`.
+//! RAM disks: ops run during `push`, long ones in parts, one in each lap.
 //!
 //! Unsafe because both ends of a copy are raw memory: guest memory, which the `Memory` that resolved it keeps
 //! mapped during the call, and the store's region, which the disk keeps mapped. The guest and other workers
@@ -6,7 +6,10 @@
 //! nothing here depends on the copied data.
 
 use std::collections::VecDeque;
+use std::io;
+use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cleave_blk::{Op, OpKind};
 use cleave_disk::{Backing, Disk};
@@ -15,22 +18,27 @@ use rustix::mm::Advice;
 use vm_memory::MmapRegion;
 
 use crate::memory::{check, walk};
+use crate::parts::Parts;
 use crate::progress::Direction;
-use crate::{Done, Reactor, Store};
+use crate::{Done, LAP_BYTES_MAX, Reactor, Store, Wait};
 
 /// Ops on a RAM disk.
 #[derive(Debug)]
 pub struct Ram {
     disk: Arc<Disk>,
     bytes: Bytes,
+    /// Most ops in flight, without those in `parts`.
     ops: usize,
+    parts: Parts,
+    /// Bytes copied in this lap.
+    lap_bytes: u64,
     /// Ops completed and not yet reported.
     ended: VecDeque<Done>,
 }
 
 impl Ram {
     /// For a disk that is in memory. `ops`: most ops in flight.
-    pub(crate) fn new(disk: Arc<Disk>, ops: u16) -> Ram {
+    pub(crate) fn new(disk: Arc<Disk>, ops: u16) -> io::Result<Ram> {
         let bytes = match disk.backing() {
             Backing::Ram(region) | Backing::Model { ram: region, .. } => Bytes::new(region),
             // An empty region: every op fails.
@@ -42,12 +50,57 @@ impl Ram {
                 }
             }
         };
-        Ram {
+        Ok(Ram {
             disk,
             bytes,
             ops: usize::from(ops),
+            parts: Parts::new(ops)?,
+            lap_bytes: 0,
             ended: VecDeque::with_capacity(usize::from(ops)),
+        })
+    }
+
+    /// Starts an op that is too long to be run at once.
+    #[cold]
+    fn push_long(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<(), i32> {
+        if check(&self.disk, op)? > self.bytes.len {
+            return Err(libc::EIO);
         }
+        self.parts.push(epoch, op, token)?;
+        self.ops -= 1;
+        self.lap_bytes = LAP_BYTES_MAX;
+        Ok(())
+    }
+
+    /// Runs a part of a long op, if there is one.
+    #[cold]
+    fn run_part(&mut self) -> Option<Duration> {
+        if self.parts.is_empty() {
+            self.lap_bytes = 0;
+            return None;
+        }
+        let bytes = self.bytes;
+        let done = self.parts.run(|kind, offset, start, len| {
+            // SAFETY: `push_long` checked that the op's range is in the mapping. `start` .. `start` + `len` is guest memory that
+            // the op's epoch keeps mapped; the two mappings are distinct.
+            unsafe {
+                let at = bytes.start.add(offset as usize);
+                match kind {
+                    OpKind::Read => ptr::copy_nonoverlapping(at, start, len),
+                    OpKind::Write { .. } => ptr::copy_nonoverlapping(start, at, len),
+                    OpKind::Discard | OpKind::Zero { .. } => clear(bytes, at, len),
+                    OpKind::Sync => {}
+                }
+            }
+        });
+        self.ops += usize::from(done.is_some());
+        self.ended.extend(done);
+        self.lap_bytes = if self.parts.is_empty() {
+            0
+        } else {
+            LAP_BYTES_MAX
+        };
+        Some(Duration::ZERO)
     }
 }
 
@@ -59,18 +112,31 @@ impl Store for Ram {
 
     #[inline]
     fn in_flight(&self) -> usize {
-        self.ended.len()
+        self.ended.len() + self.parts.len()
     }
 
     #[inline]
     fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
-        let result = run(self.bytes, &self.disk, epoch, &op);
+        let result = match op.len_bytes > LAP_BYTES_MAX {
+            false => {
+                self.lap_bytes += op.len_bytes;
+                run(self.bytes, &self.disk, epoch, &op)
+            }
+            true => match self.push_long(epoch, &op, token) {
+                Ok(()) => return,
+                failed => failed,
+            },
+        };
         self.ended.push_back(Done { token, result });
     }
 
     /// An op that fails here is pushed and fails again there; repeating it does no harm.
     #[inline]
     fn at_once(&mut self, memory: &Memory, op: &Op<'_>) -> bool {
+        if op.len_bytes > LAP_BYTES_MAX {
+            return false;
+        }
+        self.lap_bytes += op.len_bytes;
         run(self.bytes, &self.disk, memory, op).is_ok()
     }
 
@@ -82,6 +148,20 @@ impl Store for Ram {
     #[inline]
     fn is_ready(&self) -> bool {
         !self.ended.is_empty()
+    }
+
+    #[inline]
+    fn before_enter(&mut self, _reactor: &mut Reactor, _wait: Wait) -> Option<Duration> {
+        if self.lap_bytes >= LAP_BYTES_MAX {
+            return self.run_part();
+        }
+        self.lap_bytes = 0;
+        None
+    }
+
+    #[inline]
+    fn is_sated(&self) -> bool {
+        self.lap_bytes >= LAP_BYTES_MAX
     }
 }
 

@@ -212,6 +212,49 @@ fn stores_in_memory_run_ops_at_once_and_push_reports_their_errors() {
 }
 
 #[test]
+fn long_ops_of_stores_in_memory_are_run_in_parts_and_move_every_byte() {
+    let guest = Guest::new();
+    // Across the border of the regions, and at an offset inside of a page.
+    let (len, offset) = (5_u64 << 20, 3 << 9);
+    let segments = [
+        segment(100, 2 << 20),
+        segment(REGION - 512, (3 << 20) as u32),
+    ];
+    let bytes: Vec<u8> = (0..len)
+        .map(|at| (at.wrapping_mul(0x9e37_79b9) >> 24) as u8)
+        .collect();
+    for (spec, is_null) in [("ram:16M", false), ("null:16M", true)] {
+        let disk = Arc::new(disk_of(spec));
+        let mut engine = engine(&disk, &guest);
+        guest.put(&segments, &bytes);
+        assert!(
+            !engine.at_once(&op(WRITE, offset, len, &segments)),
+            "{spec}"
+        );
+        assert_eq!(run(&mut engine, op(WRITE, offset, len, &segments)), Ok(()));
+        guest.put(&segments, &vec![7; bytes.len()]);
+        assert!(!engine.at_once(&op(READ, offset, len, &segments)));
+        assert_eq!(run(&mut engine, op(READ, offset, len, &segments)), Ok(()));
+        let zeroes = vec![0; bytes.len()];
+        let found = guest.get(&segments, bytes.len());
+        assert!(
+            found == if is_null { &zeroes } else { &bytes }[..],
+            "{spec}"
+        );
+        assert_eq!(run(&mut engine, op(UNMAP, offset, len, &[])), Ok(()));
+        assert_eq!(run(&mut engine, op(READ, offset, len, &segments)), Ok(()));
+        assert!(guest.get(&segments, bytes.len()) == zeroes, "{spec}");
+        let wild = [segment(1 << 40, 5 << 20)];
+        for (bad, errno) in [
+            (op(READ, 12 << 20, len, &segments), libc::EIO),
+            (op(READ, 0, len, &wild), libc::EFAULT),
+        ] {
+            assert_eq!(run(&mut engine, bad), Err(errno), "{spec}");
+        }
+    }
+}
+
+#[test]
 fn a_null_disk_without_read_zeroes_leaves_memory_unchanged() {
     let guest = Guest::new();
     let segments = [segment(REGION - 100, 200)];
