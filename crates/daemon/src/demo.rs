@@ -43,7 +43,7 @@ pub(crate) fn run(demo: &Demo) -> Result<(), Failure> {
         let rows = measure_all(demo, &mut serving, &mut stop).await?;
         crate::print(&table::render(&rows))?;
         if !demo.exit {
-            crate::print(&invitation(serving.socket()))?;
+            crate::print(&invitation(serving.socket(), reconnect()))?;
             serve_on(&mut serving, &mut stop).await?;
         }
         Ok(())
@@ -132,8 +132,25 @@ async fn connect(serving: &mut Serving) -> Result<Client, Failure> {
     }
 }
 
-/// How to attach a guest. Without `reconnect` the guest would hang for ever once the daemon is restarted.
-fn invitation(socket: &Path) -> String {
+/// Returns the option by which the QEMU of this machine connects again; a QEMU that is not here is taken for a new one.
+fn reconnect() -> &'static str {
+    let asked = std::process::Command::new("qemu-system-x86_64")
+        .arg("--help")
+        .output();
+    let help = asked.map(|asked| asked.stdout).unwrap_or_default();
+    reconnect_of(&String::from_utf8_lossy(&help))
+}
+
+/// QEMU before 9.2 knows seconds alone, and from 10.2 on milliseconds alone. Between the two it lists milliseconds.
+fn reconnect_of(help: &str) -> &'static str {
+    match help.contains("[,reconnect=seconds]") {
+        true => "reconnect=1",
+        false => "reconnect-ms=10",
+    }
+}
+
+/// How to attach a guest. Without `reconnect` the guest's disk would hang after a restart of the daemon.
+fn invitation(socket: &Path, reconnect: &str) -> String {
     format!(
         concat!(
             "\nAttach a guest to it (put your own boot disk in the place of BOOT.qcow2):\n\n",
@@ -141,11 +158,12 @@ fn invitation(socket: &Path) -> String {
             "    -object memory-backend-memfd,id=ram,size=2G,share=on \\\n",
             "    -machine q35,memory-backend=ram \\\n",
             "    -drive file=BOOT.qcow2,if=virtio \\\n",
-            "    -chardev socket,id=cleave,path={},reconnect=1 \\\n",
+            "    -chardev socket,id=cleave,path={},{} \\\n",
             "    -device vhost-user-blk-pci,chardev=cleave,num-queues=4\n\n",
             "Serving until Ctrl-C, which removes the image.\n",
         ),
-        socket.display()
+        socket.display(),
+        reconnect,
     )
 }
 
@@ -170,10 +188,14 @@ mod tests {
 
     #[test]
     fn the_guest_of_the_invitation_reconnects() {
-        let text = invitation(Path::new("/run/a.sock"));
-        assert!(
-            text.contains("-chardev socket,id=cleave,path=/run/a.sock,reconnect=1 "),
-            "{text}"
-        );
+        for (help, option) in [
+            ("path[,websocket=on|off][,reconnect=seconds]", "reconnect=1"),
+            ("path[,reconnect-ms=milliseconds]", "reconnect-ms=10"),
+            ("", "reconnect-ms=10"),
+        ] {
+            let text = invitation(Path::new("/run/a.sock"), reconnect_of(help));
+            let chardev = format!("-chardev socket,id=cleave,path=/run/a.sock,{option} ");
+            assert!(text.contains(&chardev), "{help}: {text}");
+        }
     }
 }

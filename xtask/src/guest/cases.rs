@@ -267,8 +267,8 @@ impl Bench<'_> {
     /// The disk as the first that the firmware tries.
     fn disk(&self) -> Vec<String> {
         let reconnect = match self.case.name {
-            "killed" | "reconnect" => ",reconnect=1",
-            _ => "",
+            "killed" | "reconnect" => format!(",{}", self.lab.reconnect),
+            _ => String::new(),
         };
         let socket = format!("{}{reconnect}", self.folder.join("disk.sock").display());
         let device = format!("{},bootindex=1", self.case.cpus);
@@ -282,7 +282,8 @@ impl Bench<'_> {
         words: &[Vec<String>],
         limit: Duration,
     ) -> Result<Machine> {
-        let line = qemu(self.lab.accelerator, self.case.cpus, words);
+        let (qemu_program, accelerator) = (self.lab.qemu(), self.lab.accelerator);
+        let line = qemu(qemu_program, accelerator, self.case.cpus, words);
         Machine::run(
             command(&line),
             &self.folder.join(format!("{name}.log")),

@@ -17,6 +17,10 @@ const UNSHARE: &str = "unshare --mount --pid --fork --kill-child --mount-proc";
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result {
     let folder = &bench.folder;
+    if bench.lab.other_qemu.is_some() {
+        bench.ignored = Some("libvirt chooses its QEMU itself".to_owned());
+        return Ok(());
+    }
     if let Err(why) = quietly(folder, &format!("{UNSHARE} true"), &[]) {
         let needs = "libvirt's QEMU driver needs root and namespaces of its own";
         bench.ignored = Some(format!("{needs}: {}", why.trim()));

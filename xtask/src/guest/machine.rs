@@ -29,13 +29,36 @@ impl Accelerator {
 
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
 
+/// The option of a chardev that has QEMU connect again. QEMU 9.2 replaced the first by the second and 10.2 removed it; from
+/// 9.2 on the help lists the second alone.
+const RECONNECT: [&str; 2] = ["reconnect=1", "reconnect-ms=10"];
+
+/// Returns the option that a QEMU knows by which a chardev connects again.
+pub(super) fn reconnect(program: &str) -> Result<&'static str> {
+    let help = quietly(Path::new("/"), "{} --help", &[&program])?;
+    Ok(reconnect_of(&help))
+}
+
+fn reconnect_of(help: &str) -> &'static str {
+    let [old, new] = RECONNECT;
+    match help.contains("[,reconnect=seconds]") {
+        true => old,
+        false => new,
+    }
+}
+
 /// QEMU's options for a disk that a daemon serves: an id, which tells several apart, the socket; the id, the number of
 /// vrings. Behind each of the two may stand further properties.
 pub(crate) const VHOST_USER_DISK: &str = "-chardev socket,id={},path={} -device vhost-user-blk-pci,chardev={},queue-size=256,num-queues={}";
 
-/// QEMU's command line, with further words: the disks and what they hang on, and the kernel to boot, or else the firmware
+/// The command line of a QEMU, with further words: the disks and what they hang on, and the kernel to boot, or else the firmware
 /// loads the first disk's first sector.
-pub(crate) fn qemu(accelerator: Accelerator, cpus: u32, more: &[Vec<String>]) -> Vec<String> {
+pub(crate) fn qemu(
+    program: &str,
+    accelerator: Accelerator,
+    cpus: u32,
+    more: &[Vec<String>],
+) -> Vec<String> {
     let accelerator = match accelerator {
         Accelerator::Kvm => "-accel kvm -cpu host",
         // QEMU emulates an old CPU faster than one with all features.
@@ -43,11 +66,11 @@ pub(crate) fn qemu(accelerator: Accelerator, cpus: u32, more: &[Vec<String>]) ->
     };
     // share=on: the daemon maps the guest's memory; private memory would give it a copy.
     let line = format!(
-        "{QEMU} -nodefaults -no-user-config -display none -vga none -nic none -monitor none -serial stdio \
+        "{{}} -nodefaults -no-user-config -display none -vga none -nic none -monitor none -serial stdio \
          -machine q35,memory-backend=mem -m 512M -object memory-backend-memfd,id=mem,size=512M,share=on \
          {accelerator} -smp {cpus}"
     );
-    [words(&line, &[]), more.concat()].concat()
+    [words(&line, &[&program]), more.concat()].concat()
 }
 
 /// A check that the guest made: its name, and its fault if it found one.
@@ -206,6 +229,19 @@ fn report(line: &str) -> Option<(&str, &str, &str)> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_chardev_connects_again_by_the_option_that_the_help_names() {
+        let option = super::reconnect_of;
+        assert_eq!(
+            option("path[,websocket=on|off][,reconnect=seconds]\n"),
+            "reconnect=1"
+        );
+        assert_eq!(
+            option("path[,websocket=on|off][,reconnect-ms=milliseconds]\n"),
+            "reconnect-ms=10"
+        );
+    }
+
     #[test]
     fn reports_of_the_guest_are_read_behind_lines_of_the_kernel() {
         let report = super::report;

@@ -18,10 +18,10 @@ pub(crate) use cases::RBD;
 use clap::builder::PossibleValuesParser;
 use initramfs::Initramfs;
 use kernel::Kernel;
-use machine::{Accelerator, Machine, qemu};
+use machine::{Accelerator, Machine, QEMU, qemu};
 
 use crate::built::{self, Artifact};
-use crate::step::{Result, command, empty_folder};
+use crate::step::{Result, command, empty_folder, quietly};
 use crate::suite;
 
 /// The daemon that serves the disks.
@@ -40,6 +40,9 @@ pub(crate) struct Request {
     /// Serve the guests' disks with this daemon: a test that fails with QEMU's too is itself at fault
     #[arg(long, value_name = "DAEMON", value_enum, default_value_t = BackendKind::Cleave)]
     pub(crate) against: BackendKind,
+    /// Boot the guests with this QEMU instead of the one in PATH
+    #[arg(long, value_name = "PATH")]
+    qemu: Option<String>,
 }
 
 /// Everything that all cases share.
@@ -48,6 +51,10 @@ struct Lab {
     initramfs: Initramfs,
     accelerator: Accelerator,
     kind: BackendKind,
+    /// QEMU, if it is not the one that libvirt takes too.
+    other_qemu: Option<String>,
+    /// The option by which it connects again.
+    reconnect: &'static str,
     program: PathBuf,
     /// Runs a Ceph cluster.
     ceph: PathBuf,
@@ -76,9 +83,11 @@ pub(crate) fn run(
     if cfg!(not(target_arch = "x86_64")) {
         return Err("the guest tests boot an x86-64 kernel and need an x86-64 machine".to_owned());
     }
-    let lab = Lab::new(root, artifacts, request.against)?;
+    let lab = Lab::new(root, artifacts, request)?;
     let (release, accelerator) = (&lab.kernel.release, lab.accelerator.name());
-    println!("guest: Linux {release}, accelerator {accelerator}");
+    let version = quietly(root, "{} --version", &[&lab.qemu()])?;
+    let version = version.lines().next().unwrap_or_default();
+    println!("guest: Linux {release}, accelerator {accelerator}, {version}");
     let start = Instant::now();
     let is_chosen = |case: &&Case| only.map_or(case.name != RBD, |name| name == case.name);
     let chosen: Vec<&Case> = cases::ALL.iter().filter(is_chosen).collect();
@@ -108,7 +117,7 @@ pub(crate) fn run(
 }
 
 impl Lab {
-    fn new(root: &Path, artifacts: &[Artifact], kind: BackendKind) -> Result<Lab> {
+    fn new(root: &Path, artifacts: &[Artifact], request: &Request) -> Result<Lab> {
         let folder = root.join("target/guest/run");
         empty_folder(&folder)?;
         let kernel = fetch_kernel(root)?;
@@ -120,11 +129,15 @@ impl Lab {
         let engine_tests = engine_tests.ok_or("cargo built no tests of the engine")?;
         let program = built::program(artifacts, "cleave")?;
         let drive = built::program(artifacts, "drive")?;
+        let other_qemu = request.qemu.clone();
+        let qemu = other_qemu.as_deref().unwrap_or(QEMU);
         Ok(Lab {
-            accelerator: probe(&kernel, &initramfs, &folder)?,
+            accelerator: probe(qemu, &kernel, &initramfs, &folder)?,
+            reconnect: machine::reconnect(qemu)?,
+            other_qemu,
             kernel,
             initramfs,
-            kind,
+            kind: request.against,
             programs: [
                 format!("cleave={}", program.display()),
                 format!("drive={}", drive.display()),
@@ -135,6 +148,10 @@ impl Lab {
             folder,
         })
     }
+
+    fn qemu(&self) -> &str {
+        self.other_qemu.as_deref().unwrap_or(QEMU)
+    }
 }
 
 /// The kernel of the guests, downloaded where it is not there.
@@ -143,13 +160,19 @@ pub(crate) fn fetch_kernel(root: &Path) -> Result<Kernel> {
 }
 
 /// KVM where it runs a guest, which a /dev/kvm alone does not prove; TCG otherwise.
-pub(crate) fn probe(kernel: &Kernel, initramfs: &Initramfs, folder: &Path) -> Result<Accelerator> {
+pub(crate) fn probe(
+    program: &str,
+    kernel: &Kernel,
+    initramfs: &Initramfs,
+    folder: &Path,
+) -> Result<Accelerator> {
     if !Path::new("/dev/kvm").exists() {
         return Ok(Accelerator::Tcg);
     }
     let image = folder.join("probe.initramfs");
     initramfs.write(&image, cases::DISK, "BOOT=probe\n", &[])?;
     let line = qemu(
+        program,
         Accelerator::Kvm,
         1,
         &[kernel::boot(&kernel.image, &image, "")],

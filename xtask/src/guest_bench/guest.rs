@@ -14,7 +14,7 @@ use super::lab::Lab;
 use super::stages::{Sample, Watch};
 use super::subject::{Attached, Subject};
 use crate::daemon::Daemon;
-use crate::guest::machine::{Accelerator, Machine, qemu};
+use crate::guest::machine::{Accelerator, Machine, QEMU, qemu};
 use crate::step::{At, PINNED, Result, command, words};
 
 /// The guest's CPU has one of the machine's for itself; whatever serves its disk has another.
@@ -86,7 +86,7 @@ impl Guest {
         let mut devices = words(PORT, &[&results.to_string_lossy().replace(',', ",,")]);
         devices.extend(subject.devices(&disks));
         let commands = json!({ "qemu": devices, "daemons": lines });
-        let line = qemu(lab.accelerator, 1, &[devices, lab.boot(disks.len())?]);
+        let line = qemu(QEMU, lab.accelerator, 1, &[devices, lab.boot(disks.len())?]);
         let line = [words(PINNED, &[&SERVER_CPU]), line].concat();
         let log = lab.folder.join(format!("{}.log", subject.name));
         let mut machine = Machine::run(command(&line), &log, BOOT_LIMIT)?;

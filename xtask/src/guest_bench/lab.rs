@@ -165,7 +165,7 @@ fn accelerator(
     if wanted == Wanted::Tcg {
         return Ok(Accelerator::Tcg);
     }
-    match guest::probe(kernel, initramfs, folder)? {
+    match guest::probe(QEMU, kernel, initramfs, folder)? {
         Accelerator::Tcg if wanted == Wanted::Kvm => {
             Err("no guest boots with KVM here; `--accel tcg` needs none".to_owned())
         }
