@@ -62,7 +62,7 @@ fn refusal(check: &'static str, path: &Path, user: &User, wanted: u32) -> Option
             false => "",
         },
     );
-    let remedy = remedy(path, user, found.gid(), wanted);
+    let remedy = remedy(path, user, (found.gid(), found.mode()), wanted);
     Some(match overrides(user) {
         false => Finding::problem(check, what, remedy),
         true => Finding::warning(
@@ -75,18 +75,30 @@ fn refusal(check: &'static str, path: &Path, user: &User, wanted: u32) -> Option
     })
 }
 
-fn remedy(path: &Path, user: &User, gid: u32, wanted: u32) -> String {
+/// The commands after which the user has the permissions, for a file of this group and mode.
+fn remedy(path: &Path, user: &User, (gid, mode): (u32, u32), wanted: u32) -> String {
     let (shown, name) = (path.display(), &user.name);
     let bits = if wanted == ENTER { "x" } else { "rw" };
-    if user.gids.contains(&gid) {
-        return format!("chmod g+{bits} '{shown}'");
-    }
+    let is_member = user.gids.contains(&gid);
+    let mut steps = Vec::new();
     // Membership in the group of root would give far more than this.
-    let group = match gid {
-        0 => format!("chgrp cleave '{shown}', and usermod -aG cleave {name}"),
-        gid => format!("usermod -aG {} {name}", users::group_name(gid)),
-    };
+    let is_given = gid == 0 && !is_member;
+    if is_given {
+        steps.push(format!("chgrp cleave '{shown}'"));
+    }
+    if mode >> 3 & wanted != wanted {
+        steps.push(format!("chmod g+{bits} '{shown}'"));
+    }
+    if !is_member {
+        let group = match is_given {
+            true => "cleave".to_owned(),
+            false => users::group_name(gid),
+        };
+        steps.push(format!("usermod -aG {group} {name}"));
+    }
+    let group = steps.join(" && ");
     match wanted {
+        _ if is_member => group,
         ENTER => format!("chmod o+x '{shown}', or {group}"),
         _ => format!("{group}, and start its programs again"),
     }
@@ -141,6 +153,41 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+
+    #[test]
+    fn the_remedy_is_everything_that_is_missing() {
+        let user = User {
+            name: "vmm".to_owned(),
+            uid: 1000,
+            gids: vec![7],
+        };
+        let remedy = |gid, mode, wanted| remedy(Path::new("/s"), &user, (gid, mode), wanted);
+        let again = ", and start its programs again";
+        for (gid, mode, wanted, says) in [
+            (7, 0o600, WRITE, "chmod g+rw '/s'".to_owned()),
+            (
+                0,
+                0o755,
+                WRITE,
+                format!("chgrp cleave '/s' && chmod g+rw '/s' && usermod -aG cleave vmm{again}"),
+            ),
+            (
+                0,
+                0o770,
+                WRITE,
+                format!("chgrp cleave '/s' && usermod -aG cleave vmm{again}"),
+            ),
+            (
+                0,
+                0o700,
+                ENTER,
+                "chmod o+x '/s', or chgrp cleave '/s' && chmod g+x '/s' && usermod -aG cleave vmm"
+                    .to_owned(),
+            ),
+        ] {
+            assert_eq!(remedy(gid, mode, wanted), says, "{gid} {mode:o}");
+        }
+    }
 
     #[test]
     fn the_first_class_that_fits_decides() {
