@@ -172,9 +172,15 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Whether the same attempt may succeed later: its server does not answer now.
+    /// Returns true if the same attempt may succeed later: the server does not answer now, or the file system or the device is
+    /// not there yet.
     pub fn may_pass(&self) -> bool {
         match self {
+            OpenError::Missing(_) => true,
+            OpenError::Io(_, error) => matches!(
+                Errno::from_io_error(error),
+                Some(Errno::NXIO | Errno::NODEV)
+            ),
             OpenError::Nbd(_, error) => error.may_pass(),
             OpenError::Rbd(_, error) => error.may_pass(),
             _ => false,

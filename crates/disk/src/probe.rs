@@ -176,6 +176,7 @@ fn limits(
             Some((kind @ ("ram" | "null"), _)) => format!("{kind}:1G"),
             Some(("rbd", _)) => "rbd resize --size 10G".to_owned(),
             Some(("nbd" | "nbd+unix", _)) => "let the server export more".to_owned(),
+            _ if name.starts_with("/dev/") => "attach what it is to show".to_owned(),
             _ => format!("truncate -s 10G {name}"),
         };
         return Err(OpenError::Empty(name.to_owned(), remedy));

@@ -44,7 +44,7 @@ impl FromStr for DiskSpec {
     fn from_str(text: &str) -> Result<DiskSpec, String> {
         if text.is_empty() {
             return Err(
-                "a disk is a path, raw:PATH, ram:SIZE, null:SIZE, model:NAME, rbd:POOL/IMAGE or nbd://HOST/EXPORT; this one is empty"
+                "a disk is a path, raw:PATH, ram:SIZE, null:SIZE, model:NAME, rbd:POOL/IMAGE or nbd://HOST/EXPORT; this one is empty: cleave@NAME takes it from DISK= in /etc/cleave/NAME.conf"
                     .to_owned(),
             );
         }
