@@ -195,7 +195,7 @@ async fn control(
         }
     };
     drop((server, metrics));
-    manager.stopping();
+    manager.stopping(node.stop_deadline());
     node.stop(signal).await
 }
 
@@ -295,6 +295,16 @@ impl Node {
                 "{lost} disks did not end in order; see the log"
             ))),
         }
+    }
+
+    /// The longest time for which a disk is waited for.
+    fn stop_deadline(&self) -> Duration {
+        let all = self.all().into_iter();
+        let deadlines = all.filter_map(|kept| {
+            let service = self.service(&kept.id, &kept.file());
+            service.ok().map(|service| service.stop_deadline)
+        });
+        deadlines.max().unwrap_or_default()
     }
 
     fn check_sizes(&self) {

@@ -129,6 +129,7 @@ async fn control(
         Ok((confinement, watch.confined(&watched)))
     };
     let name = disk.name().to_owned();
+    let deadline = service.stop_deadline;
     let mut server = DiskServer::new(service, disk, &door, naming, watch, confine)?;
     let control = opened.map(|socket| Server::start(socket, server.status().router()));
     let metrics = metrics.map(|socket| Server::start(socket, server.status().metrics_router()));
@@ -139,7 +140,7 @@ async fn control(
     let (orders, mut taken) = mpsc::channel(ORDERS_MAX);
     tokio::select! {
         served = server.serve(&mut taken, door, || ()) => served,
-        never = pass_on(signals, orders, manager) => match never {},
+        never = pass_on(signals, orders, manager, deadline) => match never {},
     }
 }
 
@@ -148,11 +149,12 @@ async fn pass_on(
     mut signals: Signals,
     orders: mpsc::Sender<Order>,
     manager: Manager,
+    deadline: Duration,
 ) -> std::convert::Infallible {
     loop {
         let order = match signals.next().await {
             SignalRequest::Stop(signal) => {
-                manager.stopping();
+                manager.stopping(deadline);
                 Order::Stop(format!("{signal} received"), None)
             }
             SignalRequest::CheckSize => Order::CheckSize,

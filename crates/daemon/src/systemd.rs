@@ -19,6 +19,9 @@ pub(crate) const FIRST_SOCKET: u32 = 3;
 /// How long a message may wait for a manager whose queue is full. The control loop waits meanwhile.
 const SEND_MAX: Duration = Duration::from_millis(100);
 
+/// The time between the deadline of a disk and the end of the process: the disk is closed, and the log written.
+const STOP_MARGIN: Duration = Duration::from_secs(5);
+
 const VARIABLES: [&str; 6] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
@@ -84,9 +87,13 @@ impl Manager {
         self.tell(&format!("READY=1\nSTATUS={status}"));
     }
 
-    /// The process has been told to end.
-    pub(crate) fn stopping(&self) {
-        self.tell("STOPPING=1\nSTATUS=finishing the requests in flight");
+    /// The process has been told to end. A disk that hangs is waited for until its deadline; the manager's own time-out may be
+    /// earlier, and would kill the process before it can tell what becomes of the requests.
+    pub(crate) fn stopping(&self, deadline: Duration) {
+        let more_us = (deadline + STOP_MARGIN).as_micros();
+        self.tell(&format!(
+            "STOPPING=1\nEXTEND_TIMEOUT_USEC={more_us}\nSTATUS=finishing the requests in flight"
+        ));
     }
 
     /// Sends assignments, one a line. A manager that takes none is no reason to stop serving.
