@@ -64,7 +64,12 @@ impl Service {
     fn stop(mut self) {
         let pid = Pid::from_raw(self.child.id().cast_signed()).unwrap();
         kill_process(pid, Signal::TERM).unwrap();
-        self.says("STOPPING=1");
+        let stopping = self.says("STOPPING=1");
+        // The manager waits for as long as the daemon does for a disk that hangs (2 s here), and a little longer.
+        let more = stopping
+            .lines()
+            .find_map(|line| line.strip_prefix("EXTEND_TIMEOUT_USEC="));
+        assert_eq!(more, Some("7000000"), "{stopping}");
         assert_eq!(self.child.wait().unwrap().code(), Some(0));
     }
 }
@@ -268,4 +273,62 @@ fn a_node_is_ready_when_each_disk_is_served_or_has_failed() {
     exercise(&mut client(&run.join("good/disk.sock"))).unwrap();
     service.says("WATCHDOG=1");
     service.stop();
+}
+
+/// `journalctl -p warning` finds the warnings, and each line has one time, the journal's.
+#[test]
+fn the_journal_gets_the_severity_of_each_line_and_no_time() {
+    // As systemd says it: the device and inode of stderr.
+    let journal = "export JOURNAL_STREAM=$(stat -L -c %d:%i /proc/self/fd/2)";
+    let args = ["--disk", "ram:64M", "--sandbox", "off"];
+    let daemon = Daemon::serve_after(journal, &args);
+    let lines = ["<4>WARN ram:64M: --sandbox off", "<6>INFO serving ram:64M"];
+    for line in lines {
+        assert!(
+            wait_until(|| daemon.log_has(line)),
+            "{line}: {}",
+            daemon.log()
+        );
+    }
+    daemon.finish();
+    // Elsewhere a line begins with its time.
+    let daemon = Daemon::serve_after("export JOURNAL_STREAM=1:1", &args);
+    assert!(
+        wait_until(|| daemon.log_has("Z  INFO serving ram:64M")),
+        "{}",
+        daemon.log()
+    );
+    daemon.finish();
+}
+
+/// The journal takes a number at the start of a line for its severity, and an operator a line for ours.
+#[test]
+fn a_path_forges_no_line_of_the_log() {
+    let scratch = Scratch::in_memory();
+    let image = scratch.image("a\n<0>ERROR forged: everything is lost\nb", 4 << 20);
+    let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
+    assert!(
+        wait_until(|| daemon.log_has("a?<0>ERROR forged")),
+        "{}",
+        daemon.log()
+    );
+    assert!(
+        !daemon.log().lines().any(|line| line.starts_with("<0>")),
+        "{}",
+        daemon.log()
+    );
+    daemon.finish();
+}
+
+/// Its file system may be mounted later, or its device made.
+#[test]
+fn an_image_that_is_not_there_is_tried_again() {
+    let socket = Scratch::in_memory();
+    let path = socket.join("s");
+    let line = ["serve", "--socket-path", path.to_str().unwrap(), "--disk"];
+    let ended = |disk: &str| cleave_tests::run_to_exit(&[&line[..], &[disk]].concat()).code;
+    // RestartPreventExitStatus=2 would keep the disk away after each boot at which its file system is mounted late.
+    assert_eq!(ended("/nowhere/late.img"), Some(1));
+    assert_eq!(ended("/dev/mapper/late"), Some(1));
+    assert_eq!(ended("null:1"), Some(2));
 }

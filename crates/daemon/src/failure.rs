@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use cleave_disk::OpenError;
 
+use crate::unit;
+
 /// A failure as the operator sees it: one line, with control characters replaced, and an exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
@@ -23,11 +25,12 @@ impl Failure {
         Failure::with_code(line, 1)
     }
 
-    /// A disk that cannot be opened. Bad input, unless its server may answer later: a service manager then tries again.
+    /// A disk that cannot be opened. Bad input, unless it may be there later, or its server may answer: a service manager then tries again.
     pub(crate) fn open(error: OpenError) -> Failure {
+        let line = format!("{error}{}", unit::remedy(&error));
         match error.may_pass() {
-            true => Failure::run(error),
-            false => Failure::input(error),
+            true => Failure::run(line),
+            false => Failure::input(line),
         }
     }
 

@@ -10,8 +10,11 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::Duration;
 
+use rustix::fs::fstat;
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing::{Level, Metadata};
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{MakeWriter, format};
 
 /// Lines that may wait for a slow stderr; a burst of a start or an end is far smaller.
 const LINES_MAX: usize = 256;
@@ -42,20 +45,89 @@ pub(crate) struct Guard {
 pub(crate) fn start(level: LevelFilter) -> io::Result<Guard> {
     let stderr = io::stderr();
     let ansi = stderr.is_terminal();
-    let (queue, guard) = Queue::start(stderr)?;
+    let is_journal = is_journal();
+    let (queue, guard) = Queue::start(stderr, is_journal)?;
     let subscriber = tracing_subscriber::fmt()
         .compact()
         .with_max_level(level)
         .with_target(false)
         .with_ansi(ansi)
+        .with_timer(Clock { is_journal })
         .with_writer(queue)
         .finish();
     // Only a second start can fail, and then the first one's log goes on.
     let _ = tracing::subscriber::set_global_default(subscriber);
     // A panic anywhere is told through the same queue: the default hook writes to stderr and would
     // wait for it.
-    std::panic::set_hook(Box::new(|panic| tracing::error!("internal fault: {panic}")));
+    std::panic::set_hook(Box::new(|panic| {
+        let panic = panic.to_string().replace('\n', " ");
+        tracing::error!("internal fault: {panic}");
+    }));
     Ok(guard)
+}
+
+/// Returns true if stderr leads to the journal of systemd, which takes the severity of a line from a number before it and has a clock
+/// of its own.
+fn is_journal() -> bool {
+    let stream = std::env::var("JOURNAL_STREAM").ok();
+    let found = fstat(io::stderr()).ok();
+    stream
+        .zip(found)
+        .is_some_and(|(stream, found)| stream == format!("{}:{}", found.st_dev, found.st_ino))
+}
+
+/// Writes the last line of a program that fails.
+pub(crate) fn last_words(line: &str) {
+    let priority = match is_journal() {
+        true => "<3>",
+        false => "",
+    };
+    // A closed stderr is no reason to hide the exit code.
+    let _ = writeln!(io::stderr(), "{priority}cleave: {line}");
+}
+
+/// Writes the time before a line, but for the journal.
+struct Clock {
+    is_journal: bool,
+}
+
+impl FormatTime for Clock {
+    fn format_time(&self, out: &mut format::Writer<'_>) -> std::fmt::Result {
+        match self.is_journal {
+            true => Ok(()),
+            false => SystemTime.format_time(out),
+        }
+    }
+}
+
+/// The number that the journal takes for the severity of a line (sd-daemon(3)).
+fn priority(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "<3>",
+        Level::WARN => "<4>",
+        Level::INFO => "<6>",
+        Level::DEBUG | Level::TRACE => "<7>",
+    }
+}
+
+/// A line as it is written: one line, whatever is in it. A path may hold a line feed, and what follows would pass for a line of ours; or
+/// marks that turn the direction of text. The formatter's own colours are left, whose character it cleans out of messages.
+fn cleaned(line: &[u8], priority: &str) -> Vec<u8> {
+    let line = String::from_utf8_lossy(line);
+    let line = match priority {
+        "" => line.trim_end_matches('\n'),
+        // What is left of the time.
+        _ => line.trim_end_matches('\n').trim_start_matches(' '),
+    };
+    let is_harmless = |c: char| c == '\x1b' || !(c.is_control() || is_mark(c));
+    let clean = line.chars().map(|c| if is_harmless(c) { c } else { '?' });
+    let written: String = priority.chars().chain(clean).chain(['\n']).collect();
+    written.into_bytes()
+}
+
+/// Returns true for marks of direction, and for ends of lines that are no control characters.
+fn is_mark(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 impl Guard {
@@ -83,10 +155,11 @@ impl Drop for Guard {
 struct Queue {
     lines: SyncSender<Entry>,
     lost: Arc<AtomicU64>,
+    is_journal: bool,
 }
 
 impl Queue {
-    fn start(out: impl Write + Send + 'static) -> io::Result<(Queue, Guard)> {
+    fn start(out: impl Write + Send + 'static, is_journal: bool) -> io::Result<(Queue, Guard)> {
         let (lines, entries) = sync_channel(LINES_MAX);
         let lost = Arc::new(AtomicU64::new(0));
         let watched = Arc::downgrade(&lost);
@@ -100,7 +173,12 @@ impl Queue {
             lines: lines.clone(),
             order,
         };
-        Ok((Queue { lines, lost }, guard))
+        let queue = Queue {
+            lines,
+            lost,
+            is_journal,
+        };
+        Ok((queue, guard))
     }
 }
 
@@ -127,18 +205,39 @@ fn write(entries: &Receiver<Entry>, mut out: impl Write, lost: &Weak<AtomicU64>,
 }
 
 impl<'a> MakeWriter<'a> for Queue {
-    type Writer = &'a Queue;
+    type Writer = Line<'a>;
 
-    fn make_writer(&'a self) -> &'a Queue {
-        self
+    fn make_writer(&'a self) -> Line<'a> {
+        Line {
+            queue: self,
+            priority: "",
+        }
+    }
+
+    fn make_writer_for(&'a self, about: &Metadata<'_>) -> Line<'a> {
+        let priority = match self.is_journal {
+            true => priority(*about.level()),
+            false => "",
+        };
+        Line {
+            queue: self,
+            priority,
+        }
     }
 }
 
+/// The writer of a line.
+struct Line<'a> {
+    queue: &'a Queue,
+    priority: &'static str,
+}
+
 /// The formatter hands over each message whole, in one call.
-impl Write for &Queue {
+impl Write for Line<'_> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if self.lines.try_send(Entry::Line(line.to_vec())).is_err() {
-            self.lost.fetch_add(1, Ordering::Relaxed);
+        let entry = Entry::Line(cleaned(line, self.priority));
+        if self.queue.lines.try_send(entry).is_err() {
+            self.queue.lost.fetch_add(1, Ordering::Relaxed);
         }
         Ok(line.len())
     }
@@ -158,11 +257,11 @@ mod tests {
     #[test]
     fn a_blocked_log_costs_lines_and_no_time() {
         let (out, mut reader) = UnixStream::pair().unwrap();
-        let (queue, guard) = Queue::start(out).unwrap();
+        let (queue, guard) = Queue::start(out, false).unwrap();
         let line = [b'x'; 4096];
         let start = Instant::now();
         for _ in 0..10_000 {
-            (&queue).write_all(&line).unwrap();
+            queue.make_writer().write_all(&line).unwrap();
         }
         assert!(
             start.elapsed() < Duration::from_secs(20),
@@ -186,12 +285,23 @@ mod tests {
     }
 
     #[test]
+    fn a_line_is_one_line_whatever_is_in_it() {
+        let line = " INFO serving a\nERROR forged\r\u{9b}1m\u{202e}b \x1b[0m\n";
+        let told = |priority| String::from_utf8(cleaned(line.as_bytes(), priority)).unwrap();
+        assert_eq!(told(""), " INFO serving a?ERROR forged??1m?b \x1b[0m\n");
+        assert_eq!(
+            told("<4>"),
+            "<4>INFO serving a?ERROR forged??1m?b \x1b[0m\n"
+        );
+    }
+
+    #[test]
     fn an_order_is_carried_out_once_by_the_log_thread() {
         let (out, _reader) = UnixStream::pair().unwrap();
-        let (queue, guard) = Queue::start(out).unwrap();
+        let (queue, guard) = Queue::start(out, false).unwrap();
         let (told, heard) = std::sync::mpsc::channel();
         guard.order(move || drop(told.send(thread::current().name().map(str::to_owned))));
-        (&queue).write_all(b"one\n").unwrap();
+        queue.make_writer().write_all(b"one\n").unwrap();
         drop(guard);
         assert_eq!(heard.recv().unwrap().as_deref(), Some("log"));
         assert!(heard.try_recv().is_err());
@@ -200,11 +310,11 @@ mod tests {
     #[test]
     fn lost_lines_are_counted_once_it_flows_again() {
         let (out, mut reader) = UnixStream::pair().unwrap();
-        let (queue, guard) = Queue::start(out).unwrap();
+        let (queue, guard) = Queue::start(out, false).unwrap();
         queue.lost.store(3, Ordering::Relaxed);
         // Until they are told of, however late the writer is.
         let _lost = Arc::clone(&queue.lost);
-        (&queue).write_all(b"one\n").unwrap();
+        queue.make_writer().write_all(b"one\n").unwrap();
         drop(guard);
         drop(queue);
         let mut text = String::new();

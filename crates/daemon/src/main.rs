@@ -30,6 +30,7 @@ mod socket;
 mod split;
 mod stripe;
 mod systemd;
+mod unit;
 mod view;
 
 use std::io::Write as _;
@@ -46,8 +47,7 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // A closed stderr is no reason to hide the exit code.
-            let _ = writeln!(std::io::stderr(), "cleave: {failure}");
+            log::last_words(&failure.to_string());
             failure.exit_code()
         }
     }

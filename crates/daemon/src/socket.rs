@@ -221,8 +221,17 @@ pub(crate) fn group_number(by: &str, group: &str) -> Result<u32, Failure> {
         let mut fields = line.split(':');
         (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok())?
     };
-    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
     let number = group.parse().ok();
+    let groups = match number {
+        Some(_) => String::new(),
+        // A confined node keeps the file that it had at its start; whoever adds a group replaces it.
+        None => fs::read_to_string("/etc/group").map_err(|error| {
+            Failure::input(format!(
+                "{by}: cannot read /etc/group, which may have been changed since the node was started: {error}: give the \
+                 number of group {group:?}, or restart the node"
+            ))
+        })?,
+    };
     let known = number.or_else(|| groups.lines().find_map(named));
     // The largest number means "no change" to the kernel.
     known.filter(|number| *number != u32::MAX).ok_or_else(|| {
