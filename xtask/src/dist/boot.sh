@@ -68,22 +68,58 @@ until_true inside systemctl is-active basic.target
 # Writes the disk from end to end, and compares what it reads.
 serves() { inside /drive --socket "$1" --seconds 0.3 --mix 50 --verify >/dev/null || fail "$1 does not serve: $(inside systemctl status --no-pager 'cleave*')"; }
 pid() { inside systemctl show --property MainPID --value "$1"; }
+# Root's other sockets. A ring of a session that was taken over could connect to them.
+reaches_no_socket_but_its_own() {
+    for socket in /run/systemd/private /run/systemd/journal/stdout /run/victim.sock /run/victim/sock /var/lib/libvirt/qemu/victim; do
+        inside test -S $socket || fail "the check of $socket checks nothing"
+        ! inside nsenter --target "$(pid "$1")" --mount test -S $socket || fail "$1 reaches $socket"
+    done
+    inside nsenter --target "$(pid "$1")" --mount test -S /run/systemd/notify || fail "$1 does not reach systemd"
+}
 is_another() { [ "$(pid "$1")" != 0 ] && [ "$(pid "$1")" != "$2" ] && inside systemctl is-active "$1"; }
 
 inside apt-get install --yes --no-install-recommends /cleave.deb >"$work.log" 2>&1 || fail "$(cat "$work.log")"
 
+for socket in /run/victim.sock /run/victim/sock /var/lib/libvirt/qemu/victim; do
+    inside mkdir -p ${socket%/*}
+    inside systemd-socket-activate --listen=$socket /bin/true >/dev/null 2>&1 &
+    until_true inside test -S $socket
+done
+
+# Without its file a unit fails at once, and says which it is.
+! inside systemctl start cleave@nope 2>/dev/null || fail "cleave@nope started"
+inside systemctl status --no-pager --full cleave@nope | grep -q 'DISK= in /etc/cleave/NAME.conf' || fail "the status of cleave@nope names no file"
+[ "$(inside systemctl show --property NRestarts --value cleave@nope)" = 0 ] || fail "cleave@nope is tried again"
+
 # A disk as a service, which a kill -9 costs a pause.
-inside mkdir -p /var/lib/images
 inside truncate -s 16M /var/lib/images/a.img
 inside sh -c "printf 'DISK=/var/lib/images/a.img\nOPTIONS=--serial a\n' >/etc/cleave/a.conf"
 inside systemctl enable --now cleave@a 2>/dev/null
 serves /run/cleave/a/disk.sock
+reaches_no_socket_but_its_own cleave@a
 inside systemctl status --no-pager cleave@a | grep -q /var/lib/images/a.img || fail "its status does not name the disk"
 inside systemctl reload cleave@a
 was=$(pid cleave@a)
 inside systemctl kill --signal=KILL cleave@a
 until_true is_another cleave@a "$was"
 serves /run/cleave/a/disk.sock
+
+# An image that comes later, as from a network file system.
+inside sh -c "printf 'DISK=/var/lib/images/late.img\n' >/etc/cleave/late.conf"
+inside systemctl start --no-block cleave@late
+is_tried_again() { [ "$(inside systemctl show --property NRestarts --value cleave@late)" -gt 0 ]; }
+until_true is_tried_again
+inside truncate -s 16M /var/lib/images/late.img
+until_true inside systemctl is-active cleave@late
+serves /run/cleave/late/disk.sock
+
+# At a shutdown of the host the guests end first. This one says whether its disk is still there.
+inside sh -c "printf '[Unit]\nDefaultDependencies=no\n[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/bin/true\nExecStop=/bin/sh -c \"sleep 1; test -S /run/cleave/a/disk.sock && touch /tmp/in-order\"\n' >/run/systemd/system/libvirt-guests.service"
+inside systemctl daemon-reload
+inside systemctl start libvirt-guests
+inside systemctl stop libvirt-guests cleave@a
+inside test -e /tmp/in-order || fail "cleave@a was stopped before the guests"
+inside systemctl start cleave@a
 
 # Members of the group may connect, and nobody else.
 gid=$(inside getent group cleave | cut -d: -f3)
@@ -104,6 +140,16 @@ inside truncate -s 16M /var/lib/images/b.img
 inside systemctl enable --quiet --now cleave
 inside cleave disk add d1 --disk /var/lib/images/b.img --queues 2 >/dev/null
 serves /run/cleave/d1/disk.sock
+reaches_no_socket_but_its_own cleave
+inside setpriv --reuid=nobody --regid=cleave-metrics --clear-groups curl --silent --fail --unix-socket /run/cleave/metrics.sock \
+    http://node/metrics | grep -q 'disk="d1"' || fail "a member of the group cleave-metrics gets no metrics"
+! inside setpriv --reuid=nobody --regid=cleave --clear-groups curl --silent --unix-socket /run/cleave/metrics.sock http://node/metrics ||
+    fail "a VMM reads the metrics"
+inside cleave disk add d2 --disk ram:16M --socket-group 4321 >/dev/null
+inside setpriv --reuid=nobody --regid=nogroup --groups=4321 \
+    /drive --socket /run/cleave/d2/disk.sock --seconds 0.1 >/dev/null || fail "the group of a disk cannot connect"
+inside cleave disk remove d2 >/dev/null
+! inside cleave disk add d3 --disk /etc/passwd 2>/dev/null || fail "the node serves a file outside of its folders of images"
 inside systemctl restart cleave
 inside cleave disk list | grep -q d1 || fail "the node forgot its disk: $(inside cleave disk list)"
 serves /run/cleave/d1/disk.sock
@@ -119,4 +165,9 @@ inside cleave disk remove d1 >/dev/null
 
 inside apt-get purge --yes cleave >"$work.log" 2>&1 || fail "$(cat "$work.log")"
 ! inside systemctl is-active --quiet cleave cleave@a cleave@a.socket || fail "a unit runs after the package was removed"
+for left in /etc/cleave /var/lib/cleave /run/cleave; do
+    ! inside test -e $left || fail "$left is left after a purge"
+done
+! inside grep -q '^cleave' /etc/group || fail "a group is left after a purge"
+inside test -e /var/lib/images/a.img || fail "a purge took an image"
 echo "booted with $(inside systemctl --version | head -n 1): units served, were killed, hung, and were removed"

@@ -170,7 +170,7 @@ impl Release {
         let control = package.join("DEBIAN");
         let architecture = quietly(root, "dpkg --print-architecture", &[])?;
         let architecture = architecture.trim();
-        for script in ["postinst", "prerm"] {
+        for script in ["postinst", "prerm", "postrm"] {
             copy(
                 &root.join("dist").join(script),
                 &control.join(script),
