@@ -117,20 +117,14 @@ impl<S: Store> Acceptance<'_, S> {
         Begun::Yes
     }
 
-    /// Counts a request against the disk's limits, or notes when to ask again. A flush is free: what it makes durable was
-    /// counted before.
+    /// Counts a request against the disk's limits, or notes when to ask again.
     #[cold]
     #[inline(never)]
     fn is_over_limit(&self, lane: &mut Lane, request: &Request) -> bool {
-        let demand = match request.verb {
-            Verb::Flush | Verb::GetId => return false,
-            Verb::Read => (true, request.len_bytes),
-            Verb::Write => (false, request.len_bytes),
-            Verb::Discard | Verb::WriteZeroes { .. } => (false, 0),
+        let Some(demand) = Demand::of(request) else {
+            return false;
         };
-        let (is_read, bytes) = demand;
         let now_ns = self.device.now_ns();
-        let demand = Demand { is_read, bytes };
         match self.device.throttle.admit(lane.index, demand, now_ns) {
             Ok(()) => {
                 if let Some(throttled) = lane.throttled.take() {

@@ -146,6 +146,16 @@ impl Limits {
                 ));
             }
         }
+        let iops = [
+            LimitKind::IopsTotal,
+            LimitKind::IopsRead,
+            LimitKind::IopsWrite,
+        ];
+        if self.iops_size > 0 && iops.iter().all(|kind| self.of(*kind).average == 0) {
+            return Err(
+                "iops-size needs an iops limit: iops-total, iops-read or iops-write".to_owned(),
+            );
+        }
         LimitKind::ALL
             .into_iter()
             .try_for_each(|kind| self.check_one(kind))
@@ -272,6 +282,8 @@ mod tests {
                 "iops-read=5,iops-read-max=1T,iops-read-max-length=1000",
                 "at most",
             ),
+            ("iops-size=8K", "needs an iops limit"),
+            ("iops-size=8K,bps-total=1M", "needs an iops limit"),
             ("iops=5", "is no limit"),
             ("iops-read", "whole number"),
             ("iops-read=-1", "whole number"),

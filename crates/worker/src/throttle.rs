@@ -10,6 +10,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
+use cleave_blk::{Request, Verb};
+
 use crate::registry::Registry;
 use crate::{Limit, LimitKind, Limits, Tuning};
 
@@ -25,8 +27,21 @@ const SECOND_NS: f64 = 1e9;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Demand {
     pub(crate) is_read: bool,
-    /// None of a discard or write-zeroes.
+    /// None of a discard.
     pub(crate) bytes: u64,
+}
+
+impl Demand {
+    /// The demand of a request. `None`: it is free. What a flush makes durable was counted before.
+    pub(crate) fn of(request: &Request) -> Option<Demand> {
+        let (is_read, bytes) = match request.verb {
+            Verb::Flush | Verb::GetId => return None,
+            Verb::Read => (true, request.len_bytes),
+            Verb::Write | Verb::WriteZeroes { .. } => (false, request.len_bytes),
+            Verb::Discard => (false, 0),
+        };
+        Some(Demand { is_read, bytes })
+    }
 }
 
 /// Limits that several disks share: together they get what one disk would. Disks whose [`Device`](crate::Device) is in no

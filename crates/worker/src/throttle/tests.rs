@@ -197,6 +197,29 @@ fn a_group_has_its_rate_in_each_second_with_any_number_of_disks() {
     }
 }
 
+/// As in QEMU, whose write-zeroes pass the limits as writes of as many bytes.
+#[test]
+fn write_zeroes_count_their_bytes_and_discards_none() {
+    let of = |verb| {
+        Demand::of(&Request {
+            verb,
+            offset_bytes: 0,
+            len_bytes: 128 << 20,
+        })
+    };
+    let writes = |bytes| {
+        Some(Demand {
+            is_read: false,
+            bytes,
+        })
+    };
+    assert_eq!(of(Verb::WriteZeroes { unmap: false }), writes(128 << 20));
+    assert_eq!(of(Verb::WriteZeroes { unmap: true }), writes(128 << 20));
+    assert_eq!(of(Verb::Write), writes(128 << 20));
+    assert_eq!(of(Verb::Discard), writes(0));
+    assert_eq!(of(Verb::Flush), None);
+}
+
 fn assert_even(shares: &[u64], what: &str) {
     let mean = shares.iter().sum::<u64>() as f64 / shares.len() as f64;
     for own in shares {
