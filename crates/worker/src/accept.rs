@@ -127,16 +127,16 @@ impl<S: Store> Acceptance<'_, S> {
         let now_ns = self.device.now_ns();
         match self.device.throttle.admit(lane.index, demand, now_ns) {
             Ok(()) => {
-                if let Some(throttled) = lane.throttled.take() {
-                    lane.record
-                        .throttled(now_ns.saturating_sub(throttled.since_ns));
+                let throttled = lane.throttled.take();
+                if let Some(since_ns) = throttled.and_then(|throttled| throttled.since_ns) {
+                    lane.record.throttled(now_ns.saturating_sub(since_ns));
                 }
                 false
             }
             Err(due_ns) => {
-                let since_ns = lane
-                    .throttled
-                    .map_or(now_ns, |throttled| throttled.since_ns);
+                let before = lane.throttled.and_then(|throttled| throttled.since_ns);
+                // One that may ask again at once has not met a limit.
+                let since_ns = before.or((due_ns > now_ns).then_some(now_ns));
                 lane.throttled = Some(Throttled { since_ns, due_ns });
                 true
             }

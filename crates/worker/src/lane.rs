@@ -68,8 +68,8 @@ pub(crate) struct Lane {
 /// A request that waits in the ring for the disk's limits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Throttled {
-    /// When it was refused first.
-    pub(crate) since_ns: u64,
+    /// When it was refused first. `None`: only because another worker had the buckets.
+    pub(crate) since_ns: Option<u64>,
     /// When to ask again.
     pub(crate) due_ns: u64,
 }

@@ -7,7 +7,7 @@
 //! least goes first, and of its vrings again the one that has had the least. There is such an order for the totals, for reads and
 //! for writes: a write that waits for its own buckets delays no read, whose buckets have room.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Instant;
 
 use cleave_blk::{Request, Verb};
@@ -19,8 +19,8 @@ use crate::{Limit, LimitKind, Limits, Tuning};
 const VRINGS: usize = 256;
 /// A vring that does not come for its turn within this has no requests any more, or its worker is late.
 const PATIENCE_NS: u64 = 2_000_000;
-/// Another worker has the buckets at this moment.
-const BUSY_NS: u64 = 1_000;
+/// Attempts to get the buckets. Another worker has them for a tenth of a microsecond, unless it lost its core meanwhile.
+const LOCK_TRIES: u32 = 100;
 const SECOND_NS: f64 = 1e9;
 
 /// The cost of a request in each bucket.
@@ -158,10 +158,11 @@ impl Throttle {
         }
     }
 
-    /// Admits a request of a vring and counts it; otherwise the time at which to ask again.
+    /// Admits a request of a vring and counts it; otherwise the time at which to ask again, which is `now_ns` if the buckets are
+    /// in use.
     pub(crate) fn admit(&self, vring: u16, demand: Demand, now_ns: u64) -> Result<(), u64> {
         let Some(mut state) = self.try_lock() else {
-            return Err(now_ns + BUSY_NS);
+            return Err(now_ns);
         };
         let now_ns = now_ns.saturating_add_signed(self.ahead_ns);
         let asker = Asker {
@@ -173,11 +174,14 @@ impl Throttle {
     }
 
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
-        match self.group.0.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(std::sync::TryLockError::WouldBlock) => None,
+        for _ in 0..LOCK_TRIES {
+            match self.group.0.state.try_lock() {
+                Ok(state) => return Some(state),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+            }
         }
+        None
     }
 }
 

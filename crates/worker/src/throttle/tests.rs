@@ -197,6 +197,15 @@ fn a_group_has_its_rate_in_each_second_with_any_number_of_disks() {
     }
 }
 
+#[test]
+fn a_vring_that_finds_the_buckets_in_use_asks_again_at_once() {
+    let throttle = throttle("iops-total=10");
+    let used = throttle.group.state();
+    assert_eq!(throttle.admit(0, read(512), 7), Err(7));
+    drop(used);
+    assert_eq!(throttle.admit(0, read(512), 7), Ok(()));
+}
+
 /// As in QEMU, whose write-zeroes pass the limits as writes of as many bytes.
 #[test]
 fn write_zeroes_count_their_bytes_and_discards_none() {
