@@ -195,7 +195,8 @@ impl Experiment {
             return None;
         };
         if 4 * spent.requests < self.lasts.requests || spent.wall_ns > 4 * self.lasts.max_ns {
-            // The load paused during this stretch, which is repeated when it is back.
+            // The load paused. Until it is back the verdict is in force; the experiment then starts from the beginning.
+            (self.stretch, self.next_ns) = (None, now_ns);
             return None;
         }
         self.took_ns += spent.wall_ns;
@@ -443,21 +444,33 @@ mod tests {
         assert_eq!(until, 100);
     }
 
+    /// A sparse load would otherwise be served in the untried arm for as long as it lasts.
     #[test]
-    fn a_stretch_in_which_the_load_pauses_is_repeated() {
+    fn a_pause_of_the_load_puts_the_verdict_in_force_until_the_load_is_back() {
         let mut now_ns = 0_u64;
         let mut experiment = Experiment::new(LASTS);
-        rest(&mut experiment, &mut now_ns, 10_000);
         for (requests, wall_ns) in [(1, LASTS.max_ns), (LASTS.requests, 5 * LASTS.max_ns)] {
+            rest(&mut experiment, &mut now_ns, 10_000);
+            experiment.pass(
+                now_ns,
+                Spent {
+                    requests: LASTS.requests,
+                    wall_ns: LASTS.min_ns,
+                    ..Spent::default()
+                },
+            );
+            assert_eq!(experiment.arm(), Arm::Other);
             let spent = Spent {
                 requests,
                 wall_ns,
                 ..Spent::default()
             };
             assert!(experiment.wants(&spent) && experiment.pass(now_ns, spent).is_none());
-            assert_eq!(experiment.stretch, Some(0));
+            assert_eq!(experiment.arm(), Arm::Plain);
+            assert!(!experiment.is_under_way());
         }
         now_ns += 3_600_000 * MS;
+        assert_eq!(rest(&mut experiment, &mut now_ns, 10_000), WINDOW_NS);
         let (_, stretches) = find(&mut experiment, &mut now_ns, |_, _| 200_000);
         assert_eq!(stretches, 7);
         experiment.decide(now_ns, Arm::Plain);
