@@ -4,7 +4,7 @@ use cleave_blk::SPLIT_OPS_MAX;
 use cleave_worker::splitter::{CHUNK_MAX_BYTES, CHUNK_MIN_BYTES, SPLIT_MIN_BYTES};
 use serde::Serialize;
 
-use crate::matrix::{Matrix, Measured, OUTSTANDING_MAX};
+use crate::matrix::{Matrix, Measured, OUTSTANDING_MAX, Point};
 
 /// With less gain a request is better left whole: its ops cost CPU time, and the gain may be noise.
 const GAIN_MIN: f64 = 1.05;
@@ -63,15 +63,34 @@ pub fn judge(matrix: &Matrix) -> Judgement {
     }
 }
 
+/// Returns the points that a gain at one size between two sizes without one depends on. A disk rarely gains at one
+/// size alone, so a disturbance while one of these points was measured is more likely.
+pub(crate) fn doubtful(matrix: &Matrix) -> Vec<Point> {
+    let chunks = judge(matrix).chunks;
+    let alone = chunks.windows(3).filter_map(|sizes| match sizes {
+        [smaller, size, larger] => {
+            (smaller.chunk_bytes == 0 && size.chunk_bytes > 0 && larger.chunk_bytes == 0)
+                .then_some(size.request_bytes)
+        }
+        _ => None,
+    });
+    alone
+        .flat_map(|size| matrix.row(size).map(|m| m.point))
+        .filter(|point| point.depth == 1 || is_split(*point))
+        .collect()
+}
+
+/// Returns true if the splitter could split a request into pieces like this.
+fn is_split(point: Point) -> bool {
+    point.depth > 1
+        && point.depth as usize <= SPLIT_OPS_MAX
+        && (u64::from(CHUNK_MIN_BYTES)..=u64::from(CHUNK_MAX_BYTES)).contains(&point.block_bytes())
+}
+
 fn recommend(matrix: &Matrix, request_bytes: u64) -> Option<Recommendation> {
     let whole = matrix.row(request_bytes).find(|m| m.point.depth == 1)?;
-    let may_be = |m: &&Measured| {
-        m.point.depth > 1
-            && m.point.depth as usize <= SPLIT_OPS_MAX
-            && (u64::from(CHUNK_MIN_BYTES)..=u64::from(CHUNK_MAX_BYTES))
-                .contains(&m.point.block_bytes())
-    };
-    let split: Vec<&Measured> = matrix.row(request_bytes).filter(may_be).collect();
+    let row = matrix.row(request_bytes);
+    let split: Vec<&Measured> = row.filter(|m| is_split(m.point)).collect();
     let best = split
         .iter()
         .map(|m| m.bytes_per_second())

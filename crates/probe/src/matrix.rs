@@ -81,11 +81,14 @@ impl Matrix {
         }
     }
 
-    /// Adds a point in order.
+    /// Adds a point in order, or replaces its earlier measurement.
     pub fn add(&mut self, measured: Measured) {
         let key = |m: &Measured| (m.point.outstanding_bytes, m.point.depth);
         let at = self.measured.partition_point(|m| key(m) < key(&measured));
-        self.measured.insert(at, measured);
+        match self.measured.get_mut(at) {
+            Some(earlier) if key(earlier) == key(&measured) => *earlier = measured,
+            _ => self.measured.insert(at, measured),
+        }
     }
 
     /// The points with this many bytes outstanding, by depth.

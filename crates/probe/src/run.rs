@@ -16,6 +16,7 @@ use cleave_worker::Direction;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::device::smallest_op;
+use crate::judge::doubtful;
 use crate::matrix::{Matrix, Measured, Point, points, word};
 use batches::Batches;
 
@@ -166,23 +167,59 @@ pub fn run(
     let mut matrices = Vec::new();
     for &direction in &source.directions {
         let mut matrix = Matrix::new(direction);
-        for &point in &points {
-            let Some(limit) = clock.next_limit() else {
-                break;
-            };
-            let mut report = |clock: &Clock| report(&clock.progress(direction, point));
-            report(&clock);
-            let ended = bench.measure(&mut matrix, point, limit, stop, &mut || report(&clock))?;
-            if !ended {
-                break;
-            }
-            clock.done += 1;
-        }
+        measure_all(
+            &mut matrix,
+            &points,
+            &mut clock,
+            &mut |clock, matrix, point, limit| {
+                let mut report = || report(&clock.progress(direction, point));
+                report();
+                bench.measure(matrix, point, limit, stop, &mut report)
+            },
+        )?;
         if !matrix.measured.is_empty() {
             matrices.push(matrix);
         }
     }
     Ok((matrices, clock.done == clock.total))
+}
+
+/// Measures one point within the given minimum and maximum time. `false`: it was stopped, and nothing was added.
+type Measure<'a> =
+    dyn FnMut(&Clock, &mut Matrix, Point, (Duration, Duration)) -> Result<bool, RunError> + 'a;
+
+/// Measures the points of a direction, and again those that a doubtful gain depends on. The second result counts.
+fn measure_all(
+    matrix: &mut Matrix,
+    points: &[Point],
+    clock: &mut Clock,
+    measure: &mut Measure<'_>,
+) -> Result<(), RunError> {
+    if measure_each(matrix, points, clock, measure)? {
+        let again = doubtful(matrix);
+        clock.total += again.len();
+        measure_each(matrix, &again, clock, measure)?;
+    }
+    Ok(())
+}
+
+/// Measures points in turn. `false`: it was stopped, or the time was over.
+fn measure_each(
+    matrix: &mut Matrix,
+    points: &[Point],
+    clock: &mut Clock,
+    measure: &mut Measure<'_>,
+) -> Result<bool, RunError> {
+    for &point in points {
+        let Some(limit) = clock.next_limit() else {
+            return Ok(false);
+        };
+        if !measure(clock, matrix, point, limit)? {
+            return Ok(false);
+        }
+        clock.done += 1;
+    }
+    Ok(true)
 }
 
 /// Maximum length of a request.

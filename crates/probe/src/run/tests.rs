@@ -1,8 +1,10 @@
+use std::collections::HashMap;
 use std::io::Write as _;
 
 use cleave_disk::{DiskSpec, OpenOptions};
 
 use super::*;
+use crate::judge::judge;
 
 /// Longer than any test takes.
 const AGES: Duration = Duration::from_secs(600);
@@ -153,4 +155,64 @@ fn a_model_is_measured_by_its_own_arithmetic() {
     for m in measured.iter().filter(|m| m.requests > 1000) {
         assert!(m.bytes_per_second() < 3.5e9, "{m:?}");
     }
+}
+
+/// Measures a disk of 1.2 GB/s at every point by arithmetic. `rate` returns the rate at a point that is measured for
+/// the n-th time, if it is another one. Returns the matrix and how often each point was measured.
+fn measured_by(rate: impl Fn(Point, u32) -> Option<f64>) -> (Matrix, HashMap<(u64, u32), u32>) {
+    let points = points(512, 1 << 30);
+    let mut clock = Clock::new(source(&[Direction::Read], 6000).pace, points.len());
+    let mut matrix = Matrix::new(Direction::Read);
+    let mut times: HashMap<(u64, u32), u32> = HashMap::new();
+    measure_all(
+        &mut matrix,
+        &points,
+        &mut clock,
+        &mut |_, matrix, point, _| {
+            let key = (point.outstanding_bytes, point.depth);
+            let time = times.entry(key).or_default();
+            *time += 1;
+            let rate = rate(point, *time).unwrap_or(1.2e9);
+            matrix.add(Measured {
+                point,
+                requests: 1000,
+                elapsed_ns: (1e12 * point.block_bytes() as f64 / rate) as u64,
+                error: 0.02,
+            });
+            Ok(true)
+        },
+    )
+    .unwrap();
+    assert_eq!(clock.done, clock.total);
+    assert_eq!(
+        matrix.measured.len(),
+        points.len(),
+        "each point has one result"
+    );
+    (matrix, times)
+}
+
+#[test]
+fn a_gain_between_two_sizes_without_one_is_measured_again() {
+    let is_whole = |p: Point, size| p.outstanding_bytes == size && p.depth == 1;
+    // A moment in which the disk was slow.
+    let (matrix, times) =
+        measured_by(|p, time| (is_whole(p, 512 << 10) && time == 1).then_some(0.72e9));
+    assert!(!judge(&matrix).pays, "{:?}", judge(&matrix).chunks);
+    assert_eq!(times[&(512 << 10, 1)], 2);
+    assert_eq!(times[&(256 << 10, 1)], 1, "its neighbours are not in doubt");
+    // A moment in which it was fast.
+    let (matrix, times) = measured_by(|p, time| {
+        ((p.outstanding_bytes, p.depth, time) == (512 << 10, 4, 1)).then_some(2e9)
+    });
+    assert!(!judge(&matrix).pays, "{:?}", judge(&matrix).chunks);
+    assert_eq!(times[&(512 << 10, 4)], 2);
+    // The second measurement agrees with the first.
+    let (matrix, _) = measured_by(|p, _| is_whole(p, 512 << 10).then_some(0.72e9));
+    assert_eq!(judge(&matrix).best().unwrap().request_bytes, 512 << 10);
+    // Two sizes that agree confirm each other.
+    let (matrix, times) =
+        measured_by(|p, _| (is_whole(p, 512 << 10) || is_whole(p, 256 << 10)).then_some(0.72e9));
+    assert!(judge(&matrix).pays);
+    assert!(times.values().all(|time| *time == 1));
 }
