@@ -2,9 +2,10 @@
 //!
 //! A reader that is slow loses events, and is told how many. Nobody waits for it, and it costs a bounded amount of memory.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, Bytes};
@@ -12,23 +13,24 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use hyper::body::Frame;
 use serde_json::{Map, Value, json};
-use tokio::sync::mpsc;
 
 use crate::control::Refusal;
 
-/// Most readers at a time, and most lines that wait for one.
+/// Most readers at a time, and the most events that wait for one.
 const READERS_MAX: usize = 16;
 const LINES_MAX: usize = 256;
 
 /// Everyone who listens.
 #[derive(Debug, Default)]
-pub(crate) struct Events(Mutex<Vec<Reader>>);
+pub(crate) struct Events(Mutex<Vec<Weak<Mutex<Waiting>>>>);
 
-#[derive(Debug)]
-struct Reader {
-    lines: mpsc::Sender<Bytes>,
-    /// Events since the last line that it had no room for.
+/// Lines that wait for one reader.
+#[derive(Debug, Default)]
+struct Waiting {
+    lines: VecDeque<Bytes>,
+    /// Events for which there was no room since the last of them.
     lost: u64,
+    reader: Option<Waker>,
 }
 
 impl Events {
@@ -44,47 +46,61 @@ impl Events {
             fields.extend(more);
         }
         let line = line(event, fields);
-        readers.retain_mut(|reader| reader.tell(&line));
+        readers.retain(|reader| {
+            let reader = reader.upgrade();
+            reader.inspect(|reader| lock(reader).tell(&line)).is_some()
+        });
     }
 
     /// The answer to a new reader: a body without end.
     pub(crate) fn listen(&self) -> Result<Response, Refusal> {
         let mut readers = self.lock();
-        readers.retain(|reader| !reader.lines.is_closed());
+        readers.retain(|reader| reader.strong_count() > 0);
         if readers.len() >= READERS_MAX {
             let why = format!("{READERS_MAX} programs listen already: end one of them");
             return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, why));
         }
-        let (lines, taken) = mpsc::channel(LINES_MAX);
-        let mut reader = Reader { lines, lost: 0 };
+        let reader = Arc::<Mutex<Waiting>>::default();
         // So that a client knows from when on it hears everything.
-        reader.tell(&line("listening", Map::new()));
-        readers.push(reader);
+        lock(&reader).tell(&line("listening", Map::new()));
+        readers.push(Arc::downgrade(&reader));
         let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
-        Ok((kind, Body::new(Lines(taken))).into_response())
+        Ok((kind, Body::new(Lines(reader))).into_response())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Reader>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Mutex<Waiting>>>> {
+        lock(&self.0)
     }
 }
 
-impl Reader {
-    /// `false`: it has left.
-    fn tell(&mut self, text: &Bytes) -> bool {
-        // Room for the line that tells of lost ones is kept free.
-        let room = self.lines.capacity();
-        if room < 2 {
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Waiting {
+    fn tell(&mut self, text: &Bytes) {
+        if self.lines.len() >= LINES_MAX {
             self.lost += 1;
-            return !self.lines.is_closed();
+        } else {
+            let lost = self.confess();
+            self.lines.extend(lost);
+            self.lines.push_back(text.clone());
         }
-        if self.lost > 0 {
-            let mut fields = Map::new();
-            fields.insert("events".to_owned(), json!(self.lost));
-            self.lost = 0;
-            let _ = self.lines.try_send(line("lost", fields));
+        if let Some(reader) = self.reader.take() {
+            reader.wake();
         }
-        self.lines.try_send(text.clone()).is_ok()
+    }
+
+    /// The next line. Lost events are told when all that came before them has been read, whether or not more events follow.
+    fn next(&mut self) -> Option<Bytes> {
+        self.lines.pop_front().or_else(|| self.confess())
+    }
+
+    /// The line that says how many events were lost, if any were.
+    fn confess(&mut self) -> Option<Bytes> {
+        let lost = std::mem::take(&mut self.lost);
+        let fields = Map::from_iter([("events".to_owned(), json!(lost))]);
+        (lost > 0).then(|| line("lost", fields))
     }
 }
 
@@ -99,19 +115,25 @@ fn line(event: &str, fields: Map<String, Value>) -> Bytes {
     Bytes::from(format!("{}\n", Value::Object(all)))
 }
 
-/// The lines for one reader.
-struct Lines(mpsc::Receiver<Bytes>);
+/// The lines for one reader, as a body.
+struct Lines(Arc<Mutex<Waiting>>);
 
 impl hyper::body::Body for Lines {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
     fn poll_frame(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        let line = self.0.poll_recv(context);
-        line.map(|line| line.map(|line| Ok(Frame::data(line))))
+        let mut waiting = lock(&self.0);
+        match waiting.next() {
+            Some(line) => Poll::Ready(Some(Ok(Frame::data(line)))),
+            None => {
+                waiting.reader = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
     }
 }
 
@@ -122,28 +144,41 @@ mod tests {
     #[test]
     fn a_slow_reader_loses_events_and_hears_how_many() {
         let events = Events::default();
-        let (lines, mut taken) = mpsc::channel(LINES_MAX);
-        events.lock().push(Reader { lines, lost: 0 });
-        for _ in 0..LINES_MAX + 9 {
-            events.tell("d1", "connected", json!({"pid": 7}));
-        }
-        let mut read = || serde_json::from_slice::<Value>(&taken.try_recv().unwrap()).unwrap();
-        let first = read();
+        let reader = Arc::<Mutex<Waiting>>::default();
+        events.lock().push(Arc::downgrade(&reader));
+        let read = || {
+            let line = lock(&reader).next()?;
+            Some(serde_json::from_slice::<Value>(&line).unwrap())
+        };
+        let lost = |line: &Value| (line["event"] == "lost").then(|| line["events"].clone());
+        let fill = |more: usize| {
+            for _ in 0..LINES_MAX + more {
+                events.tell("d1", "connected", json!({"pid": 7}));
+            }
+        };
+        fill(9);
+        let first = read().unwrap();
         assert_eq!(
             (&first["event"], &first["pid"]),
             (&json!("connected"), &json!(7))
         );
-        for _ in 1..LINES_MAX - 1 {
-            assert_eq!(read()["disk"], "d1");
+        for _ in 1..LINES_MAX {
+            assert_eq!(read().unwrap()["disk"], "d1");
         }
+        // Although nothing else happens.
+        assert_eq!(lost(&read().unwrap()), Some(json!(9)));
+        assert_eq!(read(), None);
+
+        // What follows a loss stands behind it.
+        fill(2);
+        read().unwrap();
         events.tell("d2", "failed", Value::Null);
-        let lost = read();
-        assert_eq!(
-            (&lost["event"], &lost["events"]),
-            (&json!("lost"), &json!(10))
-        );
-        assert_eq!(read()["disk"], "d2");
-        drop(taken);
+        for _ in 1..LINES_MAX {
+            assert_eq!(read().unwrap()["disk"], "d1");
+        }
+        assert_eq!(lost(&read().unwrap()), Some(json!(2)));
+        assert_eq!(read().unwrap()["disk"], "d2");
+        drop(reader);
         events.tell("d2", "failed", Value::Null);
         assert!(events.lock().is_empty());
     }
