@@ -216,7 +216,7 @@ fn crowd(control: &Path, count: usize, said: &[u8]) -> Vec<UnixStream> {
         .map(|_| {
             let mut stream = UnixStream::connect(control).unwrap();
             stream.set_write_timeout(Some(TIMEOUT)).unwrap();
-            // The oldest are closed as others come.
+            // Those that do not read are let go.
             let _ = stream.write_all(said);
             stream
         })
@@ -234,11 +234,11 @@ fn a_crowd_keeps_nobody_out_and_costs_little() {
         assert_eq!(fetch(&control, "GET", "/v1/disks", "").status, 200);
         assert_serves(&daemon).unwrap();
         assert!(
-            daemon.fds() < fds + 60,
+            daemon.fds() < fds + 280,
             "{} of {fds} descriptors",
             daemon.fds()
         );
-        daemon.stays_small(rss, (8 << 10) - 1).unwrap();
+        daemon.stays_small(rss, (32 << 10) - 1).unwrap();
         drop(held);
         daemon.fds_settle_at(fds).unwrap();
     }

@@ -25,7 +25,7 @@ use tracing::level_filters::LevelFilter;
 
 use crate::cli::MetricsOptions;
 use crate::confine::{self, Confinement, NodeFolders};
-use crate::control::Server;
+use crate::control::{CONNECTIONS_MAX, Server};
 use crate::disk_server::Order;
 use crate::events::Events;
 use crate::failure::Failure;
@@ -51,8 +51,8 @@ const ID_CHARS_MAX: usize = 64;
 const OPENERS_MAX: usize = 64;
 /// How long the service manager waits for disks that are being opened.
 const READY_TIME: Duration = Duration::from_secs(10);
-/// Descriptors of the process itself.
-const DESCRIPTORS_OWN: u64 = 256;
+/// Descriptors of the process itself: the connections of the control socket and of that for metrics, and 224 for all else.
+const DESCRIPTORS_OWN: u64 = 224 + 2 * CONNECTIONS_MAX as u64;
 
 /// `cleave node`.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -14,6 +14,7 @@ use cleave_worker::{LimitGroup, Pool, Split, Tuning, WorkerConfig};
 use tracing::level_filters::LevelFilter;
 
 use crate::cli::{Cache, EndpointArgs, MetricsOptions, ServeArgs, StripeArgs, Switch};
+use crate::control::CONNECTIONS_MAX;
 use crate::cpus;
 use crate::failure::Failure;
 use crate::split::SplitArgs;
@@ -28,8 +29,9 @@ const OPS_MIN: u16 = 128;
 const STRIPE_OPS: u16 = 4096;
 
 /// Descriptors that every daemon may have open, whatever its vrings and workers: the standard streams, the sockets, 16
-/// pending, 32 connections of the control socket and of that for metrics each, the descriptors of a message, and the runtime with its watches.
-const DESCRIPTORS_OWN: u64 = 160;
+/// pending, the connections of the control socket and of that for metrics, the descriptors of a message, and the runtime with its
+/// watches.
+const DESCRIPTORS_OWN: u64 = 96 + 2 * CONNECTIONS_MAX as u64;
 /// The same for each disk of a node, which has the others once for all: its socket and locks, 16 pending connections, those of its
 /// session, and the descriptors of a message.
 const DESCRIPTORS_OF_DISK: u64 = 64;

@@ -32,7 +32,7 @@ pub(crate) use quiet::{Flushed, Quiesced};
 pub(crate) use routes::{
     DiskId, Ordered, Problem, Refusal, answer, metrics_of, metrics_only, not_so, read_body,
 };
-pub(crate) use serve::{Server, Streaming};
+pub(crate) use serve::{CONNECTIONS_MAX, Server, Streaming};
 
 /// The state that the control interface shows: the disk, and the current session.
 #[derive(Debug)]

@@ -1,9 +1,11 @@
-//! The connections: few, short, and none of them trusted to be either.
+//! The connections of the control socket. An answer that has begun is always finished; a client that says nothing, or does not read
+//! its answer, is not waited for.
 
-use std::collections::VecDeque;
-use std::pin::pin;
+use std::io;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::middleware::from_fn;
@@ -11,19 +13,23 @@ use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Sleep, sleep};
 
 use super::routes::refuse_pages;
 use crate::failure::Failure;
 use crate::socket::Listening;
 
-/// Most connections at a time; the oldest leaves for a new one.
-const CONNECTIONS_MAX: usize = 32;
-/// A connection ends after this, whatever goes on: an answer takes milliseconds, but for those of [`Streaming`].
+/// Most connections at a time. Further ones wait in the backlog of the socket until one has ended.
+pub(crate) const CONNECTIONS_MAX: usize = 256;
+/// A connection takes no further request after this, so that clients that keep theirs open make room for others.
 const CONNECTION_TIME: Duration = Duration::from_secs(60);
 /// A request's header comes whole within this.
 const HEADER_TIME: Duration = Duration::from_secs(5);
+/// A client that takes nothing of its answer for so long has gone.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
 /// Most bytes of it, and most lines.
 const HEADER_BYTES_MAX: usize = 16 << 10;
 const HEADERS_MAX: usize = 64;
@@ -59,39 +65,22 @@ impl Drop for Server {
 }
 
 async fn accept(listener: UnixListener, router: Router) {
-    let mut open = Connections::default();
+    // Connections end with this task.
+    let mut open = JoinSet::new();
     loop {
-        match listener.accept().await {
-            Ok((stream, _)) => open.take(stream, &router),
-            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+        tokio::select! {
+            Some(_) = open.join_next() => {}
+            accepted = listener.accept(), if open.len() < CONNECTIONS_MAX => match accepted {
+                Ok((stream, _)) => {
+                    open.spawn(converse(stream, router.clone(), sleep(CONNECTION_TIME)));
+                }
+                Err(_) => sleep(ACCEPT_PAUSE).await,
+            }
         }
     }
 }
 
-/// Connections under way, oldest first. They end with this value.
-#[derive(Debug, Default)]
-struct Connections(VecDeque<AbortHandle>);
-
-impl Connections {
-    fn take(&mut self, stream: UnixStream, router: &Router) {
-        self.0.retain(|connection| !connection.is_finished());
-        if self.0.len() >= CONNECTIONS_MAX
-            && let Some(oldest) = self.0.pop_front()
-        {
-            oldest.abort();
-        }
-        let task = tokio::spawn(converse(stream, router.clone()));
-        self.0.push_back(task.abort_handle());
-    }
-}
-
-impl Drop for Connections {
-    fn drop(&mut self) {
-        self.0.iter().for_each(AbortHandle::abort);
-    }
-}
-
-/// Whether a connection has an answer that no time limits: it has no end, or it waits for a disk.
+/// Marks a connection whose answer has no end, so that the client reads it whenever it likes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Streaming(Arc<AtomicBool>);
 
@@ -101,9 +90,15 @@ impl Streaming {
     }
 }
 
-async fn converse(stream: UnixStream, router: Router) {
+/// Serves a connection until its client has gone. After `over` it takes no further request.
+async fn converse(stream: UnixStream, router: Router, over: impl Future<Output = ()>) {
     let streaming = Streaming::default();
-    let service = TowerToHyperService::new(router.layer(Extension(streaming.clone())));
+    let stream = Impatient {
+        stream,
+        streaming: streaming.clone(),
+        patience: None,
+    };
+    let service = TowerToHyperService::new(router.layer(Extension(streaming)));
     let conversation = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)
@@ -112,8 +107,143 @@ async fn converse(stream: UnixStream, router: Router) {
         .serve_connection(TokioIo::new(stream), service);
     let mut conversation = pin!(conversation);
     // How it ends is the client's affair.
-    let ended = tokio::time::timeout(CONNECTION_TIME, &mut conversation).await;
-    if ended.is_err() && streaming.0.load(Ordering::Relaxed) {
-        let _ = conversation.await;
+    tokio::select! {
+        _ = conversation.as_mut() => return,
+        () = over => {}
+    }
+    // Between two requests it ends now, and otherwise after the answer.
+    conversation.as_mut().graceful_shutdown();
+    let _ = conversation.await;
+}
+
+/// A connection that fails when its client has taken nothing of an answer for [`ANSWER_TIME`].
+struct Impatient {
+    stream: UnixStream,
+    streaming: Streaming,
+    /// Runs while the client does not take what is written.
+    patience: Option<Pin<Box<Sleep>>>,
+}
+
+impl Impatient {
+    /// The result of a write, unless the client has been waited for long enough.
+    fn judge<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_ready() || self.streaming.0.load(Ordering::Relaxed) {
+            self.patience = None;
+            return written;
+        }
+        let patience = self
+            .patience
+            .get_or_insert_with(|| Box::pin(sleep(ANSWER_TIME)));
+        patience
+            .as_mut()
+            .poll(context)
+            .map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Impatient {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for Impatient {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.judge(context, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
+        self.judge(context, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net;
+
+    use axum::routing::get;
+    use tokio::sync::Semaphore;
+    use tokio::task::spawn_blocking;
+
+    use super::*;
+
+    /// A client that has sent a request, and the other end.
+    fn asked() -> (net::UnixStream, UnixStream) {
+        let (mut client, served) = net::UnixStream::pair().unwrap();
+        client
+            .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            .unwrap();
+        served.set_nonblocking(true).unwrap();
+        (client, UnixStream::from_std(served).unwrap())
+    }
+
+    /// The time of the connection is over while its request is being answered.
+    #[tokio::test]
+    async fn an_answer_that_takes_longer_than_its_connection_may_last_is_given() {
+        let (reached, released) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+        let gates = (reached.clone(), released.clone());
+        let answer = || async move {
+            gates.0.add_permits(1);
+            gates.1.acquire().await.unwrap().forget();
+            "done"
+        };
+        let router = Router::new().route("/", get(answer));
+        let (mut client, served) = asked();
+        let over = async move {
+            reached.acquire().await.unwrap().forget();
+            released.add_permits(1);
+        };
+        let conversation = tokio::spawn(converse(served, router, over));
+        let read = spawn_blocking(move || {
+            let mut text = String::new();
+            client.read_to_string(&mut text).map(|_| text)
+        });
+        let text = read.await.unwrap().unwrap();
+        assert!(text.starts_with("HTTP/1.1 200 OK"), "{text}");
+        assert!(text.contains("\r\nconnection: close\r\n"), "{text}");
+        assert!(text.ends_with("done"), "{text}");
+        conversation.await.unwrap();
+    }
+
+    /// Otherwise clients that do not read would keep all others out.
+    #[tokio::test]
+    async fn a_client_that_does_not_read_its_answer_is_let_go() {
+        let router = Router::new().route("/", get(|| async { vec![7; 8 << 20] }));
+        let (mut client, served) = asked();
+        converse(served, router, sleep(CONNECTION_TIME)).await;
+        let mut text = Vec::new();
+        let _ = client.read_to_end(&mut text);
+        assert!(text.len() < 8 << 20, "{}", text.len());
     }
 }
