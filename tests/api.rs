@@ -2,9 +2,12 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use cleave_tests::http::{Response, converse};
-use cleave_tests::{Node, schema, small, wait_until};
+use cleave_tests::{Node, TIMEOUT, schema, small, wait_until};
 use serde_json::{Value, json};
 
 /// Method, path, the rest of the URL, body, and the status of the answer. In order: later ones need what earlier ones made.
@@ -256,4 +259,183 @@ fn what_the_document_does_not_have_is_refused() {
         serde_json::from_str::<Value>(include_str!("../docs/openapi.json")).unwrap()
     );
     api.node.daemon.finish();
+}
+
+/// The events of a node from now on, a line each.
+fn listen(node: &Node) -> impl Iterator<Item = Value> + use<> {
+    let mut stream = UnixStream::connect(node.daemon.socket()).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream
+        .write_all(b"GET /v1/events HTTP/1.0\r\nHost: node\r\n\r\n")
+        .unwrap();
+    let lines = BufReader::new(stream).lines();
+    let lines = lines.map(|line| line.expect("the stream of events goes on"));
+    let mut events = lines
+        .skip_while(|line| !line.is_empty())
+        .skip(1)
+        .map(|line| serde_json::from_str::<Value>(&line).unwrap());
+    assert_eq!(events.next().unwrap()["event"], "listening");
+    events
+}
+
+/// As an orchestrator does when its host starts.
+#[test]
+fn every_request_of_a_crowd_is_answered_and_a_listener_stays() {
+    let node = Node::start();
+    let mut events = listen(&node);
+    let body = json!({"disk": ["ram:1M"], "queues": 1, "persistent": false});
+    let statuses: Vec<u16> = std::thread::scope(|scope| {
+        let add = |number: usize| {
+            let (node, body) = (&node, &body);
+            move || {
+                let text = body.to_string();
+                let request = format!(
+                    "PUT /v1/disks/d{number} HTTP/1.0\r\nHost: node\r\nContent-Length: {}\r\n\r\n{text}",
+                    text.len()
+                );
+                let answer = converse(node.daemon.socket(), request.as_bytes(), TIMEOUT).unwrap();
+                Response::parse(&answer).map_or(0, |answer| answer.status)
+            }
+        };
+        let asked: Vec<_> = (0..64).map(|number| scope.spawn(add(number))).collect();
+        asked.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    assert_eq!(statuses, vec![201; 64]);
+    assert_eq!(node.get("/v1/disks").as_array().unwrap().len(), 64);
+    let serving = events.by_ref().filter(|event| event["event"] == "serving");
+    assert_eq!(serving.take(64).count(), 64);
+    node.daemon.finish();
+}
+
+#[test]
+fn events_that_were_lost_are_told_without_another_event() {
+    let node = Node::start();
+    node.add(
+        "d1",
+        &json!({"disk": ["ram:1M"], "queues": 1, "persistent": false}),
+    );
+    let mut events = listen(&node);
+    // More than the socket and the node keep for a reader that does not read.
+    let mut changes = 0;
+    for completion in ["poll", "interrupt"].iter().cycle().take(700) {
+        let body = json!({ "completion": completion }).to_string();
+        assert_eq!(node.ask("PATCH", "/v1/disks/d1", &body).status, 200);
+        changes += 1;
+    }
+    let mut heard = 0;
+    let lost = events.find_map(|event| {
+        heard += u64::from(event["event"] == "changed");
+        event["events"].as_u64()
+    });
+    assert_eq!(lost.map(|lost| lost + heard), Some(changes));
+    node.daemon.finish();
+}
+
+/// It would be served again after the next start of the node.
+#[test]
+fn a_disk_whose_file_cannot_be_removed_stays_in_the_list() {
+    let node = Node::start();
+    let image = node.daemon.scratch().image("a.img", 1 << 20);
+    let body = json!({"disk": [image], "queues": 1});
+    node.add("d1", &body);
+    let file = node.daemon.scratch().join("state/disks/d1.toml");
+    // Not even root removes a folder as a file.
+    let obstruct = || {
+        std::fs::remove_file(&file).unwrap();
+        std::fs::create_dir(&file).unwrap();
+    };
+    let delete = || node.ask("DELETE", "/v1/disks/d1", "");
+    obstruct();
+    for _ in 0..2 {
+        let failed = delete();
+        assert_eq!(failed.status, 500, "{}", failed.body);
+        let why = failed.error();
+        assert!(why.contains("cannot be removed"), "{why}");
+        let disk = node.disk("d1");
+        assert_eq!(
+            (&disk["state"], &disk["error"]),
+            (&json!("ended"), &json!(why))
+        );
+    }
+    // A disk that cannot be opened does not take its place.
+    let missing = json!({"disk": ["/no/such/file"], "queues": 1});
+    assert_eq!(node.put("d1", &missing).status, 422);
+    assert_eq!(node.state("d1"), "ended");
+    std::fs::remove_dir(&file).unwrap();
+    assert_eq!(delete().status, 200);
+    assert_eq!(delete().status, 404);
+    // One that can be opened does.
+    node.add("d1", &body);
+    obstruct();
+    assert_eq!(delete().status, 500);
+    std::fs::remove_dir(&file).unwrap();
+    node.add("d1", &body);
+    assert_eq!(node.state("d1"), "serving");
+    assert_eq!(delete().status, 200);
+    node.daemon.finish();
+}
+
+/// How often the node has this file open.
+fn opened(node: &Node, file: &Path) -> usize {
+    let folder = format!("/proc/{}/fd", node.daemon.pid());
+    let links = std::fs::read_dir(folder).unwrap();
+    let links = links.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    links.filter(|link| link == file).count()
+}
+
+#[test]
+fn a_disk_that_is_deleted_has_closed_its_image() {
+    let node = Node::start();
+    let image = node.daemon.scratch().image("a.img", 1 << 20);
+    let image = image.canonicalize().unwrap();
+    let body = json!({"disk": [image], "queues": 1, "persistent": false});
+    for _ in 0..300 {
+        node.add("d1", &body);
+        assert_ne!(opened(&node, &image), 0);
+        assert_eq!(node.ask("DELETE", "/v1/disks/d1", "").status, 200);
+        assert_eq!(opened(&node, &image), 0);
+    }
+    node.daemon.finish();
+}
+
+/// A copy that was taken below the disk is good only if the disk was quiet until then.
+#[test]
+fn a_resume_says_whether_the_disk_was_quiet_until_then() {
+    let node = Node::start();
+    node.add(
+        "d1",
+        &json!({"disk": ["ram:1M"], "queues": 1, "persistent": false}),
+    );
+    let post = |what: &str, body: &Value| {
+        let answer = node.ask("POST", &format!("/v1/disks/d1/{what}"), &body.to_string());
+        assert_eq!(answer.status, 200, "{what} {body}: {}", answer.body);
+        answer.json()
+    };
+    let quiesce = || post("quiesce", &json!({"seconds": 60}))["quiet"].clone();
+    let is_quiet = || !node.disk("d1")["quiesced_seconds"].is_null();
+    let (over, lasted) = (
+        json!({"requests": 0, "quiesced": false}),
+        json!({"requests": 0, "quiesced": true}),
+    );
+    quiesce();
+    assert_eq!(post("resume", &json!({})), lasted);
+    assert_eq!(post("resume", &json!({})), over);
+    // A second backup takes the place of the first, whose time was over.
+    let first = quiesce();
+    post("resume", &json!({}));
+    let second = quiesce();
+    assert_ne!(first, second);
+    assert_eq!(post("resume", &json!({ "quiet": first })), over);
+    assert!(is_quiet());
+    // Held requests are another matter.
+    assert_eq!(post("resume", &json!({"held": true})), over);
+    assert!(is_quiet());
+    assert_eq!(post("resume", &json!({ "quiet": second })), lasted);
+    assert!(!is_quiet());
+    let both = json!({"quiet": "a", "held": true}).to_string();
+    assert_eq!(node.ask("POST", "/v1/disks/d1/resume", &both).status, 400);
+    assert_eq!(post("quiesce", &json!({"seconds": 1}))["state"], "quiesced");
+    assert!(wait_until(|| !is_quiet()));
+    assert_eq!(post("resume", &json!({})), over);
+    node.daemon.finish();
 }

@@ -123,9 +123,36 @@ fn a_disk_grows_is_flushed_and_quiesced() {
     assert!(done(&node, "flush d1").starts_with("d1: flushed in "));
     assert!(done(&node, "quiesce d1 --for 20").contains("goes on by itself in 20 s"));
     assert!(refused(&node, "quiesce d1", 1).contains("quiesced already"));
+    let control = node.daemon.socket().to_str().unwrap();
+    let held = run_to_exit(&["resume", "--control", control]);
+    assert_eq!(
+        (held.code, &*held.stdout),
+        (Some(0), "d1: nothing is held\n"),
+        "{}",
+        held.stderr
+    );
+    assert_eq!(done(&node, "resume d1 --held"), "d1: no request was held\n");
     assert_eq!(
         done(&node, "resume d1"),
         "d1: goes on; no request was held\n"
+    );
+    let over = run(&node, "resume d1");
+    assert_eq!(
+        (over.code, &*over.stdout),
+        (Some(1), "d1: no request was held\n")
+    );
+    assert!(
+        over.stderr
+            .starts_with("cleave: d1: was not quiesced any more"),
+        "{}",
+        over.stderr
+    );
+    let shown: Value = serde_json::from_str(&done(&node, "quiesce d1 --json")).unwrap();
+    let token = shown["quiet"].as_str().unwrap();
+    assert_eq!(run(&node, "resume d1 --quiet other").code, Some(1));
+    assert_eq!(
+        done(&node, &format!("resume d1 --quiet {token}")),
+        "d1: goes on\n"
     );
     assert_eq!(
         done(&node, "fail d1"),
@@ -140,9 +167,9 @@ fn what_cannot_be_is_refused_in_a_line() {
     let node = Node::start();
     for (line, code, named) in [
         ("add d1 --disk /no/such/file", 1, "/no/such/file"),
-        ("add a/b --disk ram:1M", 1, "id: "),
-        ("add d1 --disk ram:1M --pool fast", 1, "pool: there is no"),
-        ("add d1 --disk ram:1M --socket-mode rw", 1, "socket_mode"),
+        ("add a/b --disk ram:1M", 2, "id: "),
+        ("add d1 --disk ram:1M --pool fast", 2, "pool: there is no"),
+        ("add d1 --disk ram:1M --socket-mode rw", 2, "socket_mode"),
         (
             "add d1 --disk ram:1M --persistent perhaps",
             2,

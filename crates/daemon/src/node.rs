@@ -351,11 +351,11 @@ impl Node {
         }
     }
 
-    /// The same for one that was added in vain. `unread`: the disk in whose place it was, whose file is still there.
-    fn give_up(&self, kept: &Arc<Kept>, unread: Option<Arc<Kept>>) {
+    /// Takes out a disk that was added in vain. `before` is the disk in whose place it was; it comes back if its file is still there.
+    fn give_up(&self, kept: &Arc<Kept>, before: Option<Arc<Kept>>) {
         self.forget(kept);
-        if let Some(unread) = unread {
-            self.lock().entry(unread.id.clone()).or_insert(unread);
+        if let Some(before) = before.filter(|before| before.has_file()) {
+            self.lock().entry(before.id.clone()).or_insert(before);
         }
     }
 

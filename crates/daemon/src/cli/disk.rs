@@ -23,7 +23,7 @@ Examples:
   Another limit while a guest uses it:
       cleave disk set d1 --limit iops-total=0,bps-total=100M
   A moment of rest for a snapshot by other means:
-      cleave disk quiesce d1 --for 30 && lvcreate -s -n s vg0/a; cleave disk resume d1
+      cleave disk quiesce d1 --for 30 && lvcreate -s -n s vg0/a; cleave disk resume d1 || lvremove -y vg0/s
   The guest is gone:
       cleave disk remove d1
 
@@ -49,8 +49,11 @@ pub(super) enum DiskCommand {
     Resize(OneArgs),
     /// Try a failed disk again at once
     Start(OneArgs),
-    /// Retry the requests that are held because the disk failed them, or end its quiet
-    Resume(OneArgs),
+    /// Retry the requests that are held because the disk failed them, and end its quiet
+    ///
+    /// It exits 1 if the disk was not quiesced until then: its time was over, or another command had ended it. A copy that was taken
+    /// meanwhile may then be torn.
+    Resume(ResumeArgs),
     /// End the requests that are held because the disk failed them: the guest gets I/O errors
     Fail(OneArgs),
     /// Make everything durable that was written
@@ -143,6 +146,18 @@ pub(super) struct QuiesceArgs {
 }
 
 #[derive(Debug, Clone, Args)]
+pub(super) struct ResumeArgs {
+    #[command(flatten)]
+    one: OneArgs,
+    /// End only the quiet that `cleave disk quiesce` named so, and leave held requests alone
+    #[arg(long, value_name = "NAME", conflicts_with = "held")]
+    quiet: Option<String>,
+    /// Retry only the held requests, and leave a quiet alone
+    #[arg(long)]
+    held: bool,
+}
+
+#[derive(Debug, Clone, Args)]
 pub(super) struct SnapshotArgs {
     #[command(flatten)]
     one: OneArgs,
@@ -194,7 +209,14 @@ impl DiskCommand {
             DiskCommand::Show(args) => asked(args, Ask::Show),
             DiskCommand::Resize(args) => post(args, "resize"),
             DiskCommand::Start(args) => post(args, "start"),
-            DiskCommand::Resume(args) => post(args, "resume"),
+            DiskCommand::Resume(args) => {
+                let body = match (args.quiet, args.held) {
+                    (Some(name), _) => json!({ "quiet": name }),
+                    (None, true) => json!({ "held": true }),
+                    (None, false) => Value::Null,
+                };
+                asked(args.one, |id| Ask::Order(id, "resume", body))
+            }
             DiskCommand::Fail(args) => post(args, "fail"),
             DiskCommand::Flush(args) => post(args, "flush"),
             DiskCommand::Quiesce(args) => {

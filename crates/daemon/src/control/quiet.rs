@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 use cleave_disk::Backing;
@@ -39,10 +39,31 @@ pub(crate) struct Wanted {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Quiesced {
     state: &'static str,
+    /// Names this quiet to `resume`.
+    quiet: String,
     /// When the disk goes on by itself.
     seconds_left: f64,
     /// How long the drain and the flush took.
     took_ms: f64,
+}
+
+/// The body of `resume`. Without fields it ends whatever quiet there is, and repeats held requests.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Resume {
+    /// Ends this quiet, as `quiesce` named it, and no other; leaves held requests alone.
+    quiet: Option<String>,
+    /// Repeats held requests, and leaves a quiet alone.
+    held: bool,
+}
+
+/// The answer to it.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Resumed {
+    /// How many held requests are repeated.
+    requests: u64,
+    /// The disk was quiesced until this request ended that. False: the quiet was over before, and the guest has gone on.
+    quiesced: bool,
 }
 
 /// The answer to `flush`.
@@ -54,19 +75,20 @@ pub(crate) struct Flushed {
 /// Why and until when the disk takes no requests.
 #[derive(Debug)]
 pub(super) struct Quiet {
+    name: String,
     until: Instant,
     /// Ends it then.
     timer: AbortHandle,
 }
 
 impl DiskStatus {
-    /// Drains the disk and makes it durable. Then nothing is given to it until [`go_on`](DiskStatus::go_on), or until the
+    /// Drains the disk and makes it durable. Then nothing is given to it until [`resume`](DiskStatus::resume), or until the
     /// time that the body asks for is over, counted from now.
     pub(crate) async fn quiesce(self: &Arc<DiskStatus>, body: &[u8]) -> Result<Quiesced, Refusal> {
         let seconds = seconds_of(body)?;
         let start = Instant::now();
         let until = start + Duration::from_secs(seconds);
-        let quiet = self.begin_quiet(until)?;
+        let (quiet, name) = self.begin_quiet(until)?;
         let status = self.clone();
         to_its_end(async move {
             let drained = status.drain_and_flush(quiet, until).await;
@@ -85,6 +107,7 @@ impl DiskStatus {
         );
         Ok(Quiesced {
             state: "quiesced",
+            quiet: name,
             seconds_left: self.quiet_left().unwrap_or_default().as_secs_f64(),
             took_ms: milliseconds(took),
         })
@@ -98,9 +121,24 @@ impl DiskStatus {
         Ok(Flushed { took_ms })
     }
 
-    /// Ends the quiet; whether there was any.
-    pub(crate) fn go_on(&self) -> bool {
-        self.go_on_if(|_| true)
+    /// Ends the quiet, and has held requests done again, or one of these alone, as the body says.
+    pub(crate) fn resume(&self, body: &[u8]) -> Result<Resumed, Refusal> {
+        let bad = |why: String| Refusal(StatusCode::BAD_REQUEST, why);
+        let wanted: Resume = match body.trim_ascii() {
+            [] => Resume::default(),
+            body => serde_json::from_slice(body)
+                .map_err(|error| bad(format!("the body: {error}: send {{}} or nothing")))?,
+        };
+        let (quiesced, requests) = match (wanted.quiet, wanted.held) {
+            (None, false) => (self.go_on_if(|_| true), self.repeat_held()),
+            (Some(name), false) => (self.go_on_if(|quiet| quiet.name == name), 0),
+            (None, true) => (false, self.repeat_held()),
+            (Some(_), true) => {
+                let why = "quiet and held exclude each other: send one of them, or neither";
+                return Err(bad(why.to_owned()));
+            }
+        };
+        Ok(Resumed { requests, quiesced })
     }
 
     /// Ends this quiet, and none that an operator has begun after it.
@@ -145,7 +183,7 @@ impl DiskStatus {
     ) -> Result<Duration, Refusal> {
         let start = Instant::now();
         let until = start + within;
-        let quiet = self.begin_quiet(until)?;
+        let (quiet, _) = self.begin_quiet(until)?;
         let status = self.clone();
         to_its_end(async move {
             let cloned = status.drain_and_clone(quiet, to, until).await;
@@ -192,14 +230,14 @@ impl DiskStatus {
         }
     }
 
-    fn begin_quiet(self: &Arc<DiskStatus>, until: Instant) -> Result<Id, Refusal> {
+    fn begin_quiet(self: &Arc<DiskStatus>, until: Instant) -> Result<(Id, String), Refusal> {
         let mut quiet = self.lock_quiet();
         if self.has_ended.load(Ordering::Relaxed) {
-            let why = "the disk has ended: GET /v1/disks lists those that are there".to_owned();
+            let why = "the disk has ended: see the list of disks".to_owned();
             return Err(Refusal(StatusCode::CONFLICT, why));
         }
         if quiet.is_some() {
-            let why = "it is quiesced already: wait, or end that with …/resume".to_owned();
+            let why = "it is quiesced already: wait, or resume it first".to_owned();
             return Err(Refusal(StatusCode::CONFLICT, why));
         }
         let status = self.clone();
@@ -208,12 +246,16 @@ impl DiskStatus {
             status.end_quiet(tokio::task::id());
         });
         let id = timer.id();
+        // Unlike any other, also of a daemon that was started again since.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let name = format!("{:x}", now.unwrap_or_default().as_nanos());
         *quiet = Some(Quiet {
+            name: name.clone(),
             until,
             timer: timer.abort_handle(),
         });
         self.device.quiesce();
-        Ok(id)
+        Ok((id, name))
     }
 
     async fn drain_and_flush(&self, quiet: Id, until: Instant) -> Result<(), Refusal> {

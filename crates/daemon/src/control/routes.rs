@@ -114,9 +114,14 @@ pub(crate) async fn read_body(body: Body, bytes_max: usize) -> Result<Bytes, Ref
 }
 
 /// Ends the quiet, and has held requests done again.
-async fn resume(State(status): State<Arc<DiskStatus>>, path: DiskId) -> Result<Response, Refusal> {
+async fn resume(
+    State(status): State<Arc<DiskStatus>>,
+    path: DiskId,
+    body: Body,
+) -> Result<Response, Refusal> {
+    let body = read_body(body, BODY_BYTES_MAX).await?;
     status.find(&path)?;
-    Ok(status.resume())
+    Ok(answer(StatusCode::OK, &status.resume(&body)?))
 }
 
 /// Makes the disk durable.
@@ -129,12 +134,10 @@ async fn flush(State(status): State<Arc<DiskStatus>>, path: DiskId) -> Result<Re
 async fn quiesce(
     State(status): State<Arc<DiskStatus>>,
     path: DiskId,
-    stream: Extension<Streaming>,
     body: Body,
 ) -> Result<Response, Refusal> {
     status.find(&path)?;
     let body = read_body(body, BODY_BYTES_MAX).await?;
-    stream.begin();
     Ok(answer(StatusCode::OK, &status.quiesce(&body).await?))
 }
 
@@ -216,25 +219,25 @@ impl DiskStatus {
             .map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))
     }
 
-    /// Ends the quiet, and has held requests done again.
-    pub(crate) fn resume(&self) -> Response {
-        self.go_on();
-        self.ordered(self.device.resume(), "are done again")
+    /// Has held requests done again. Returns how many there were.
+    pub(super) fn repeat_held(&self) -> u64 {
+        self.released(self.device.resume(), "are done again")
     }
 
-    /// Ends them as I/O errors.
+    /// Ends held requests as I/O errors.
     pub(crate) fn fail(&self) -> Response {
-        self.ordered(self.device.fail(), "end as I/O errors")
+        let requests = self.released(self.device.fail(), "end as I/O errors");
+        answer(StatusCode::OK, &Ordered { requests })
     }
 
-    /// The answer to an order about so many held requests.
-    fn ordered(&self, requests: u64, outcome: &str) -> Response {
+    /// Tells of an order about so many held requests.
+    fn released(&self, requests: u64, outcome: &str) -> u64 {
         if requests > 0 {
             self.tell("released", json!({ "requests": requests }));
             let name = self.device.disk.name();
             tracing::info!("{name}: {requests} held requests {outcome}, as ordered");
         }
-        answer(StatusCode::OK, &Ordered { requests })
+        requests
     }
 
     /// How it is served now, in a line.

@@ -41,6 +41,8 @@ pub(super) enum Shape {
     Change,
     Deleted,
     Ordered,
+    Resume,
+    Resumed,
     Flushed,
     Quiet,
     Quiesced,
@@ -161,6 +163,14 @@ fn content(shape: Shape, generator: &mut SchemaGenerator) -> Value {
         Shape::Ordered => (
             "application/json",
             generator.subschema_for::<Ordered>().into(),
+        ),
+        Shape::Resume => (
+            "application/json",
+            generator.subschema_for::<quiet::Resume>().into(),
+        ),
+        Shape::Resumed => (
+            "application/json",
+            generator.subschema_for::<quiet::Resumed>().into(),
         ),
         Shape::Flushed => (
             "application/json",

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use cleave_disk::{Backing, Disk, Leg};
+use cleave_disk::Disk;
 use cleave_sandbox::Role;
 use cleave_session::Offload;
 use serde_json::{Value, json};
@@ -29,8 +29,8 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// How long a disk waits for others that are being opened. One that takes longer is slow, and holds up no others any more.
 const OPENER_TIME: Duration = Duration::from_secs(10);
-/// How long the locks of images may take to be given back. The images themselves stop waiting for the cluster after two seconds.
-const LOCKS_TIME: Duration = Duration::from_secs(3);
+/// How long the end of a disk waits for its files to be closed. Images of a cluster stop waiting for it after two seconds.
+const CLOSE_TIME: Duration = Duration::from_secs(3);
 /// Orders that may wait for a disk.
 const ORDERS_MAX: usize = 64;
 
@@ -41,6 +41,8 @@ pub(super) struct Kept {
     file: Mutex<DiskFile>,
     /// The content of its file in the state folder. `None`: the file has not been written yet.
     written: Mutex<Option<DiskFile>>,
+    /// Why the disk has ended and is still in the list: its file could not be removed.
+    leftover: Mutex<Option<String>>,
     /// Descriptors that it may come to need.
     pub(super) descriptors: u64,
     /// Its file cannot be read: another content replaces it.
@@ -106,6 +108,7 @@ impl Kept {
             id: id.to_owned(),
             file: Mutex::new(file),
             written: Mutex::new(written),
+            leftover: Mutex::default(),
             descriptors: needs.unwrap_or_default(),
             is_unread: false,
             state: watch::Sender::new(State::Opening),
@@ -130,6 +133,7 @@ impl Kept {
             id: id.to_owned(),
             file: Mutex::default(),
             written: Mutex::default(),
+            leftover: Mutex::default(),
             descriptors: 0,
             is_unread: true,
             state: watch::Sender::new(State::Failed(why)),
@@ -154,6 +158,33 @@ impl Kept {
 
     pub(super) fn set_written(&self, file: DiskFile) {
         *self.lock_written() = Some(file);
+    }
+
+    /// Returns true if the node has a file of it that brings it back with the next start.
+    pub(super) fn has_file(&self) -> bool {
+        let is_persistent = |file: DiskFile| file.is_persistent();
+        self.is_unread || self.written().is_some_and(is_persistent)
+    }
+
+    /// Notes that its file has been removed.
+    pub(super) fn forget_file(&self) {
+        *self.lock_written() = None;
+    }
+
+    /// Why its file is left after its end, if it is.
+    pub(super) fn leftover(&self) -> Option<String> {
+        let leftover = self.leftover.lock();
+        leftover.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_leftover(&self, why: String) {
+        let leftover = self.leftover.lock();
+        *leftover.unwrap_or_else(PoisonError::into_inner) = Some(why);
+    }
+
+    /// Returns true if another disk of its id may take its place: it has no content that can be read, or has ended.
+    pub(super) fn is_replaceable(&self) -> bool {
+        self.is_unread || matches!(&*self.state.borrow(), State::Ended(_))
     }
 
     fn lock_written(&self) -> MutexGuard<'_, Option<DiskFile>> {
@@ -458,12 +489,10 @@ async fn serve(
 }
 
 /// Closes a disk on a thread of its own, because closing a file may wait for its server. The threads that close descriptors of
-/// frontends are few: the disks of one lost server would take all of them, and no frontend could leave or come any more. Images
-/// are waited for, so that a node which ends has given back their locks. Otherwise the next client would have to wait until the
-/// cluster counts this one as dead.
+/// frontends are few: the disks of one lost server would take all of them, and no frontend could leave or come any more. The disk is
+/// waited for, so that whoever hears of its end can use its file, device or image at once: the locks of images would otherwise be
+/// held until the cluster counts this client as dead.
 async fn close(node: &Node, disk: Arc<Disk>) {
-    let is_image = |leg: &Leg| matches!(leg.backing(), Backing::Rbd(_));
-    let has_images = disk.legs().iter().any(is_image);
     let (held, closed) = oneshot::channel::<()>();
     // Dropped in this order, by the thread.
     let open = Arc::new(Mutex::new(Some((disk, held))));
@@ -477,9 +506,7 @@ async fn close(node: &Node, disk: Arc<Disk>) {
     if spawned.is_err() {
         Offload::default().close(open);
     }
-    if has_images {
-        let _ = timeout(LOCKS_TIME, closed).await;
-    }
+    let _ = timeout(CLOSE_TIME, closed).await;
 }
 
 /// Does on a thread of its own what may block.

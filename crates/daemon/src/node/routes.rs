@@ -110,11 +110,11 @@ pub(super) const ALL: &[Route] = &[
     Route {
         method: "POST",
         path: "/v1/disks/{id}/resume",
-        does: "Repeats held requests, and ends a quiet",
+        does: "Repeats held requests, and ends a quiet; says whether the disk was quiesced until then",
         query: None,
-        body: None,
-        answers: &[(200, Shape::Ordered)],
-        refusals: &[400, 404, 409],
+        body: Some(Shape::Resume),
+        answers: &[(200, Shape::Resumed)],
+        refusals: &[400, 404, 408, 409, 413],
         handler: || post(resume),
     },
     Route {
@@ -256,7 +256,7 @@ async fn add_disk(Shared(node): Shared<Arc<Node>>, DiskId(id): DiskId, body: Bod
 }
 
 async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
-    let unread = node.find(id).filter(|before| before.is_unread);
+    let before = node.find(id).filter(|before| before.is_replaceable());
     let (kept, is_new) = admit(node, id, file)?;
     if !is_new {
         kept.start_again();
@@ -266,14 +266,11 @@ async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
         State::Failed(why) => {
             if is_new {
                 kept.order(Order::Stop("it could not be opened".to_owned(), None));
-                node.give_up(&kept, unread);
+                node.give_up(&kept, before);
             }
             return Err(Refusal(StatusCode::UNPROCESSABLE_ENTITY, why.clone()));
         }
-        State::Ended(_) => {
-            node.forget(&kept);
-            return Err(removed(id));
-        }
+        State::Ended(_) => return Err(removed(id)),
         State::Opening | State::Ending | State::Serving(_) => {}
     }
     let _changing = node.changing.lock().await;
@@ -295,7 +292,7 @@ async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
     }
     // By whichever request for the same disk comes first.
     if kept.written().is_none() {
-        keep(node, &kept, unread).await?;
+        keep(node, &kept, before).await?;
     }
     let code = match (state, is_new) {
         (State::Opening, _) => StatusCode::ACCEPTED,
@@ -315,13 +312,13 @@ fn admit(node: &Arc<Node>, id: &str, file: DiskFile) -> Result<(Arc<Kept>, bool)
     let service = node.service(id, &file);
     let service = service.map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))?;
     let mut disks = node.lock();
-    if let Some(kept) = disks.get(id).filter(|kept| !kept.is_unread) {
+    if let Some(kept) = disks.get(id).filter(|kept| !kept.is_replaceable()) {
         return match kept.file().difference(&file) {
             None => Ok((kept.clone(), false)),
             Some(field) => Err(Refusal(
                 StatusCode::CONFLICT,
                 format!(
-                    "{field}: disk {id} has another value: delete the disk first, or PATCH what can change"
+                    "{field}: disk {id} has another value: change what can change while it is served, or remove the disk first"
                 ),
             )),
         };
@@ -370,12 +367,12 @@ fn with_limits_of_group<'a>(
 async fn keep(
     node: &Arc<Node>,
     kept: &Arc<Kept>,
-    unread: Option<Arc<Kept>>,
+    before: Option<Arc<Kept>>,
 ) -> Result<(), Refusal> {
     let written = write(node, kept, kept.file()).await;
     written.map_err(|error| {
         kept.order(Order::Stop("its file cannot be written".to_owned(), None));
-        node.give_up(kept, unread);
+        node.give_up(kept, before);
         let why =
             format!("cannot write the file of the disk: {error}: see to the folder of --state");
         Refusal(StatusCode::INTERNAL_SERVER_ERROR, why)
@@ -452,14 +449,8 @@ async fn share_limits(node: &Node, kept: &Arc<Kept>, values: &BTreeMap<String, u
     }
 }
 
-async fn remove(
-    Shared(node): Shared<Arc<Node>>,
-    path: DiskId,
-    uri: Uri,
-    stream: Extension<Streaming>,
-) -> Answer {
+async fn remove(Shared(node): Shared<Arc<Node>>, path: DiskId, uri: Uri) -> Answer {
     let kept = find(&node, &path)?;
-    stream.begin();
     let mode = uri.query().unwrap_or("mode=safe").to_owned();
     apart(async move { end(&node, &kept, &mode).await }).await
 }
@@ -489,11 +480,16 @@ async fn end(node: &Arc<Node>, kept: &Arc<Kept>, mode: &str) -> Answer {
         true => Ok(()),
         false => aside("state", move || files.remove(&id)).await,
     };
-    node.forget(kept);
+    // In the list until its file is gone: with the file, the next start of the node would serve the disk again.
     removed.map_err(|error| {
-        let why = format!("the disk has ended, but its file cannot be removed: {error}: remove it");
+        let why = format!(
+            "the disk has ended, but its file cannot be removed: {error}: see to the folder of --state, then remove the disk again"
+        );
+        kept.set_leftover(why.clone());
         Refusal(StatusCode::INTERNAL_SERVER_ERROR, why)
     })?;
+    kept.forget_file();
+    node.forget(kept);
     let gone = Deleted {
         id: kept.id.clone(),
         state: "deleted",
@@ -508,7 +504,7 @@ async fn stop_unused(kept: &Kept) -> Result<(), Refusal> {
     // One that ends already, or has no file that can be read, takes no order.
     if kept.order(Order::StopUnused(reply)) && unused.await == Ok(false) {
         let why = format!(
-            "a frontend is connected to disk {}: unplug the disk first, or delete with ?mode=drain",
+            "a frontend is connected to disk {}: unplug the disk first, or remove it with mode=drain",
             kept.id
         );
         return Err(Refusal(StatusCode::CONFLICT, why));
@@ -532,8 +528,10 @@ async fn start(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     }
 }
 
-async fn resume(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
-    Ok(served(&node, &path)?.resume())
+async fn resume(Shared(node): Shared<Arc<Node>>, path: DiskId, body: Body) -> Answer {
+    let body = read_body(body, BODY_BYTES_MAX).await?;
+    let resumed = served(&node, &path)?.resume(&body)?;
+    Ok(answer(StatusCode::OK, &resumed))
 }
 
 async fn fail(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
@@ -545,15 +543,9 @@ async fn flush(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     apart(async move { Ok(answer(StatusCode::OK, &status.flush().await?)) }).await
 }
 
-async fn quiesce(
-    Shared(node): Shared<Arc<Node>>,
-    path: DiskId,
-    stream: Extension<Streaming>,
-    body: Body,
-) -> Answer {
+async fn quiesce(Shared(node): Shared<Arc<Node>>, path: DiskId, body: Body) -> Answer {
     let status = served(&node, &path)?;
     let body = read_body(body, BODY_BYTES_MAX).await?;
-    stream.begin();
     apart(async move { Ok(answer(StatusCode::OK, &status.quiesce(&body).await?)) }).await
 }
 
@@ -588,7 +580,7 @@ pub(super) async fn nothing() -> Refusal {
 
 fn find(node: &Node, id: &str) -> Result<Arc<Kept>, Refusal> {
     node.find(id).ok_or_else(|| {
-        let why = format!("no disk `{id}` here: GET /v1/disks lists them");
+        let why = format!("no disk `{id}` here: see the list of disks");
         Refusal(StatusCode::NOT_FOUND, why)
     })
 }
@@ -624,7 +616,8 @@ fn row(node: &Node, kept: &Kept) -> Row {
             row.connected = entry.connected;
         }
         State::Failed(why) => row.error = Some(why),
-        State::Opening | State::Ending | State::Ended(_) => {}
+        State::Ended(lost) => row.error = kept.leftover().or(lost),
+        State::Opening | State::Ending => {}
     }
     row
 }

@@ -67,7 +67,10 @@ pub(crate) struct DiskLimits {
 
 /// A number, or a text such as `64K`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "write a whole number, or a text such as \"64K\""
+)]
 pub(crate) enum Word {
     Number(u32),
     Text(String),
@@ -413,7 +416,10 @@ mod tests {
             (r#"{"disk": ["ram:1M"], "disk": ["ram:1M"]}"#, "`disk`"),
             (r#"{"disk": ["ram:1M"], "colour": 1}"#, "`colour`"),
             (r#"{"disk": ["ram:1M"], "queues": 0}"#, "--queues"),
-            (r#"{"disk": ["ram:1M"], "queues": [4]}"#, "queues: "),
+            (
+                r#"{"disk": ["ram:1M"], "queues": [4]}"#,
+                "queues: write a whole number",
+            ),
             (r#"{"disk": ["ram:1M"], "serial": "a b"}"#, "--serial"),
             (r#"{"disk": ["ram:1M"], "serial": 5}"#, "serial: "),
             (r#"{"disk": ["ram:1M"], "cache": "back"}"#, "--cache"),

@@ -3,12 +3,13 @@
 use serde_json::Value;
 
 /// Columns of the list, and the fields that they show.
-const COLUMNS: [(&str, &str); 6] = [
+const COLUMNS: [(&str, &str); 7] = [
     ("ID", "id"),
     ("STATE", "state"),
     ("SIZE", "size_bytes"),
     ("GUEST", "connected"),
     ("DISK", "name"),
+    ("SOCKET", "socket"),
     ("ERROR", "error"),
 ];
 
@@ -35,12 +36,13 @@ pub(super) fn added(id: &str, status: u16, body: &Value) -> String {
     }
 }
 
-/// The answer to `list`: a line a disk.
+/// The answer to `list`: a line a disk, `d2` before `d10`.
 pub(super) fn list(body: &Value) -> String {
-    let disks = body.as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut disks: Vec<_> = body.as_array().into_iter().flatten().collect();
+    disks.sort_by_cached_key(|disk| natural(&text(disk.get("id"))));
     let cells = |disk: &Value| COLUMNS.map(|(_, field)| shown(field, disk.get(field)));
     let mut rows = vec![COLUMNS.map(|(head, _)| head.to_owned())];
-    rows.extend(disks.iter().map(cells));
+    rows.extend(disks.into_iter().map(cells));
     let widths = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
@@ -54,6 +56,22 @@ pub(super) fn list(body: &Value) -> String {
         format!("{}\n", cells.join("  ").trim_end())
     };
     rows.iter().map(line).collect()
+}
+
+/// A key that sorts numbers inside of a name by their value. The name itself decides between `d1` and `d01`.
+fn natural(name: &str) -> (Vec<(String, u128)>, String) {
+    let is_digit = |c: char| c.is_ascii_digit();
+    let mut parts = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let (word, after) = rest.split_at(rest.find(is_digit).unwrap_or(rest.len()));
+        let end = after.find(|c| !is_digit(c)).unwrap_or(after.len());
+        let (number, after) = after.split_at(end);
+        // An id has at most 64 characters; all numbers that are too long for this count as equal.
+        parts.push((word.to_owned(), number.parse().unwrap_or(u128::MAX)));
+        rest = after;
+    }
+    (parts, name.to_owned())
 }
 
 /// The answer to `show`.
@@ -79,20 +97,16 @@ pub(super) fn sheet(body: &Value) -> String {
 pub(super) fn ordered(id: &str, what: &str, body: &Value) -> String {
     let number = |field: &str| body.get(field).and_then(Value::as_f64).unwrap_or_default();
     match what {
-        "resume" if number("requests") == 0.0 => format!("{id}: goes on; no request was held\n"),
-        "resume" => format!(
-            "{id}: goes on; held requests are done again: {}\n",
-            number("requests")
-        ),
         "fail" => format!(
             "{id}: held requests that end as I/O errors: {}\n",
             number("requests")
         ),
         "flush" => format!("{id}: flushed in {} ms\n", number("took_ms")),
         "quiesce" => format!(
-            "{id}: quiesced after {} ms; goes on by itself in {:.0} s\n",
+            "{id}: quiesced after {} ms; goes on by itself in {:.0} s; this quiet is {}\n",
             number("took_ms"),
-            number("seconds_left")
+            number("seconds_left"),
+            text(body.get("quiet"))
         ),
         "snapshot" => format!(
             "{id}: copied to {}; the guest waited for {} ms\n",
@@ -101,6 +115,23 @@ pub(super) fn ordered(id: &str, what: &str, body: &Value) -> String {
         ),
         "resize" => format!("{id}: its size is being checked; growth is reported to the guest\n"),
         _ => format!("{id}: {}\n", text(body.get("state"))),
+    }
+}
+
+/// The answer to `resume`; `asked` is its body.
+pub(super) fn resumed(id: &str, asked: &Value, body: &Value) -> String {
+    let requests = body.get("requests").and_then(Value::as_u64).unwrap_or(0);
+    let held = match (asked.get("quiet"), requests) {
+        (Some(_), _) => None,
+        (None, 0) => Some("no request was held".to_owned()),
+        (None, count) => Some(format!("held requests are done again: {count}")),
+    };
+    let is_over = body.get("quiesced") == Some(&Value::Bool(false));
+    let quiet = (!is_over).then(|| "goes on".to_owned());
+    let told: Vec<_> = quiet.into_iter().chain(held).collect();
+    match told.is_empty() {
+        true => String::new(),
+        false => format!("{id}: {}\n", told.join("; ")),
     }
 }
 
@@ -126,7 +157,7 @@ pub(super) fn event(line: &str) -> String {
         text(disk.as_ref()),
         text(what.as_ref())
     );
-    for (name, value) in event {
+    for (name, value) in event.into_iter().filter(|(_, value)| !value.is_null()) {
         told += &format!(" {name}={}", text(Some(&value)));
     }
     format!("{}\n", told.trim_end())
@@ -201,16 +232,23 @@ mod tests {
     #[test]
     fn a_list_has_a_line_for_each_disk() {
         let body = json!([
-            {"id": "d1", "state": "serving", "size_bytes": 1 << 30, "connected": true, "name": "/a\n.img", "error": null},
-            {"id": "longer", "state": "failed", "size_bytes": 0, "connected": false, "name": "/b", "error": "no file"},
+            {"id": "longer", "state": "failed", "size_bytes": 0, "connected": false, "name": "/b", "socket": "/s", "error": "no file"},
+            {"id": "d10", "state": "ended", "size_bytes": 0, "connected": false, "name": "/c", "socket": "/s", "error": null},
+            {"id": "d1", "state": "serving", "size_bytes": 1 << 30, "connected": true, "name": "/a\n.img", "socket": "/s", "error": null},
+            {"id": "d2", "state": "ended", "size_bytes": 0, "connected": false, "name": "/d", "socket": "/s", "error": null},
         ]);
         assert_eq!(
             list(&body),
-            "ID      STATE    SIZE   GUEST      DISK     ERROR\n\
-             d1      serving  1 GiB  connected  /a?.img\n\
-             longer  failed   0 B    -          /b       no file\n"
+            "ID      STATE    SIZE   GUEST      DISK     SOCKET  ERROR\n\
+             d1      serving  1 GiB  connected  /a?.img  /s\n\
+             d2      ended    0 B    -          /d       /s\n\
+             d10     ended    0 B    -          /c       /s\n\
+             longer  failed   0 B    -          /b       /s      no file\n"
         );
-        assert_eq!(list(&json!([])), "ID  STATE  SIZE  GUEST  DISK  ERROR\n");
+        assert_eq!(
+            list(&json!([])),
+            "ID  STATE  SIZE  GUEST  DISK  SOCKET  ERROR\n"
+        );
     }
 
     #[test]
@@ -233,6 +271,8 @@ mod tests {
             event(line),
             "01:01:01Z d1         held error=No space left on device vring=0\n"
         );
+        let line = r#"{"time":1,"event":"ended","disk":"d1","lost":null}"#;
+        assert_eq!(event(line), "00:00:01Z d1         ended\n");
         assert_eq!(event("x\u{1b}"), "x?\n");
     }
 
@@ -252,12 +292,28 @@ mod tests {
                 "d: is there already, with the same options; its socket is /s\n",
             ),
             (
-                ordered("d", "resume", &json!({"requests": 0})),
+                resumed("d", &json!(null), &json!({"requests": 0, "quiesced": true})),
                 "d: goes on; no request was held\n",
             ),
             (
-                ordered("d", "resume", &json!({"requests": 2})),
+                resumed("d", &json!({}), &json!({"requests": 2})),
                 "d: goes on; held requests are done again: 2\n",
+            ),
+            (
+                resumed(
+                    "d",
+                    &json!({"held": true}),
+                    &json!({"requests": 2, "quiesced": false}),
+                ),
+                "d: held requests are done again: 2\n",
+            ),
+            (
+                resumed(
+                    "d",
+                    &json!({"quiet": "a"}),
+                    &json!({"requests": 0, "quiesced": false}),
+                ),
+                "",
             ),
             (
                 ordered("d", "fail", &json!({"requests": 2})),
@@ -271,9 +327,9 @@ mod tests {
                 ordered(
                     "d",
                     "quiesce",
-                    &json!({"took_ms": 1.5, "seconds_left": 9.99}),
+                    &json!({"took_ms": 1.5, "seconds_left": 9.99, "quiet": "a1"}),
                 ),
-                "d: quiesced after 1.5 ms; goes on by itself in 10 s\n",
+                "d: quiesced after 1.5 ms; goes on by itself in 10 s; this quiet is a1\n",
             ),
             (
                 ordered(

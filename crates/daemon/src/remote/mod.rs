@@ -47,12 +47,32 @@ pub(crate) fn run(remote: &Remote) -> Result<(), Failure> {
     }
     let answer = exchange.finish()?;
     if let Some(problem) = answer.problem() {
-        return Err(Failure::run(problem));
+        return Err(match answer.status {
+            400 => Failure::input(problem),
+            _ => Failure::run(problem),
+        });
     }
+    let unquiet = unquiet(&remote.ask, &answer)?;
     crate::print(&match remote.json {
         true => answer.body,
         false => told(&remote.ask, &answer)?,
-    })
+    })?;
+    unquiet.map_or(Ok(()), Err)
+}
+
+/// Says that a quiet which was to be ended was over before: a copy that was taken meanwhile may be torn.
+fn unquiet(ask: &Ask, answer: &Answer) -> Result<Option<Failure>, Failure> {
+    let Ask::Order(id, "resume", body) = ask else {
+        return Ok(None);
+    };
+    let is_for_held = body.get("held").is_some();
+    // A node that does not say it cannot be blamed for it.
+    let is_over = answer.json()?.get("quiesced") == Some(&Value::Bool(false));
+    Ok((is_over && !is_for_held).then(|| {
+        Failure::run(format!(
+            "{id}: was not quiesced any more: its time was over, or something else ended it: take copies made meanwhile again"
+        ))
+    }))
 }
 
 /// An answer in words.
@@ -63,6 +83,7 @@ fn told(ask: &Ask, answer: &Answer) -> Result<String, Failure> {
         Ask::Show(_) => lines::sheet(&body),
         Ask::Add(id, _) => lines::added(id, answer.status, &body),
         Ask::Set(id, _) => format!("{id}: changed\n"),
+        Ask::Order(id, "resume", asked) => lines::resumed(id, asked, &body),
         Ask::Order(id, what, _) => lines::ordered(id, what, &body),
         Ask::Remove(id, _) => lines::removed(id, &body),
         // They are printed as they come.

@@ -22,7 +22,7 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// tell has no bound, and a node that told it at once would do nothing else meanwhile.
 pub(super) async fn reports(socket: &Path) -> Result<Vec<Report>, String> {
     let mut reports = Vec::new();
-    for (_, disk) in each::<Value>(socket, "GET", "").await? {
+    for (_, disk) in each::<Value>(socket, "GET", "", "").await? {
         if is_served(&disk) {
             reports.push(serde_json::from_value(disk).map_err(strange)?);
         }
@@ -30,20 +30,23 @@ pub(super) async fn reports(socket: &Path) -> Result<Vec<Report>, String> {
     Ok(reports)
 }
 
-/// Asks something of each disk behind a socket: its answer, with the disk's id. `what` is the last part of the path.
+/// Asks something of each disk behind a socket: its answer, with the disk's id. `what` is the last part of the path; an empty `body` is
+/// not sent.
 pub(super) async fn each<T: DeserializeOwned>(
     socket: &Path,
     method: &str,
     what: &str,
+    body: &str,
 ) -> Result<Vec<(String, T)>, String> {
-    let all = in_time(ask::<Vec<Value>>(socket, "GET", "/v1/disks")).await?;
+    let all = in_time(ask::<Vec<Value>>(socket, "GET", "/v1/disks", "")).await?;
     let all = all.ok_or_else(|| strange("it refuses"))?;
     let mut answers = Vec::new();
     for disk in all.into_iter().filter(is_served) {
         let Entry { id, .. } = serde_json::from_value(disk).map_err(strange)?;
         let path = ["/v1/disks", &encoded(&id), what].join("/");
         // A disk that has gone since then refuses.
-        if let Some(answer) = in_time(ask(socket, method, path.trim_end_matches('/'))).await? {
+        if let Some(answer) = in_time(ask(socket, method, path.trim_end_matches('/'), body)).await?
+        {
             answers.push((id, answer));
         }
     }
@@ -66,8 +69,9 @@ async fn ask<T: DeserializeOwned>(
     socket: &Path,
     method: &str,
     path: &str,
+    body: &str,
 ) -> Result<Option<T>, String> {
-    let answer = exchange(socket, method, path)
+    let answer = exchange(socket, method, path, body)
         .await
         .map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => "no such socket".to_owned(),
@@ -98,9 +102,15 @@ fn body_of(answer: &[u8]) -> Result<Option<&[u8]>, String> {
 }
 
 /// One request, and all that comes back until the other side closes.
-async fn exchange(socket: &Path, method: &str, path: &str) -> io::Result<Vec<u8>> {
+async fn exchange(socket: &Path, method: &str, path: &str, body: &str) -> io::Result<Vec<u8>> {
     let stream = UnixStream::connect(socket).await?;
-    let request = format!("{method} {path} HTTP/1.1\r\nHost: cleave\r\nConnection: close\r\n\r\n");
+    let length = match body.len() {
+        0 => String::new(),
+        bytes => format!("Content-Length: {bytes}\r\n"),
+    };
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: cleave\r\nConnection: close\r\n{length}\r\n{body}"
+    );
     let mut rest = request.as_bytes();
     while !rest.is_empty() {
         stream.writable().await?;

@@ -39,6 +39,14 @@ impl Order {
         }
     }
 
+    /// The body of its request. A quiet is for whoever began it to end.
+    fn body(self) -> &'static str {
+        match self {
+            Order::Resume => r#"{"held": true}"#,
+            Order::Fail => "",
+        }
+    }
+
     fn told(self, id: &str, requests: u64) -> String {
         let id = super::screen::cut(id, usize::MAX);
         let verb = match (self, requests) {
@@ -59,7 +67,7 @@ pub(crate) fn run(held: &Held) -> Result<(), Failure> {
     let runtime = runtime()?;
     let (mut text, mut missing) = (String::new(), None);
     for socket in &held.sockets {
-        let ordered = ask::each::<Ordered>(socket, "POST", held.order.path());
+        let ordered = ask::each::<Ordered>(socket, "POST", held.order.path(), held.order.body());
         match runtime.block_on(ordered) {
             Ok(each) => {
                 for (id, ordered) in each {
