@@ -277,6 +277,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::too_many_lines)] // a table
     fn an_answer_is_said_in_a_line() {
         let rows = [
             (
