@@ -222,6 +222,93 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     assert!(!socket.exists(), "the socket file remains");
 }
 
+/// Size of a disk whose guest writes what looks like another format.
+const DISK_BYTES: u64 = 1 << 20;
+
+/// The last block of a leg of a stripe.
+fn superblock(scratch: &Scratch) -> Vec<u8> {
+    let legs = ["leg-0", "leg-1"].map(|name| scratch.image(name, DISK_BYTES));
+    let legs = legs.map(|leg| leg.display().to_string());
+    let made = run_to_exit(&["stripe", "create", "--force", &legs[0], &legs[1]]);
+    assert_eq!(made.code, Some(0), "{}", made.stderr);
+    std::fs::read(&legs[0])
+        .unwrap()
+        .split_off(DISK_BYTES as usize - 4096)
+}
+
+/// A guest may write whatever it likes, and a disk that was served must be served again.
+#[test]
+fn content_that_a_guest_wrote_does_not_keep_its_disk_from_the_next_daemon() {
+    let scratch = Scratch::new();
+    let image = scratch.image("image", DISK_BYTES);
+    let disk = image.display().to_string();
+    let qcow2 = [b"QFI\xfb".as_slice(), &[0; 4092]].concat();
+    for (at, block, refusal) in [
+        (0, qcow2, "is a qcow2 image"),
+        (
+            DISK_BYTES - 4096,
+            superblock(&scratch),
+            "is leg 1 of 2 of a stripe",
+        ),
+    ] {
+        let mut daemon = Daemon::serve(&["--disk", &disk]);
+        let mut client = daemon.open(&small(1));
+        client.queue(0).write(at, &block).unwrap();
+        let next = daemon.succeed().unwrap();
+        daemon.abandon();
+        assert!(next.log_has("which its guest wrote"), "{}", next.log());
+        let mut back = vec![0; 4096];
+        next.open(&small(1)).queue(0).read(at, &mut back).unwrap();
+        assert_eq!(back, block);
+        let socket = daemon.socket().display().to_string();
+        let lock = PathBuf::from(format!("{socket}.lock"));
+        assert!(lock.exists());
+        next.finish();
+        assert!(!lock.exists());
+        // After an orderly end the disk counts as a new one.
+        let line = ["serve", "--socket-path", &socket, "--disk", &disk];
+        let refused = run_to_exit(&line);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        assert!(refused.stderr.contains(refusal), "{}", refused.stderr);
+        File::options()
+            .write(true)
+            .open(&image)
+            .unwrap()
+            .write_all_at(&[0; 4096], at)
+            .unwrap();
+    }
+}
+
+/// The lock tells of the disk that was served: another one is new, and so is one that was never opened.
+#[test]
+fn a_left_over_lock_vouches_for_no_other_disk() {
+    let scratch = Scratch::new();
+    let [image, other] = ["image", "other"].map(|name| scratch.image(name, DISK_BYTES));
+    let head = File::options().write(true).open(&other).unwrap();
+    head.write_all_at(b"QFI\xfb", 0).unwrap();
+    let mut daemon = Daemon::serve(&["--disk", &image.display().to_string()]);
+    daemon.abandon();
+    let socket = daemon.socket().display().to_string();
+    let other = other.display().to_string();
+    let refuse = || {
+        let refused = run_to_exit(&["serve", "--socket-path", &socket, "--disk", &other]);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        assert!(
+            refused.stderr.contains("is a qcow2 image"),
+            "{}",
+            refused.stderr
+        );
+    };
+    let lock = format!("{socket}.lock");
+    let left = std::fs::read(&lock).unwrap();
+    refuse();
+    // A start that fails forgets nothing.
+    assert_eq!(std::fs::read(&lock).unwrap(), left);
+    // The lock of a daemon that was killed before it had opened its disk.
+    std::fs::write(&lock, "").unwrap();
+    refuse();
+}
+
 #[test]
 fn an_image_in_use_is_not_shared() {
     let scratch = Scratch::new();

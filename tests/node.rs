@@ -247,6 +247,44 @@ fn disks_come_back_after_a_kill_and_after_sigterm() {
     node.daemon.finish();
 }
 
+/// A guest may write whatever it likes. A node judges the content of a disk when it is added.
+#[test]
+fn content_that_a_guest_wrote_does_not_keep_its_disk_from_the_next_node() {
+    let node = Node::start();
+    let images = Scratch::new();
+    let image = images.image("a", 4 << 20);
+    node.add("a", &json!({"disk": [image]}));
+    let block = [b"QFI\xfb".as_slice(), &[0; 508]].concat();
+    let mut client = node.open("a", &small(1));
+    client.queue(0).write(0, &block).unwrap();
+    let node = killed(node, |_| {});
+    drop(client);
+    assert!(wait_until(|| node.state("a") != "opening"));
+    assert_eq!(node.state("a"), "serving", "{}", node.disk("a"));
+    // After an orderly end too: the node knows its disks.
+    node.daemon.signal(Signal::TERM);
+    let lock = node.socket("a").with_file_name("disk.sock.lock");
+    assert!(wait_until(|| !lock.exists()), "{}", node.daemon.log_tail());
+    let next = Node {
+        daemon: node.daemon.succeed().unwrap(),
+    };
+    assert!(wait_until(|| next.state("a") != "opening"));
+    assert_eq!(next.state("a"), "serving", "{}", next.disk("a"));
+    let mut back = vec![0; 512];
+    let mut client = next.open("a", &small(1));
+    client.queue(0).read(0, &mut back).unwrap();
+    assert_eq!(back, block);
+    drop(client);
+    next.remove("a");
+    let refused = next.put("a", &json!({"disk": [image]}));
+    assert!(
+        refused.body.contains("is a qcow2 image"),
+        "{}",
+        refused.body
+    );
+    next.daemon.finish();
+}
+
 /// A container that has the folder mounted would not find a new one of the same name.
 #[test]
 fn the_folder_of_a_kept_disk_outlives_the_node() {

@@ -48,6 +48,7 @@ pub(crate) enum Order {
 }
 
 /// Opens the disk, and proves that it can be polled for where that is asked. It may block for as long as the store does.
+/// The caller holds the lock of the disk's socket, in which the disk is recorded.
 pub(crate) fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc<Disk>, Failure> {
     let mut disk = service.disk.open(&service.open).map_err(Failure::open)?;
     if let Some(lock) = lock {
@@ -63,6 +64,9 @@ pub(crate) fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc
         cleave_engine::probe_iopoll(&disk).map_err(Failure::input)?;
     }
     service.tuning.split = split_for(&service.split, &disk, service.open.block_bytes)?;
+    if let Some(lock) = lock {
+        lock.record(&service.disk);
+    }
     Ok(disk)
 }
 

@@ -366,7 +366,7 @@ impl Node {
             for stale in [self.socket(id), self.socket(id).with_file_name(NEW_SOCKET)] {
                 let _ = fs::remove_file(stale);
             }
-            drop(lock);
+            lock.remove();
         }
         let _ = fs::remove_dir(self.run.join(id));
     }

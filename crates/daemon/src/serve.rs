@@ -5,7 +5,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
 use std::time::Duration;
 
-use cleave_disk::Disk;
+use cleave_disk::{Content, Disk};
 use cleave_engine::Reactor;
 use tokio::sync::mpsc;
 
@@ -50,6 +50,12 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
         confine::start_ceph(service.sandbox, service.identity.is_some(), Vec::new())
             .map_err(Failure::input)?;
     }
+    if lock
+        .as_ref()
+        .is_some_and(|lock| lock.was_serving(&service.disk))
+    {
+        service.open.content = Content::Guest;
+    }
     let disk = open(&mut service, lock.as_ref())?;
     let is_locked = lock.is_some() || matches!(service.endpoint, Endpoint::Fd(_));
     let outside = Outside {
@@ -58,9 +64,10 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
         log: &log,
     };
     let served = process::runtime()?.block_on(control(service, disk, is_locked, outside));
-    let may_be_busy = served.as_ref().is_err_and(Failure::is_of_the_run);
-    if let (true, Some(lock)) = (may_be_busy, lock) {
-        lock.leave();
+    match (&served, lock) {
+        (Ok(()), Some(lock)) => lock.remove(),
+        (Err(failure), Some(lock)) if failure.is_of_the_run() => lock.leave(),
+        _ => {}
     }
     served
 }

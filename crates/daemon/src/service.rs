@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cleave_blk::Stripe;
 use cleave_blk::spec::ID_BYTES;
-use cleave_disk::{Disk, DiskSpec, OpenError, OpenOptions, StripeKind, format_size};
+use cleave_disk::{Content, Disk, DiskSpec, OpenError, OpenOptions, StripeKind, format_size};
 use cleave_sandbox::Identity;
 use cleave_session::SessionConfig;
 use cleave_worker::record::Recording;
@@ -77,9 +77,14 @@ impl Source {
 
     /// A warning for the log that it takes long to open. A cluster or a file server that does not answer is waited for without end.
     pub(crate) fn slow(&self) -> String {
-        let names = self.specs().iter().map(ToString::to_string);
-        let names = names.collect::<Vec<_>>().join(", ");
+        let names = self.line();
         format!("still waiting for {names} to open: see whether its storage answers")
+    }
+
+    /// Its specs as one line.
+    pub(crate) fn line(&self) -> String {
+        let names = self.specs().iter().map(ToString::to_string);
+        names.collect::<Vec<_>>().join(", ")
     }
 
     /// The specs of its legs.
@@ -172,6 +177,7 @@ impl Service {
                 discard: options.disk.discard == Switch::On,
                 // A vring has one worker.
                 workers: workers.min(options.disk.queues),
+                content: Content::Unknown,
             },
             iopoll: options.disk.iopoll == Switch::On,
             serial: options.disk.serial.0,

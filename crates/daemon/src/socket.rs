@@ -1,10 +1,10 @@
 //! The socket that frontends come through: made at a path, or inherited.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -20,7 +20,7 @@ use rustix::net::{
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use crate::failure::Failure;
-use crate::service::Endpoint;
+use crate::service::{Endpoint, Source};
 use crate::systemd;
 
 /// Longest path that fits `sockaddr_un` with its terminating zero.
@@ -35,6 +35,10 @@ pub(crate) const NEW_SOCKET: &str = "new.sock";
 /// Pause between two attempts to lock a path, and the number of attempts before the wait is logged.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 const LOCK_TRIES_QUIET: u32 = 200;
+
+/// Begins the line of a lock file, and the most that is read of one.
+const SERVED: &str = "served ";
+const LOCK_BYTES_MAX: u64 = 1 << 20;
 
 /// The socket on which frontends connect.
 #[derive(Debug)]
@@ -137,8 +141,12 @@ impl Listening {
 pub(crate) fn open_private(path: &Path) -> Result<Listening, Failure> {
     // Held until we listen: between looking, removing a stale file and listening on a new one, another cleave would take
     // our file for a stale one.
-    let _lock = PathLock::take(path)?;
-    listen(path, Some(Mode::RUSR | Mode::WUSR))
+    let lock = PathLock::take(path)?;
+    let listening = listen(path, Some(Mode::RUSR | Mode::WUSR))?;
+    if let Some(lock) = lock {
+        lock.remove();
+    }
+    Ok(listening)
 }
 
 /// Makes a socket file and listens on it. `mode`: its permissions, else as the umask has it. The path is locked.
@@ -196,7 +204,7 @@ pub(crate) fn listen_for_group(path: &Path, mode: u32, group: u32) -> Result<Lis
 
 /// Opens a socket for everybody, or for the members of a group.
 pub(crate) fn open_shared(path: &Path, group: Option<u32>) -> Result<Listening, Failure> {
-    let _lock = PathLock::take(path)?;
+    let lock = PathLock::take(path)?;
     let mode = match group {
         Some(_) => 0o660,
         None => 0o666,
@@ -212,6 +220,9 @@ pub(crate) fn open_shared(path: &Path, group: Option<u32>) -> Result<Listening, 
             None => format!("cannot set the mode of socket {shown}: {error}"),
         })
     })?;
+    if let Some(lock) = lock {
+        lock.remove();
+    }
     Ok(listening)
 }
 
@@ -318,15 +329,30 @@ fn knock(path: &Path) -> io::Result<()> {
     Ok(connect(&socket, &SocketAddrUnix::new(path)?)?)
 }
 
-/// A locked file beside a socket, which goes away with this value. Nobody else can open it, and so nobody else can hold its
-/// lock.
+/// A locked file beside a socket. Nobody else can open it, and so nobody else can hold its lock.
 ///
 /// It keeps other daemons from the path. The daemon's rings hold it too, and so it stays locked after a `kill -9` until the
 /// I/O that was in flight has ended: only then may another daemon serve the same frontend.
+///
+/// A daemon that ends in order removes the file (`remove`). A file that is found tells that a predecessor died, and names
+/// the disk that it served, if it had opened one. Such a file outlives a daemon that fails before it serves, because
+/// what it tells is then still true.
 #[derive(Debug)]
 pub(crate) struct PathLock {
     path: PathBuf,
     file: fs::File,
+    predecessor: Predecessor,
+}
+
+/// How the last daemon at a socket ended, according to the lock file.
+#[derive(Debug, PartialEq, Eq)]
+enum Predecessor {
+    /// There was none, or it ended in order.
+    None,
+    /// It died, or left requests in flight. The line that it recorded.
+    Died(String),
+    /// The file was not made for this; it stays as it is.
+    Foreign,
 }
 
 impl PathLock {
@@ -360,16 +386,25 @@ impl PathLock {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
         let path = PathBuf::from(path);
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         for tries in 1.. {
-            let Ok(file) = open(&path, flags, Mode::RUSR | Mode::WUSR) else {
-                break;
+            let (file, is_new) = match open_lock(&path) {
+                Ok(opened) => opened,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(_) => break,
             };
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // Its holder may have removed it since it was opened; then a newer one counts.
                 Ok(()) if is_at(&file, &path) => {
                     let file = fs::File::from(file);
-                    return Ok(Some(PathLock { path, file }));
+                    let predecessor = match is_new {
+                        true => Predecessor::None,
+                        false => Predecessor::of(&file),
+                    };
+                    return Ok(Some(PathLock {
+                        path,
+                        file,
+                        predecessor,
+                    }));
                 }
                 Ok(()) | Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -380,6 +415,28 @@ impl PathLock {
             }
         }
         Ok(None)
+    }
+
+    /// Returns true if a daemon died here that was serving this disk.
+    pub(crate) fn was_serving(&self, disk: &Source) -> bool {
+        matches!(&self.predecessor, Predecessor::Died(line) if *line == served(disk))
+    }
+
+    /// Records that this disk is open, for a successor. A failure, as on a full file system, leaves the successor without
+    /// that knowledge, as does a death in between.
+    pub(crate) fn record(&self, disk: &Source) {
+        if self.predecessor != Predecessor::Foreign {
+            let line = served(disk);
+            let _ = self.file.set_len(0);
+            let _ = self.file.write_all_at(line.as_bytes(), 0);
+        }
+    }
+
+    /// Removes the file: the daemon ends in order.
+    pub(crate) fn remove(mut self) {
+        if self.predecessor != Predecessor::Foreign {
+            self.predecessor = Predecessor::None;
+        }
     }
 
     /// Leaves the file where it is: something may be in flight still.
@@ -420,9 +477,39 @@ fn wait_for(socket: &Path, tries: u32) {
 
 impl Drop for PathLock {
     fn drop(&mut self) {
-        // Before the lock is released. A file that is not empty was not made for this.
-        if fs::metadata(&self.path).is_ok_and(|found| found.len() == 0) {
+        // Before the lock is released.
+        if self.predecessor == Predecessor::None {
             let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// The line of a lock file.
+fn served(disk: &Source) -> String {
+    format!("{SERVED}{}\n", disk.line())
+}
+
+/// Creates a lock file, or opens the one that is there. Returns true with it if it was created.
+fn open_lock(path: &Path) -> rustix::io::Result<(OwnedFd, bool)> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    match open(path, flags | OFlags::CREATE | OFlags::EXCL, mode) {
+        Err(rustix::io::Errno::EXIST) => match open(path, flags, mode) {
+            // Removed in between: to be tried again.
+            Err(rustix::io::Errno::NOENT) => Err(rustix::io::Errno::INTR),
+            found => Ok((found?, false)),
+        },
+        created => Ok((created?, true)),
+    }
+}
+
+impl Predecessor {
+    /// Reads a lock file that another daemon made.
+    fn of(file: &fs::File) -> Predecessor {
+        let mut text = String::new();
+        match file.take(LOCK_BYTES_MAX).read_to_string(&mut text) {
+            Ok(_) if text.is_empty() || text.starts_with(SERVED) => Predecessor::Died(text),
+            _ => Predecessor::Foreign,
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::probe::{Remote, granule, probe_memory, probe_remote};
 use crate::rbd;
 use crate::stripe::read_superblock;
 use crate::superblock::Found;
-use crate::{Backing, DiskSpec, FileKind, Leg, OpenError, OpenOptions, format_size};
+use crate::{Backing, Content, DiskSpec, FileKind, Leg, OpenError, OpenOptions, format_size};
 
 /// An opened, locked and probed disk, shared by the engines of all its workers.
 #[derive(Debug)]
@@ -66,11 +66,12 @@ impl Disk {
             DiskSpec::Path(path) | DiskSpec::Raw(path) => {
                 let (file, kind) = open_path(path, options.read_only)?;
                 if matches!(spec, DiskSpec::Path(_)) {
-                    refuse_format(path, &file)?;
+                    options.content.judge(refuse_format(path, &file))?;
                 }
                 let mut backing = Backing::file(file, kind);
                 if matches!(spec, DiskSpec::Path(_)) && !options.read_only {
-                    refuse_leg(&name, &backing, &format!("raw:{name}"))?;
+                    let raw = format!("raw:{name}");
+                    options.content.judge(refuse_leg(&name, &backing, &raw))?;
                 }
                 let limits = backing.probe(&name, options)?;
                 (path_serial(path), limits, backing)
@@ -107,7 +108,8 @@ impl Disk {
                 let image = rbd::open(spec, &name, options.read_only)?;
                 let mut backing = Backing::Rbd(Box::new(image));
                 if !spec.is_raw && !options.read_only {
-                    refuse_leg(&name, &backing, &format!("{name},raw=on"))?;
+                    let raw = format!("{name},raw=on");
+                    options.content.judge(refuse_leg(&name, &backing, &raw))?;
                 }
                 let limits = backing.probe(&name, options)?;
                 let serial = hashed_serial(spec.place.image_name().as_bytes());
@@ -405,6 +407,28 @@ impl Disk {
         self.capacity_bytes = AtomicU64::new(self.limits.capacity_bytes);
         self.leg_bytes = AtomicU64::new(self.leg_share_bytes(self.limits.capacity_bytes));
         self
+    }
+}
+
+impl Content {
+    /// Refuses a disk because of what it holds, unless its guest wrote that.
+    fn judge(self, verdict: Result<(), OpenError>) -> Result<(), OpenError> {
+        let (name, what) = match (self, &verdict) {
+            (Content::Guest, Err(OpenError::Format(name, format))) => {
+                (name, format!("a {format} image"))
+            }
+            (
+                Content::Guest,
+                Err(OpenError::Leg {
+                    name, leg, legs, ..
+                }),
+            ) => (name, format!("leg {leg} of {legs} of a stripe")),
+            _ => return verdict,
+        };
+        tracing::warn!(
+            "disk {name} looks like {what}, which its guest wrote: it was served before, and is served as it is"
+        );
+        Ok(())
     }
 }
 

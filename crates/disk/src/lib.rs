@@ -23,6 +23,6 @@ pub use disk::{Disk, Resized};
 pub use iopoll::IopollError;
 pub use leg::{Backing, FileKind, Leg};
 pub use lock::RangeLocks;
-pub use open::{Direct, OpenError, OpenOptions};
+pub use open::{Content, Direct, OpenError, OpenOptions};
 pub use spec::{DiskSpec, format_size, parse_size};
 pub use stripe::{Created, Overwrite, Shown, StripeError, StripeKind, create_stripe, show_stripe};

@@ -38,6 +38,19 @@ pub struct OpenOptions {
     pub discard: bool,
     /// Most workers that will serve it at the same time.
     pub workers: u16,
+    /// Origin of what it holds.
+    pub content: Content,
+}
+
+/// Origin of what a disk holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// Unknown. An image of another format and a leg of a stripe are refused, because the guest would see them as they are
+    /// and overwrite them.
+    Unknown,
+    /// The disk was served before, so whatever looks like another format was written by its guest. A refusal would let a guest
+    /// lock its own disk out.
+    Guest,
 }
 
 impl Default for OpenOptions {
@@ -49,6 +62,7 @@ impl Default for OpenOptions {
             block_bytes: None,
             discard: true,
             workers: 1,
+            content: Content::Unknown,
         }
     }
 }

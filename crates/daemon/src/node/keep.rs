@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use cleave_disk::Disk;
+use cleave_disk::{Content, Disk};
 use cleave_sandbox::Role;
 use cleave_session::Offload;
 use serde_json::{Value, json};
@@ -43,6 +43,8 @@ pub(super) struct Kept {
     written: Mutex<Option<DiskFile>>,
     /// Why the disk has ended and is still in the list: its file could not be removed.
     leftover: Mutex<Option<String>>,
+    /// Origin of what it holds: unknown when the disk is added, and its guest when the node brings it back.
+    content: Content,
     /// Descriptors that it may come to need.
     pub(super) descriptors: u64,
     /// Its file cannot be read: another content replaces it.
@@ -107,6 +109,10 @@ impl Kept {
         let kept = Arc::new(Kept {
             id: id.to_owned(),
             file: Mutex::new(file),
+            content: match written {
+                Some(_) => Content::Guest,
+                None => Content::Unknown,
+            },
             written: Mutex::new(written),
             leftover: Mutex::default(),
             descriptors: needs.unwrap_or_default(),
@@ -134,6 +140,7 @@ impl Kept {
             file: Mutex::default(),
             written: Mutex::default(),
             leftover: Mutex::default(),
+            content: Content::Unknown,
             descriptors: 0,
             is_unread: true,
             state: watch::Sender::new(State::Failed(why)),
@@ -335,7 +342,8 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
     let (reply, mut opened) = oneshot::channel();
     let folder = node.run.join(&kept.id);
     let file = kept.file();
-    let service = node.service(&kept.id, &file).map_err(Failure::input)?;
+    let mut service = node.service(&kept.id, &file).map_err(Failure::input)?;
+    service.open.content = kept.content;
     let thread = thread::Builder::new().name("open".to_owned());
     let runtime = Handle::current();
     let held = opener.0.clone();
@@ -483,7 +491,8 @@ async fn serve(
     let lost = ended.err().map(|failure| failure.to_string());
     match (lock, &lost) {
         (Some(lock), Some(_)) => lock.leave_to_rings(),
-        (lock, _) => drop(lock),
+        (Some(lock), None) => lock.remove(),
+        (None, _) => {}
     }
     lost
 }
