@@ -315,7 +315,7 @@ fn set_direct(file: &File, on: bool) -> Result<(), Errno> {
 }
 
 /// The requirements of O_DIRECT: those that the kernel reports (statx(2) STATX_DIOALIGN, since 6.1), or the device's
-/// block, or the first of two common ones. Each is verified by a read. `None`: O_DIRECT does not work.
+/// block, or the first of two common ones (`guesses`). Each is verified by a read. `None`: O_DIRECT does not work.
 fn probe_align(file: &File, geometry: &Geometry) -> Result<Option<Align>, Errno> {
     let stated = match rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
         Ok(stat) if StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN) => {
@@ -330,16 +330,7 @@ fn probe_align(file: &File, geometry: &Geometry) -> Result<Option<Align>, Errno>
         // An old kernel, or a file system that does not report it.
         Ok(_) | Err(_) => None,
     };
-    let guess = |bytes| Align {
-        offset_bytes: bytes,
-        memory_bytes: bytes,
-    };
-    let guesses = [
-        stated,
-        Some(guess(geometry.logical_bytes)),
-        Some(guess(FILE_BLOCK_BYTES)),
-    ];
-    for align in guesses.into_iter().flatten() {
+    for align in stated.into_iter().chain(guesses(file, geometry)) {
         if !plausible_align(align) {
             continue;
         }
@@ -348,6 +339,27 @@ fn probe_align(file: &File, geometry: &Geometry) -> Result<Option<Align>, Errno>
         }
     }
     Ok(None)
+}
+
+/// Returns the requirements to try where the kernel states none, the weakest first. A file that begins with a hole
+/// gets only the safe one: a kernel answers a read of a hole whatever its alignment, so the read verifies nothing.
+fn guesses(file: &File, geometry: &Geometry) -> impl Iterator<Item = Align> {
+    let weak = (!begins_with_hole(file)).then_some(geometry.logical_bytes);
+    weak.into_iter()
+        .chain([FILE_BLOCK_BYTES])
+        .map(|bytes| Align {
+            offset_bytes: bytes,
+            memory_bytes: bytes,
+        })
+}
+
+/// Returns false also for a device, which knows no holes. Space that is allocated and was never written counts as a
+/// hole here and in the kernel's reads.
+fn begins_with_hole(file: &File) -> bool {
+    match rustix::fs::seek(file, SeekFrom::Data(0)) {
+        Ok(offset_bytes) => offset_bytes > 0,
+        Err(errno) => errno == Errno::NXIO,
+    }
 }
 
 fn plausible_align(align: Align) -> bool {
@@ -407,6 +419,25 @@ mod tests {
             let flags = rustix::fs::fcntl_getfl(&file).unwrap();
             assert!(wanted.is_none() || !flags.contains(OFlags::DIRECT));
             assert_eq!(geometry.align, Align::NONE);
+        }
+    }
+
+    #[test]
+    fn the_small_block_is_tried_only_where_there_is_data_to_read() {
+        use std::os::unix::fs::FileExt as _;
+        for (data_at, wanted) in [
+            (None, &[4096][..]),
+            (Some(1 << 20), &[4096]),
+            (Some(0), &[512, 4096]),
+        ] {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(2 << 20).unwrap();
+            if let Some(at) = data_at {
+                file.write_all_at(&[1; 4096], at).unwrap();
+            }
+            let geometry = geometry(&file, FileKind::Regular).unwrap();
+            let tried: Vec<u32> = guesses(&file, &geometry).map(|a| a.offset_bytes).collect();
+            assert_eq!(tried, wanted, "{data_at:?}");
         }
     }
 }
