@@ -163,20 +163,14 @@ impl Rbd {
     fn next_part(&self, index: u16) -> Option<Sent> {
         let entry = self.table.get(index);
         let (kind, leg, (offset, left)) = (entry.kind, entry.leg, entry.rest());
-        let durable = matches!(
-            kind,
-            OpKind::Write { durable: true } | OpKind::Zero { durable: true, .. }
-        );
-        let has_flushed = self.sent(index) == Sent::Flush;
         match kind {
-            OpKind::Sync if has_flushed => None,
-            OpKind::Sync => Some(Sent::Flush),
+            OpKind::Sync => (self.sent(index) != Sent::Flush).then_some(Sent::Flush),
             _ if left > 0 && matches!(kind, OpKind::Discard | OpKind::Zero { .. }) => {
                 let object_bytes = image(&self.disk, leg).map_or(RANGE_MAX, Image::object_bytes);
                 Some(Sent::Bytes(range_part(object_bytes, offset, left)))
             }
             _ if left > 0 => Some(Sent::Bytes(left.min(MOVE_MAX))),
-            _ if durable && !has_flushed => Some(Sent::Flush),
+            // A completed write is in the cluster, so a durable one needs no flush, which would wait for all other I/O of the image.
             _ => None,
         }
     }
@@ -531,6 +525,44 @@ mod tests {
         ] {
             let counted = copied(object_bytes, offset, len);
             assert_eq!(counted, wanted, "{object_bytes} {offset} {len}");
+        }
+    }
+
+    #[test]
+    fn only_a_flush_of_the_guest_becomes_a_flush() {
+        let spec: cleave_disk::DiskSpec = "null:1M".parse().unwrap();
+        let disk = Arc::new(Disk::open(&spec, &cleave_disk::OpenOptions::default()).unwrap());
+        let mut reactor = Reactor::new(&[&disk], 4, 0, 0).unwrap();
+        let mut rbd = Rbd::new(&mut reactor, disk, 4).unwrap();
+        for (kind, len, parts) in [
+            (
+                OpKind::Write { durable: true },
+                4096,
+                &[Sent::Bytes(4096)][..],
+            ),
+            (OpKind::Write { durable: false }, 4096, &[Sent::Bytes(4096)]),
+            (
+                OpKind::Zero {
+                    unmap: true,
+                    durable: true,
+                },
+                4096,
+                &[Sent::Bytes(4096)],
+            ),
+            (OpKind::Sync, 0, &[Sent::Flush]),
+        ] {
+            let index = rbd.table.take(Entry::new(0, kind, 0, len)).unwrap();
+            let mut seen = Vec::new();
+            while let Some(part) = rbd.next_part(index) {
+                seen.push(part);
+                rbd.sent[usize::from(index)] = part;
+                if let Sent::Bytes(len) = part {
+                    rbd.table.get_mut(index).pos += len;
+                }
+            }
+            assert_eq!(seen, parts, "{kind:?}");
+            rbd.sent[usize::from(index)] = Sent::Nothing;
+            rbd.table.free(index);
         }
     }
 }
