@@ -693,16 +693,16 @@ fn a_dead_client_is_stopped_whatever_the_configuration_says() {
     with_cluster(|ceph| {
         ceph.image("stopped", 16);
         let folder = Scratch::in_memory();
-        let (conf, socket) = (folder.join("conf"), folder.join("socket"));
-        let text = std::fs::read_to_string(ceph.conf()).unwrap();
-        std::fs::write(&conf, text + "rbd_blocklist_on_break_lock = false\n").unwrap();
+        let socket = folder.join("socket");
+        let settings = [
+            "rbd_blocklist_on_break_lock = false",
+            "rbd_blocklist_expire_seconds = 30",
+        ];
+        let disk = configured(ceph, &folder, "stopped", &settings);
         let start = || {
             let mut command = Command::new(program_path());
             command.arg("serve").arg("--socket-path").arg(&socket);
-            command.args([
-                "--disk",
-                &format!("rbd:rbd/stopped,conf={}", conf.display()),
-            ]);
+            command.args(["--disk", &disk]);
             Killed::start(&mut command)
         };
         let mut daemon = start();
@@ -712,8 +712,25 @@ fn a_dead_client_is_stopped_whatever_the_configuration_says() {
         let _next = start();
         connect(|| Client::open(&socket, &small(1)));
         assert_ne!(ceph.owner("stopped").as_ref(), Some(&dead));
-        assert!(ceph.has_blocklisted(&dead));
+        let until = ceph.blocklisted_until(&dead).unwrap();
+        // An hour is the cluster's default.
+        let date = Command::new("date")
+            .args(["-d", "+30 min", "+%FT%T"])
+            .output();
+        let earliest = String::from_utf8(date.unwrap().stdout).unwrap();
+        assert!(
+            until.as_str() > earliest.trim(),
+            "{until} is before {earliest}"
+        );
     });
+}
+
+/// The image as a disk whose configuration has more settings, in a file in `folder`.
+fn configured(ceph: &Cluster, folder: &Scratch, image: &str, settings: &[&str]) -> String {
+    let conf = folder.join("conf");
+    let text = std::fs::read_to_string(ceph.conf()).unwrap();
+    std::fs::write(&conf, text + &settings.join("\n") + "\n").unwrap();
+    format!("rbd:rbd/{image},conf={}", conf.display())
 }
 
 /// Each leg has a lock of its own, which the next daemon has to take over.
@@ -776,12 +793,16 @@ fn kill(ceph: &Cluster, kills: usize, disk: &[&str], images: &[&str]) {
 fn an_osd_that_goes_and_comes_back_costs_a_pause_and_no_error() {
     let _alone = UP.write().unwrap_or_else(PoisonError::into_inner);
     let ceph = cluster();
-    let (daemon, control) = serve(&ceph.image("bereft", 64), &["--on-error", "hold"]);
+    ceph.image("bereft", 64);
+    // The OSD is away for longer than that.
+    let folder = Scratch::in_memory();
+    let disk = configured(ceph, &folder, "bereft", &["rados_osd_op_timeout = 1"]);
+    let (daemon, control) = serve(&disk, &["--on-error", "report"]);
     let load = pattern(16 << 10, 16, 32 << 20, 3000);
     writes_all(&mut daemon.open(&small(2)), &load, || {
         std::thread::sleep(Duration::from_millis(60));
         ceph.stop_osd();
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(Duration::from_secs(3));
         ceph.start_osd();
     });
     assert_eq!(report(&control)["totals"]["failed"], json!(0));
@@ -946,6 +967,7 @@ fn settings_with_which_a_guest_could_lose_writes_are_refused() {
             ("rbd_cache", "1"),
             ("rbd_persistent_cache_mode", "ssd"),
             ("rbd_blocklist_on_break_lock", "false"),
+            ("rbd_blocklist_expire_seconds", "30"),
         ] {
             let image = format!("rbd/{setting}");
             ceph.image(setting, 16);

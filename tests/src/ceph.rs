@@ -161,7 +161,14 @@ impl Cluster {
 
     /// Whether the cluster refuses a client.
     pub fn has_blocklisted(&self, address: &str) -> bool {
-        self.ceph(&["osd", "blocklist", "ls"]).contains(address)
+        self.blocklisted_until(address).is_some()
+    }
+
+    /// Returns the local time until which the cluster refuses a client, such as `2026-11-25T16:02:41.128+0000`.
+    pub fn blocklisted_until(&self, address: &str) -> Option<String> {
+        let list = self.ceph(&["osd", "blocklist", "ls"]);
+        let entry = list.lines().find(|line| line.contains(address))?;
+        entry.split_whitespace().last().map(str::to_owned)
     }
 
     /// Kills the OSD.

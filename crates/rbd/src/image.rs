@@ -484,6 +484,11 @@ impl Cluster {
         // The cluster must refuse the requests of a dead client before its successor repeats them. The second name is that of version 15.
         self.set(c"rbd_blocklist_on_break_lock", c"true");
         self.set(c"rbd_blacklist_on_break_lock", c"true");
+        // For as long as the cluster says. With Ceph 16.2 a lock cannot be taken over if this is set, and elsewhere it may be too short.
+        self.set(c"rbd_blocklist_expire_seconds", c"0");
+        self.set(c"rbd_blacklist_expire_seconds", c"0");
+        // With a time-out librbd fails a write that the cluster may still apply, after newer ones.
+        self.set(c"rados_osd_op_timeout", c"0");
         // A cache in this process dies with it, and the guest lives on. So nothing may be completed that only the cache has.
         // `writearound`, the default, caches no reads either.
         match self.setting(c"rbd_cache_policy").as_str() {

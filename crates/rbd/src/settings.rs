@@ -27,6 +27,12 @@ const BLOCKLIST: Setting = Setting {
     harm: "a lock that is taken over without stopping the client that had it, whose last writes could come after newer ones",
 };
 
+const EXPIRY: Setting = Setting {
+    name: "rbd_blocklist_expire_seconds",
+    wanted: "0",
+    harm: "a time of its own for which a client is refused whose lock was taken over, and its last writes could come after newer ones",
+};
+
 /// Those that matter, as librbd lists them: the text that somebody wrote, not what it means.
 #[derive(Debug, Default)]
 pub(crate) struct OwnSettings {
@@ -34,6 +40,7 @@ pub(crate) struct OwnSettings {
     is_through: bool,
     is_cached_here: bool,
     lets_go_on: bool,
+    lets_come_back: bool,
 }
 
 impl OwnSettings {
@@ -45,6 +52,9 @@ impl OwnSettings {
             b"rbd_blocklist_on_break_lock" | b"rbd_blacklist_on_break_lock" => {
                 self.lets_go_on = is_false(value);
             }
+            b"rbd_blocklist_expire_seconds" | b"rbd_blacklist_expire_seconds" => {
+                self.lets_come_back = value != b"0";
+            }
             _ => {}
         }
     }
@@ -54,6 +64,7 @@ impl OwnSettings {
             (self.is_cached && !self.is_through, CACHE),
             (self.is_cached_here, PERSISTENT_CACHE),
             (self.lets_go_on, BLOCKLIST),
+            (self.lets_come_back, EXPIRY),
         ];
         all.into_iter()
             .find_map(|(is, setting)| is.then_some(setting))
@@ -77,6 +88,7 @@ mod tests {
             ("rbd_cache_policy", "writearound"),
             ("rbd_persistent_cache_mode", "disabled"),
             ("rbd_blocklist_on_break_lock", "true"),
+            ("rbd_blocklist_expire_seconds", "0"),
         ];
         for (name, value, wanted) in [
             ("rbd_cache", "0", None),
@@ -88,6 +100,9 @@ mod tests {
             ("rbd_persistent_cache_mode", "ssd", Some(PERSISTENT_CACHE)),
             ("rbd_blocklist_on_break_lock", "0", Some(BLOCKLIST)),
             ("rbd_blocklist_on_break_lock", "1", None),
+            ("rbd_blocklist_expire_seconds", "0", None),
+            ("rbd_blocklist_expire_seconds", "86400", Some(EXPIRY)),
+            ("rbd_blacklist_expire_seconds", "30", Some(EXPIRY)),
         ] {
             let mut own = OwnSettings::default();
             let other = harmless.iter().filter(|(other, _)| *other != name);
