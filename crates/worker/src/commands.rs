@@ -291,14 +291,17 @@ impl<S: Store> Worker<S> {
         let size = vring.size();
         self.device.logs.unrecorded.log(|more| {
             tracing::warn!(
-                "{}: vring {index} is served without crash recovery: the guest made it {size} entries large, and the VMM's                  in-flight region has room for {entries}. If this daemon is killed, the requests in flight are never                  answered, and the guest has to be reset. Stop the guest and start it with queue-size={size}{more}",
+                "{}: vring {index} is served without crash recovery: the guest made it {size} entries large, and the VMM's \
+                 in-flight region has room for {entries}. If this daemon is killed, the requests in flight are never \
+                 answered, and the guest has to be reset. Stop the guest and start it with queue-size={size}{more}",
                 self.device.disk.name()
             );
         });
         if lost > 0 {
             self.device.logs.lost.log(|more| {
                 tracing::error!(
-                    "{}: vring {index}: {lost} requests that an earlier daemon left in flight are lost, because it served the                      vring without crash recovery: the guest waits for them in vain; reset it{more}",
+                    "{}: vring {index}: {lost} requests that an earlier daemon left in flight are lost, because it served the \
+                 vring without crash recovery: the guest never gets an answer to them: reset it{more}",
                     self.device.disk.name()
                 );
             });
