@@ -247,6 +247,12 @@ fn disks_come_back_after_a_kill_and_after_sigterm() {
     node.daemon.finish();
 }
 
+/// Returns true if the process of the node has ended.
+fn is_dead(node: &Node) -> bool {
+    let stat = format!("/proc/{}/stat", node.daemon.pid());
+    std::fs::read_to_string(stat).unwrap().contains(") Z ")
+}
+
 /// A guest may write whatever it likes. A node judges the content of a disk when it is added.
 #[test]
 fn content_that_a_guest_wrote_does_not_keep_its_disk_from_the_next_node() {
@@ -263,8 +269,8 @@ fn content_that_a_guest_wrote_does_not_keep_its_disk_from_the_next_node() {
     assert_eq!(node.state("a"), "serving", "{}", node.disk("a"));
     // After an orderly end too: the node knows its disks.
     node.daemon.signal(Signal::TERM);
-    let lock = node.socket("a").with_file_name("disk.sock.lock");
-    assert!(wait_until(|| !lock.exists()), "{}", node.daemon.log_tail());
+    assert!(wait_until(|| is_dead(&node)), "{}", node.daemon.log_tail());
+    assert!(!node.socket("a").with_file_name("disk.sock.lock").exists());
     let next = Node {
         daemon: node.daemon.succeed().unwrap(),
     };
@@ -297,9 +303,7 @@ fn the_folder_of_a_kept_disk_outlives_the_node() {
     let number = || std::fs::metadata(folder("a")).unwrap().ino();
     let before = number();
     node.daemon.signal(Signal::TERM);
-    let stat = format!("/proc/{}/stat", node.daemon.pid());
-    let has_ended = || std::fs::read_to_string(&stat).unwrap().contains(") Z ");
-    assert!(wait_until(has_ended), "{}", node.daemon.log_tail());
+    assert!(wait_until(|| is_dead(&node)), "{}", node.daemon.log_tail());
     assert!(!node.socket("a").exists());
     assert!(!folder("gone").exists());
     let next = Node {

@@ -508,7 +508,9 @@ impl Predecessor {
     fn of(file: &fs::File) -> Predecessor {
         let mut text = String::new();
         match file.take(LOCK_BYTES_MAX).read_to_string(&mut text) {
-            Ok(_) if text.is_empty() || text.starts_with(SERVED) => Predecessor::Died(text),
+            // Its daemon never had the disk open, or has only just created the file.
+            Ok(_) if text.is_empty() => Predecessor::None,
+            Ok(_) if text.starts_with(SERVED) => Predecessor::Died(text),
             _ => Predecessor::Foreign,
         }
     }
