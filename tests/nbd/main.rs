@@ -54,6 +54,7 @@ fn main() -> ExitCode {
         errors_of_the_server_are_reported_or_retried: NBDKIT,
         errors_of_the_server_are_held_until_the_operator_resumes: NBDKIT,
         a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error: QEMU,
+        a_killed_server_of_a_qcow2_image_loses_nothing_that_it_answered: QEMU,
         a_server_that_stays_away_has_its_requests_held: QEMU,
         an_operator_has_the_server_flush_with_and_without_a_guest,
         a_killed_daemon_loses_nothing: QEMU,
@@ -368,8 +369,10 @@ fn a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error() {
             true => At::Unix(scratch.join("nbd")),
             false => At::tcp(),
         };
+        // Over a unix socket it is seen that the process has ended, and the fence of 30 s is not waited for.
+        let fence = if is_unix { "" } else { "fence=1" };
         let mut server = qemu_nbd(&image, "raw", &at, &["--shared", "8"]);
-        let (daemon, control) = serve(&at.uri("", ""), &["--on-error", "hold"]);
+        let (daemon, control) = serve(&at.uri("", fence), &["--on-error", "hold"]);
         // The load ends before the last kill, or after it: the data must be right either way.
         writes_all(&mut daemon.open(&small(2)), &load(), || {
             for _ in 0..3 {
@@ -399,6 +402,46 @@ fn a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error() {
         assert!(!daemon.log().contains("confined less"), "{}", daemon.log());
         daemon.finish();
     }
+}
+
+/// qemu-nbd keeps the tables of a qcow2 image in its memory until a flush.
+fn a_killed_server_of_a_qcow2_image_loses_nothing_that_it_answered() {
+    let scratch = Scratch::in_memory();
+    let image = scratch.join("image");
+    run(
+        "qemu-img",
+        &["create", "-f", "qcow2", image.to_str().unwrap(), "64M"],
+    )
+    .unwrap();
+    let at = At::Unix(scratch.join("nbd"));
+    let mut server = qemu_nbd(&image, "qcow2", &at, &["--shared", "8"]);
+    let (daemon, control) = serve(&at.uri("", ""), &[]);
+    let mut client = daemon.open(&small(1));
+    for number in 0..8_u8 {
+        let offset = u64::from(number) << 20;
+        client.queue(0).write(offset, &[number + 1; 4096]).unwrap();
+    }
+    server.kill();
+    server.restart(&at);
+    client.queue(0).flush().unwrap();
+    for number in 0..8_u8 {
+        let mut bytes = [0; 4096];
+        client
+            .queue(0)
+            .read(u64::from(number) << 20, &mut bytes)
+            .unwrap();
+        assert_eq!(bytes, [number + 1; 4096]);
+    }
+    let connections = &report(&control)["store"]["connections"];
+    assert_eq!(
+        connections["replayed_bytes"],
+        json!(8 * 4096),
+        "{connections}"
+    );
+    assert_eq!(connections["unflushed_bytes"], json!(0), "{connections}");
+    assert!(daemon.log_has("were sent again"));
+    drop(client);
+    daemon.finish();
 }
 
 fn a_server_that_stays_away_has_its_requests_held() {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,6 +19,8 @@ pub const READ_ONLY: u16 = 2;
 pub const READ: u16 = 0;
 /// Write.
 pub const WRITE: u16 = 1;
+/// Goodbye.
+pub const DISCONNECT: u16 = 2;
 /// Flush.
 pub const FLUSH: u16 = 3;
 
@@ -93,7 +95,9 @@ struct Shared {
     react: Mutex<Arc<React>>,
     asked: Mutex<Vec<Asked>>,
     connections: AtomicU64,
-    accepts: AtomicBool,
+    farewells: AtomicU64,
+    /// How many more clients it lets in.
+    places: AtomicU64,
     open: Mutex<Vec<UnixStream>>,
 }
 
@@ -119,15 +123,19 @@ impl NbdServer {
             react: Mutex::new(Arc::new(|_| Reaction::Honest)),
             asked: Mutex::new(Vec::new()),
             connections: AtomicU64::new(0),
-            accepts: AtomicBool::new(true),
+            farewells: AtomicU64::new(0),
+            places: AtomicU64::new(u64::MAX),
             open: Mutex::new(Vec::new()),
         });
         let server = shared.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let stream = stream.unwrap();
-                if !server.accepts.load(Ordering::SeqCst) {
-                    continue;
+                // Only this thread counts down.
+                match server.places.load(Ordering::SeqCst) {
+                    0 => continue,
+                    u64::MAX => {}
+                    _ => drop(server.places.fetch_sub(1, Ordering::SeqCst)),
                 }
                 let number = server.connections.fetch_add(1, Ordering::SeqCst);
                 server
@@ -167,7 +175,12 @@ impl NbdServer {
 
     /// Whether it lets anyone in.
     pub fn accept(&self, accepts: bool) {
-        self.shared.accepts.store(accepts, Ordering::SeqCst);
+        self.accept_more(if accepts { u64::MAX } else { 0 });
+    }
+
+    /// Lets in so many more clients.
+    pub fn accept_more(&self, clients: u64) {
+        self.shared.places.store(clients, Ordering::SeqCst);
     }
 
     /// Closes all connections.
@@ -185,6 +198,11 @@ impl NbdServer {
     /// The connections so far.
     pub fn connections(&self) -> u64 {
         self.shared.connections.load(Ordering::SeqCst)
+    }
+
+    /// The connections that the client took leave of.
+    pub fn farewells(&self) -> u64 {
+        self.shared.farewells.load(Ordering::SeqCst)
     }
 
     /// The contents.
@@ -277,6 +295,10 @@ fn transmit(
         if asked.kind == WRITE {
             asked.data = vec![0; asked.len as usize];
             stream.read_exact(&mut asked.data)?;
+        }
+        if asked.kind == DISCONNECT {
+            shared.farewells.fetch_add(1, Ordering::SeqCst);
+            return Ok(());
         }
         shared.asked.lock().unwrap().push(asked.clone());
         let react = shared.react.lock().unwrap().clone();

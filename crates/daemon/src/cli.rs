@@ -266,8 +266,8 @@ pub(crate) struct ServeArgs {
     /// `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH` are the export of an NBD server (qemu-nbd, nbdkit).
     /// Options follow as ?NAME=VALUE&NAME=VALUE: connections (for each worker, where the server permits several; default 1),
     /// timeout (seconds of silence after which a connection counts as lost; 60), reconnect (seconds that requests wait for a
-    /// lost server before --on-error decides; 30) and fence (seconds that a server which did not close a lost connection may
-    /// still apply its requests; 30). See docs/network.md.
+    /// lost server before --on-error decides; 30), fence (seconds for which a server may still apply the requests of a lost
+    /// connection; 30) and replay (MiB of unflushed changes that are kept to be sent again; 32). See docs/network.md.
     ///
     /// `rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][,id=USER][,conf=PATH]` is an image of a Ceph cluster, or with @SNAP and --read-only a
     /// snapshot of one. USER is the user without `client.` (default admin), and PATH the configuration of the cluster (default:

@@ -232,8 +232,8 @@ impl Service {
     fn descriptors_of_vrings(&self) -> u64 {
         let workers = u64::from(self.open.workers);
         let files = |spec: &DiskSpec| match spec {
-            // A socket and an eventfd for each connection.
-            DiskSpec::Nbd(nbd) => 2 * u64::from(nbd.connections),
+            // A socket, an eventfd and the server's pidfd for each connection.
+            DiskSpec::Nbd(nbd) => 3 * u64::from(nbd.connections),
             _ => 1,
         };
         let files: u64 = self.disk.specs().iter().map(files).sum();

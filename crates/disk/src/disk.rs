@@ -385,9 +385,10 @@ impl Disk {
         self.sync_failed.store(true, Ordering::Release);
     }
 
-    /// Whether an fsync ever failed.
+    /// Whether an fsync ever failed, or a server lost what it had answered.
     pub fn sync_failed(&self) -> bool {
         self.sync_failed.load(Ordering::Acquire)
+            || matches!(self.backing(), Backing::Nbd(nbd) if nbd.has_lost_data())
     }
 
     /// For tests of engines: this disk with larger alignments (powers of two). A stricter alignment than the

@@ -334,6 +334,8 @@ const DIAL: &[Call] = &[
     any(libc::SYS_getsockopt),
     any(libc::SYS_setsockopt),
     any(libc::SYS_recvfrom),
+    // When one connection of a disk is lost, it ends the others.
+    any(libc::SYS_shutdown),
 ];
 
 const FAMILIES: &[u64] = &[

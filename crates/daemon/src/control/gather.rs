@@ -174,6 +174,8 @@ fn connections(disk: &Disk) -> Option<Connections> {
         held: state.held,
         sent_bytes: state.sent_bytes,
         received_bytes: state.received_bytes,
+        unflushed_bytes: state.unflushed_bytes,
+        replayed_bytes: state.replayed_bytes,
     })
 }
 

@@ -25,6 +25,8 @@ cleave_nbd_lost_total counter Connections to the NBD server that were lost.
 cleave_nbd_reconnects_total counter Connections made in place of lost ones.
 cleave_nbd_held_requests gauge Requests that wait for a connection to the NBD server.
 cleave_nbd_bytes_total counter Bytes that went to the NBD server and came from it.
+cleave_nbd_unflushed_bytes gauge Bytes that are kept because the NBD server answered and did not flush them.
+cleave_nbd_replayed_bytes_total counter Bytes that were sent to the NBD server again because it may have lost them.
 cleave_rbd_lock_lost gauge 1 after another client took the exclusive lock of the image: every request fails until the daemon is restarted.
 cleave_disk_requests_total counter Requests that ended well, over all vrings; counted also with --stats off.
 cleave_disk_bytes_total counter Bytes that they moved; counted also with --stats off.
@@ -319,6 +321,9 @@ fn write_connections(text: &mut Text<'_>, connections: Option<&Connections>) {
         ("received", connections.received_bytes),
     ];
     text.by("cleave_nbd_bytes_total", "direction", bytes);
+    text.one("cleave_nbd_unflushed_bytes", connections.unflushed_bytes);
+    let replayed = connections.replayed_bytes;
+    text.one("cleave_nbd_replayed_bytes_total", replayed);
 }
 
 fn disk(text: &mut Text<'_>, report: &Report) {

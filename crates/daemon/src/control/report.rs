@@ -94,6 +94,12 @@ pub(crate) struct Connections {
     pub(crate) sent_bytes: u64,
     #[serde(default)]
     pub(crate) received_bytes: u64,
+    /// Bytes that are kept because the server answered and did not flush them, and those that were sent to it again after a
+    /// connection was lost.
+    #[serde(default)]
+    pub(crate) unflushed_bytes: u64,
+    #[serde(default)]
+    pub(crate) replayed_bytes: u64,
 }
 
 /// The daemon's process.

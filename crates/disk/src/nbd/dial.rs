@@ -4,6 +4,7 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,10 @@ use rustix::net::{
 
 use super::Address;
 
+/// When an idle connection is probed first, and how often then. It is given up when the time-out of the disk has passed
+/// (TCP_USER_TIMEOUT, which replaces the number of probes).
+const PROBE_AFTER: Duration = Duration::from_secs(30);
+const PROBE_EVERY: Duration = Duration::from_secs(10);
 /// Pause while the queue of a unix socket is full.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
@@ -100,28 +105,38 @@ pub(crate) fn resolve(address: &Address) -> Result<Vec<Target>, NbdError> {
 /// A connected socket, not blocking, and the time at which its negotiation fails.
 #[derive(Debug)]
 pub(crate) struct Call {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     deadline: Instant,
 }
 
 impl Call {
     /// Connects to the first target that accepts. Each gets its share of the time, so that a silent one leaves some for the next.
-    pub(crate) fn place(targets: &[Target], deadline: Instant) -> Result<Call, NbdError> {
+    /// `timeout`: for how long the server's host may be silent on the connection, now or later.
+    pub(crate) fn place(
+        targets: &[Target],
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<Call, NbdError> {
         let mut last = NbdError::Silent;
         for (target, left) in targets.iter().zip((1..=targets.len() as u32).rev()) {
             let now = Instant::now();
             let share = deadline.saturating_duration_since(now) / left;
-            match open(target, now + share) {
-                Ok(socket) => return Ok(Call { socket, deadline }),
+            match open(target, now + share, timeout) {
+                Ok(socket) => return Ok(Call::on(Arc::new(socket), deadline)),
                 Err(error) => last = error,
             }
         }
         Err(last)
     }
 
-    #[cfg(test)]
-    pub(crate) fn on(socket: OwnedFd, deadline: Instant) -> Call {
+    /// Talks on a socket that is connected already.
+    pub(crate) fn on(socket: Arc<OwnedFd>, deadline: Instant) -> Call {
         Call { socket, deadline }
+    }
+
+    /// What follows may take so long from now on.
+    pub(crate) fn allow(&mut self, time: Duration) {
+        self.deadline = Instant::now() + time;
     }
 
     /// Reads exactly so many bytes.
@@ -167,14 +182,14 @@ impl Call {
     }
 
     /// The socket, for an io_uring, which waits on it only while it is blocking.
-    pub(crate) fn into_socket(self) -> Result<OwnedFd, NbdError> {
+    pub(crate) fn into_socket(self) -> Result<Arc<OwnedFd>, NbdError> {
         let flags = fcntl_getfl(&self.socket)?;
         fcntl_setfl(&self.socket, flags - OFlags::NONBLOCK)?;
         Ok(self.socket)
     }
 }
 
-fn open(target: &Target, deadline: Instant) -> Result<OwnedFd, NbdError> {
+fn open(target: &Target, deadline: Instant, timeout: Duration) -> Result<OwnedFd, NbdError> {
     let family = match target {
         Target::Tcp(SocketAddr::V4(_)) => AddressFamily::INET,
         Target::Tcp(SocketAddr::V6(_)) => AddressFamily::INET6,
@@ -203,7 +218,13 @@ fn open(target: &Target, deadline: Instant) -> Result<OwnedFd, NbdError> {
     }
     if matches!(target, Target::Tcp(_)) {
         sockopt::set_tcp_nodelay(&socket, true)?;
+        // Probes keep the flow known to NATs and firewalls, most of which forget it after some minutes, and tell a host that is gone
+        // from one that is busy.
         sockopt::set_socket_keepalive(&socket, true)?;
+        sockopt::set_tcp_keepidle(&socket, PROBE_AFTER)?;
+        sockopt::set_tcp_keepintvl(&socket, PROBE_EVERY)?;
+        let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        sockopt::set_tcp_user_timeout(&socket, timeout_ms)?;
         // A socket that is closed drops the data that it has not sent. Otherwise the kernel would go on sending for minutes. A write
         // that arrives when the network is back could replace newer data, written on another connection.
         sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
@@ -248,7 +269,8 @@ mod tests {
         let good = TcpListener::bind("127.0.0.1:0").unwrap();
         let targets = [at, good.local_addr().unwrap()].map(Target::Tcp);
         let begun = Instant::now();
-        let call = Call::place(&targets, begun + Duration::from_secs(2));
+        let time = Duration::from_secs(2);
+        let call = Call::place(&targets, begun + time, time);
         assert!(call.is_ok(), "{call:?}");
         assert!(begun.elapsed() >= Duration::from_millis(900), "not silent");
         drop(waiting);

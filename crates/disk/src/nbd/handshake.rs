@@ -275,7 +275,7 @@ mod tests {
             theirs.shutdown(std::net::Shutdown::Write).unwrap();
         }
         let time = Duration::from_millis(if hangs_up { 20_000 } else { 30 });
-        let mut call = Call::on(ours.into(), Instant::now() + time);
+        let mut call = Call::on(std::sync::Arc::new(ours.into()), Instant::now() + time);
         let result = negotiate(&mut call, "name");
         drop(call);
         let mut got = Vec::new();

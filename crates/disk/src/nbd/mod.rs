@@ -4,13 +4,19 @@
 //! thread afterwards. Nothing that a server sends is trusted.
 
 mod dial;
+mod dialler;
 mod handshake;
+mod port;
+mod replay;
 mod source;
 mod spec;
+mod unflushed;
 pub mod wire;
 
 pub use dial::NbdError;
 pub use handshake::Export;
-pub use source::{Link, Nbd, NbdState, Port};
+pub use port::Port;
+pub use source::{Link, Nbd, NbdState};
 pub(crate) use spec::is_uri;
 pub use spec::{Address, NbdSpec};
+pub use unflushed::Change;

@@ -1,40 +1,74 @@
-//! An NBD disk that is open: what its server promised, connections that nobody uses now, and the thread that makes new ones.
+//! An NBD disk that is open: what its server promised, and what is known of its connections.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFlags, eventfd};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerPidfd;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
 use super::dial::{Call, NbdError, Target, resolve, wait};
+use super::dialler::{Dialler, Order};
 use super::handshake::{Export, negotiate};
-use super::{NbdSpec, wire};
+use super::port::{Attached, Port, Store, Traffic};
+use super::unflushed::Unflushed;
+use super::{NbdSpec, replay, wire};
 
 /// Longest time for connecting and negotiating.
-const DIAL_TIME: Duration = Duration::from_secs(10);
-/// The same for the second and further connections of a disk that is being opened.
-const MORE_TIME: Duration = Duration::from_secs(2);
-/// Pause after a failed attempt, or one that was of no use; it doubles up to the second one.
-const PAUSE_FIRST: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// How often a server that stays away is reported.
-const REPORT_EVERY: Duration = Duration::from_secs(60);
-/// Most connections that wait for a use.
-const SPARES_MAX: usize = 256;
+pub(super) const DIAL_TIME: Duration = Duration::from_secs(10);
+/// The same for the second and further connections of a disk.
+pub(super) const MORE_TIME: Duration = Duration::from_secs(2);
+/// Most connections of a disk.
+const CONNECTIONS_MAX: usize = 256;
+/// The operator's flush may take so many times the time-out of the disk.
+const FLUSH_PATIENCE: u32 = 4;
 
 /// A connection whose negotiation is over.
 #[derive(Debug)]
 pub struct Link {
-    /// Blocking, so that an io_uring waits on it.
-    pub socket: OwnedFd,
+    /// Blocking, so that an io_uring waits on it. Another owner only shuts it down.
+    pub socket: Arc<OwnedFd>,
     /// The server's promises on this connection.
     pub export: Export,
+    /// A pidfd of the server's process; `None`: it is not known, as over TCP and before Linux 6.5.
+    pub server: Option<OwnedFd>,
+}
+
+impl Link {
+    pub(super) fn of(call: Call, export: Export, is_unix: bool) -> Result<Link, NbdError> {
+        let socket = call.into_socket()?;
+        let server = is_unix.then(|| getsockopt(&socket, PeerPidfd).ok());
+        // A process that has ended already only made the socket, and left it to another one that serves us: nbdkit does that when
+        // it goes to the background.
+        let server = server.flatten().filter(|process| !is_ready(process));
+        Ok(Link {
+            socket,
+            export,
+            server,
+        })
+    }
+
+    /// Takes leave of the server, which closes the connection. Only for a connection on which nothing is under way, so that its
+    /// socket has room.
+    pub fn part(&self) {
+        let _ = rustix::io::write(&self.socket, &wire::Request::DISCONNECT.bytes());
+    }
+
+    /// Returns false if it was lost while nobody used it.
+    pub(super) fn is_alive(&self) -> bool {
+        !is_ready(&self.socket)
+    }
+}
+
+/// Returns true if a descriptor can be read: a socket that has data or is closed, a process that has ended.
+fn is_ready(fd: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(fd, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
 /// An opened NBD disk. Its thread ends when it and its ports are dropped.
@@ -61,111 +95,124 @@ pub struct NbdState {
     pub sent_bytes: u64,
     /// The same from it.
     pub received_bytes: u64,
+    /// Bytes that the server answered and did not flush yet.
+    pub unflushed_bytes: u64,
+    /// Bytes of such changes that were sent again to a server that may have lost them.
+    pub replayed_bytes: u64,
 }
 
+/// What the ports, the dialler and the disk share.
 #[derive(Debug)]
-struct Shared {
-    spec: NbdSpec,
-    name: String,
-    targets: Vec<Target>,
-    export: Export,
+pub(super) struct Shared {
+    pub(super) spec: NbdSpec,
+    pub(super) name: String,
+    pub(super) targets: Vec<Target>,
+    pub(super) export: Export,
     /// Of each store.
     connections: u16,
     workers_max: u16,
-    is_read_only: bool,
+    pub(super) is_read_only: bool,
     opened_at: Instant,
     /// No store gets a connection any more.
     is_abandoned: AtomicBool,
-    size_bytes: AtomicU64,
+    pub(super) size_bytes: AtomicU64,
     /// Written when the size has changed.
-    changed: OwnedFd,
-    spares: Mutex<Vec<Link>>,
-    connected: AtomicU64,
-    waiting: AtomicU64,
-    lost: AtomicU64,
-    reconnects: AtomicU64,
+    pub(super) changed: OwnedFd,
+    /// Connections that were made when the disk was opened, for its first stores.
+    pub(super) spares: Mutex<Vec<Link>>,
+    pub(super) attached: Mutex<Attached>,
+    pub(super) waiting: AtomicU64,
+    pub(super) lost: AtomicU64,
+    pub(super) reconnects: AtomicU64,
+    /// When all lost connections have passed their fences.
+    pub(super) fenced_until: Mutex<Option<Instant>>,
+    pub(super) unflushed: Mutex<Unflushed>,
+    pub(super) replayed_bytes: AtomicU64,
+    /// The server refused to do again what it had done.
+    has_lost_data: AtomicBool,
     /// Eventfds of ports that are gone, for those to come: a thread that serves a guest can make none.
-    bells: Mutex<Vec<Arc<OwnedFd>>>,
-    traffic: Mutex<Ledger>,
+    pub(super) bells: Mutex<Vec<Arc<OwnedFd>>>,
+    pub(super) traffic: Mutex<Ledger>,
+    /// When a lost connection, and a new one, were last told of.
+    pub(super) told: [Mutex<Option<Instant>>; 2],
 }
 
 /// The counts of all ports.
 #[derive(Debug, Default)]
-struct Ledger {
+pub(super) struct Ledger {
     /// By ports that are gone.
-    past: [u64; 2],
-    ports: Vec<Arc<Traffic>>,
+    pub(super) past: [u64; 2],
+    pub(super) ports: Vec<Arc<Traffic>>,
 }
 
-/// The bytes that one port moved, and the requests that wait at it. Only its own thread writes here, so that workers do not share a cache line.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Traffic {
-    sent: AtomicU64,
-    received: AtomicU64,
-    held: AtomicU64,
-}
-
-impl Traffic {
-    fn read(&self) -> [u64; 3] {
-        [&self.sent, &self.received, &self.held].map(|counter| counter.load(Ordering::Relaxed))
-    }
-}
-
-enum Order {
-    /// Make a connection for this port.
-    Dial(Weak<Mailbox>, Want),
-    /// Run this on the dialler's thread.
-    Run(Box<dyn FnOnce() + Send>),
-}
-
-/// Why a connection is wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Want {
-    First,
-    /// In place of one that was lost.
-    Next,
-    /// In place of one on which the server answered nothing.
-    Better,
-}
-
-/// The place of one connection of a store. Used on the store's thread, which it never blocks.
-#[derive(Debug)]
-pub struct Port {
-    mailbox: Arc<Mailbox>,
-    shared: Arc<Shared>,
-    orders: Sender<Order>,
-    holding: Holding,
-    traffic: Arc<Traffic>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Holding {
-    Nothing,
-    /// `again`: it had one, and lost it.
-    Waits {
-        again: bool,
-    },
-    Connection,
-}
-
-#[derive(Debug)]
-struct Mailbox {
-    link: Mutex<Option<Link>>,
-    bell: Arc<OwnedFd>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn new_bell() -> Result<OwnedFd, NbdError> {
+pub(super) fn new_bell() -> Result<OwnedFd, NbdError> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 /// A full counter signals as well.
-fn ring(bell: &OwnedFd) {
+pub(super) fn ring(bell: &OwnedFd) {
     let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+}
+
+impl Shared {
+    pub(super) fn is_unix(&self) -> bool {
+        matches!(self.spec.address, super::Address::Unix(_))
+    }
+
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Ordering::SeqCst)
+    }
+
+    /// Returns true if changes are kept until the server has flushed them. A server without flushes has nothing that is not
+    /// durable, or cannot make it so.
+    pub(super) fn keeps_changes(&self) -> bool {
+        !self.is_read_only && self.export.has(wire::export::FLUSH)
+    }
+
+    /// Connects and negotiates. While no store has a connection, the changes that the server may have lost are written again first.
+    pub(super) fn connect(&self, time: Duration, is_alone: bool) -> Result<Link, NbdError> {
+        let (mut call, export) = dial(&self.targets, &self.spec, time)?;
+        fit(&self.export, &export, self.is_read_only)?;
+        if is_alone {
+            self.replay(&mut call, &export)?;
+        }
+        let size = export.size_bytes;
+        if self.size_bytes.swap(size, Ordering::Relaxed) != size {
+            ring(&self.changed);
+        }
+        Link::of(call, export, self.is_unix())
+    }
+
+    /// Writes the kept changes again. Nobody adds to them meanwhile, because no store has a connection.
+    fn replay(&self, call: &mut Call, export: &Export) -> Result<(), NbdError> {
+        // Not under the lock: a store that closes must not wait for the server here.
+        let kept = std::mem::take(&mut *lock(&self.unflushed));
+        let is_abandoned = || self.is_abandoned();
+        let done = replay::replay(call, export, kept.all(), self.spec.timeout, is_abandoned);
+        *lock(&self.unflushed) = kept;
+        let done = done?;
+        if done.bytes > 0 {
+            self.replayed_bytes.fetch_add(done.bytes, Ordering::Relaxed);
+            tracing::warn!(
+                "{}: {} bytes were answered by the NBD server and not flushed before the connection was lost; they were sent again",
+                self.name,
+                done.bytes
+            );
+        }
+        if done.refused_bytes > 0 {
+            self.has_lost_data.store(true, Ordering::SeqCst);
+            tracing::error!(
+                "{}: the NBD server refuses {} of these bytes, and data may be lost; every flush fails until the disk is reopened",
+                self.name,
+                done.refused_bytes
+            );
+        }
+        Ok(())
+    }
 }
 
 impl Nbd {
@@ -178,15 +225,18 @@ impl Nbd {
         workers: u16,
     ) -> Result<Nbd, NbdError> {
         let targets = resolve(&spec.address)?;
-        let link = dial(&targets, &spec.export, DIAL_TIME)?;
-        let mut export = link.export;
-        let mut links = vec![link];
+        let is_unix = matches!(spec.address, super::Address::Unix(_));
+        let (call, mut export) = dial(&targets, spec, DIAL_TIME)?;
+        let mut links = vec![Link::of(call, export, is_unix)?];
         let wanted = wanted(spec, &export, workers);
         // A server may promise CAN_MULTI_CONN and let in only a few (qemu-nbd --shared=2). A worker without a connection could
         // do nothing, so there are only as many workers as there are connections for now.
         while links.len() < wanted {
-            let link = dial(&targets, &spec.export, MORE_TIME);
-            match link.and_then(|link| fit(&export, link, is_read_only)) {
+            let more = dial(&targets, spec, MORE_TIME).and_then(|(call, now)| {
+                fit(&export, &now, is_read_only)?;
+                Link::of(call, now, is_unix)
+            });
+            match more {
                 Ok(link) => links.push(link),
                 Err(error) => {
                     let count = links.len();
@@ -218,24 +268,20 @@ impl Nbd {
             connections,
             workers_max,
             spares: Mutex::new(links),
-            connected: AtomicU64::new(0),
+            attached: Mutex::default(),
             waiting: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             reconnects: AtomicU64::new(0),
+            fenced_until: Mutex::new(None),
+            unflushed: Mutex::default(),
+            replayed_bytes: AtomicU64::new(0),
+            has_lost_data: AtomicBool::new(false),
             bells: Mutex::new(bells),
             traffic: Mutex::default(),
+            told: [Mutex::new(None), Mutex::new(None)],
         });
         let (orders, inbox) = channel();
-        let dialler = Dialler {
-            shared: Arc::clone(&shared),
-            wanted: VecDeque::new(),
-            pause: Duration::ZERO,
-            next_at: None,
-            made_at: None,
-            reported: None,
-        };
-        let thread = thread::Builder::new().name("cleave-nbd".to_owned());
-        thread.spawn(move || dialler.run(&inbox))?;
+        Dialler::start(Arc::clone(&shared), inbox)?;
         Ok(Nbd { shared, orders })
     }
 
@@ -256,7 +302,7 @@ impl Nbd {
 
     /// Whether its connections are TCP's.
     pub fn is_tcp(&self) -> bool {
-        matches!(self.shared.spec.address, super::Address::Tcp(..))
+        !self.shared.is_unix()
     }
 
     /// An eventfd that is written when the size has changed.
@@ -288,68 +334,64 @@ impl Nbd {
         }
         drop(ledger);
         NbdState {
-            connected: read(&self.shared.connected),
+            connected: lock(&self.shared.attached).count as u64,
             waiting: read(&self.shared.waiting),
             lost: read(&self.shared.lost),
             reconnects: read(&self.shared.reconnects),
             held,
             sent_bytes,
             received_bytes,
+            unflushed_bytes: lock(&self.shared.unflushed).bytes(),
+            replayed_bytes: read(&self.shared.replayed_bytes),
         }
     }
 
-    /// Makes the place of a connection.
-    pub fn port(&self) -> Result<Port, NbdError> {
-        let bell = lock(&self.shared.bells).pop();
-        let bell = bell.map_or_else(|| new_bell().map(Arc::new), Ok)?;
-        let traffic = Arc::new(Traffic::default());
-        lock(&self.shared.traffic).ports.push(traffic.clone());
-        Ok(Port {
-            mailbox: Arc::new(Mailbox {
-                link: Mutex::new(None),
-                bell,
-            }),
-            traffic,
-            shared: Arc::clone(&self.shared),
-            orders: self.orders.clone(),
-            holding: Holding::Nothing,
-        })
+    /// Makes the places of a store's connections.
+    pub fn ports(&self) -> Result<Vec<Port>, NbdError> {
+        let store = Arc::new(Store::default());
+        let place = |_| Port::new(&self.shared, &self.orders, &store);
+        (0..self.shared.connections).map(place).collect()
     }
 
-    /// Has the server flush, through a connection that nobody uses: while a store has them all, only that can. The inner result is
-    /// the server's.
+    /// Has the server flush, through a connection of its own: while a store has them all, only that can. The inner result is the
+    /// server's.
     pub(crate) fn sync_at_rest(&self) -> io::Result<io::Result<()>> {
         if !self.shared.export.has(wire::export::FLUSH) {
             return Ok(Ok(()));
         }
+        let mut port =
+            Port::new(&self.shared, &self.orders, &Arc::default()).map_err(io::Error::other)?;
+        port.request();
         let deadline = Instant::now() + self.shared.spec.timeout;
-        loop {
-            let spare = lock(&self.shared.spares).pop();
-            let is_new = spare.is_none();
-            let link = spare.map_or_else(|| self.new_link(deadline), Ok)?;
-            match flush(&link, deadline) {
-                Ok(flushed) => {
-                    keep(&self.shared, link);
-                    return Ok(flushed);
-                }
-                Err(error) if is_new => return Err(error),
-                // It was lost while nobody used it.
-                Err(_) => {}
+        let link = loop {
+            wait(port.bell_fd(), PollFlags::IN, deadline).map_err(io::Error::other)?;
+            // A bell may ring late for its last port.
+            if let Some(link) = port.take() {
+                break link;
             }
+            if self.is_abandoned() {
+                return Err(Errno::NOTCONN.into());
+            }
+        };
+        let covered = port.answered();
+        let time = self.shared.spec.timeout * FLUSH_PATIENCE;
+        let mut call = Call::on(link.socket.clone(), Instant::now() + time);
+        let error = replay::flush(&mut call).map_err(io::Error::other)?;
+        link.part();
+        match error {
+            0 => {
+                port.flushed(covered);
+                Ok(Ok(()))
+            }
+            // It did nothing, and so nothing failed.
+            wire::SHUTS_DOWN => Err(Errno::SHUTDOWN.into()),
+            _ => Ok(Err(Errno::IO.into())),
         }
     }
 
-    /// Waits for the dialler to make a connection.
-    fn new_link(&self, deadline: Instant) -> io::Result<Link> {
-        let mut port = self.port().map_err(io::Error::other)?;
-        port.request();
-        loop {
-            wait(&port.mailbox.bell, PollFlags::IN, deadline).map_err(io::Error::other)?;
-            // A bell may ring late for its last port.
-            if let Some(link) = port.take() {
-                return Ok(link);
-            }
-        }
+    /// Returns true if the server did not do again what it had answered and not flushed.
+    pub(crate) fn has_lost_data(&self) -> bool {
+        self.shared.has_lost_data.load(Ordering::SeqCst)
     }
 
     /// When the server has applied what a daemon sent that was killed before this disk was opened. Nothing tells when the server
@@ -362,212 +404,17 @@ impl Nbd {
     /// Has nothing more sent, and tells the stores that wait for a connection.
     pub(crate) fn abandon(&self) {
         self.shared.is_abandoned.store(true, Ordering::SeqCst);
-        self.on_dialler(|| {});
+        let _ = self.orders.send(Order::Look);
     }
 
     /// Whether nothing more is to be sent.
     pub(crate) fn is_abandoned(&self) -> bool {
-        self.shared.is_abandoned.load(Ordering::SeqCst)
+        self.shared.is_abandoned()
     }
 
     /// Runs something on the thread that connects, which then can be confined.
     pub fn on_dialler(&self, run: impl FnOnce() + Send + 'static) {
         let _ = self.orders.send(Order::Run(Box::new(run)));
-    }
-}
-
-impl Port {
-    /// Asks for a connection. The bell rings when there is one, or when the disk is given up; the attempts do not end before.
-    pub fn request(&mut self) {
-        if self.holding == Holding::Nothing {
-            self.wait(Want::First);
-        }
-    }
-
-    /// The connection is lost, and another one is wanted. `was_used`: the server answered a request on it.
-    pub fn replace(&mut self, was_used: bool) {
-        if self.holding == Holding::Connection {
-            self.shared.connected.fetch_sub(1, Ordering::Relaxed);
-            self.wait(if was_used { Want::Next } else { Want::Better });
-        }
-    }
-
-    fn wait(&mut self, want: Want) {
-        let again = want != Want::First;
-        self.holding = Holding::Waits { again };
-        self.shared.waiting.fetch_add(1, Ordering::Relaxed);
-        let mailbox = Arc::downgrade(&self.mailbox);
-        let _ = self.orders.send(Order::Dial(mailbox, want));
-    }
-
-    /// Counts and logs that the connection was lost.
-    pub fn lost(&self, why: &str) {
-        self.shared.lost.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(
-            "{}: the connection to the NBD server is lost ({why}); its requests wait for a new one",
-            self.shared.name
-        );
-    }
-
-    /// Counts bytes that went to the server.
-    #[inline]
-    pub fn count_sent(&self, bytes: u64) {
-        bump(&self.traffic.sent, bytes);
-    }
-
-    /// Counts bytes that came from it.
-    #[inline]
-    pub fn count_received(&self, bytes: u64) {
-        bump(&self.traffic.received, bytes);
-    }
-
-    /// Says how many requests wait for a connection.
-    #[inline]
-    pub fn set_held(&self, requests: usize) {
-        self.traffic.held.store(requests as u64, Ordering::Relaxed);
-    }
-
-    /// Takes the connection that was made.
-    pub fn take(&mut self) -> Option<Link> {
-        let mut count = [0; 8];
-        let _ = rustix::io::read(&self.mailbox.bell, &mut count);
-        let link = lock(&self.mailbox.link).take()?;
-        let Holding::Waits { again } = self.holding else {
-            return None;
-        };
-        if self.is_abandoned() {
-            return None;
-        }
-        self.holding = Holding::Connection;
-        self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
-        self.shared.connected.fetch_add(1, Ordering::Relaxed);
-        if again {
-            self.shared.reconnects.fetch_add(1, Ordering::Relaxed);
-            tracing::info!("{}: connected to the NBD server again", self.shared.name);
-        }
-        Some(link)
-    }
-
-    /// The disk is given up: no connection comes any more, and nothing is to be sent.
-    #[inline]
-    pub fn is_abandoned(&self) -> bool {
-        self.shared.is_abandoned.load(Ordering::SeqCst)
-    }
-
-    /// Returns a connection on which nothing is in flight, for the next store.
-    pub fn give_back(&mut self, link: Link) {
-        keep(&self.shared, link);
-    }
-
-    /// Readable when `take` may find a connection, or the disk is given up.
-    pub fn bell(&self) -> BorrowedFd<'_> {
-        self.mailbox.bell.as_fd()
-    }
-
-    /// Rings the bell, to end a watch of it.
-    pub fn wake(&self) {
-        ring(&self.mailbox.bell);
-    }
-}
-
-impl Drop for Port {
-    fn drop(&mut self) {
-        match self.holding {
-            Holding::Nothing => {}
-            Holding::Waits { .. } => {
-                self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
-            }
-            Holding::Connection => {
-                self.shared.connected.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-        if let Some(link) = lock(&self.mailbox.link).take() {
-            keep(&self.shared, link);
-        }
-        // If the dialler still rings it, its next user finds nothing.
-        lock(&self.shared.bells).push(self.mailbox.bell.clone());
-        let mut ledger = lock(&self.shared.traffic);
-        let [sent, received, _] = self.traffic.read();
-        ledger.past[0] += sent;
-        ledger.past[1] += received;
-        ledger
-            .ports
-            .retain(|port| !Arc::ptr_eq(port, &self.traffic));
-    }
-}
-
-/// Adds to a counter that no other thread writes.
-#[inline]
-fn bump(counter: &AtomicU64, count: u64) {
-    let sum = counter.load(Ordering::Relaxed).wrapping_add(count);
-    counter.store(sum, Ordering::Relaxed);
-}
-
-/// Sends a flush and waits for its answer, on a connection on which nothing else is under way.
-fn flush(link: &Link, deadline: Instant) -> io::Result<io::Result<()>> {
-    const COOKIE: u64 = 0;
-    let strange = || io::Error::from(io::ErrorKind::InvalidData);
-    let mut request = wire::REQUEST.to_be_bytes().to_vec();
-    request.extend(0_u16.to_be_bytes());
-    request.extend(wire::request::FLUSH.to_be_bytes());
-    request.extend(COOKIE.to_be_bytes());
-    request.extend([0; 12]);
-    // Nothing else waits in the socket, so it takes this at once.
-    if rustix::io::write(&link.socket, &request)? != request.len() {
-        return Err(strange());
-    }
-    let [magic, error] = [array(link, deadline)?, array(link, deadline)?].map(u32::from_be_bytes);
-    let cookie = u64::from_be_bytes(array(link, deadline)?);
-    // In a chunk, flags and type are where a simple reply has the error.
-    let (flags, kind) = ((error >> 16) as u16, error as u16);
-    let error = match magic {
-        wire::SIMPLE_REPLY => error,
-        wire::STRUCTURED_REPLY if flags & wire::chunk::DONE != 0 => {
-            let len = u32::from_be_bytes(array(link, deadline)?) as usize;
-            match kind {
-                wire::chunk::NONE if len == 0 => 0,
-                _ if kind & wire::chunk::ERROR != 0 && (6..=wire::TEXT_MAX + 14).contains(&len) => {
-                    let error = u32::from_be_bytes(array(link, deadline)?);
-                    read(link, &mut vec![0; len - 4], deadline)?;
-                    error.max(1)
-                }
-                _ => return Err(strange()),
-            }
-        }
-        _ => return Err(strange()),
-    };
-    match (cookie, error) {
-        (COOKIE, 0) => Ok(Ok(())),
-        // It did nothing, and so nothing failed.
-        (COOKIE, wire::SHUTS_DOWN) => Err(Errno::SHUTDOWN.into()),
-        (COOKIE, _) => Ok(Err(Errno::IO.into())),
-        _ => Err(strange()),
-    }
-}
-
-fn array<const N: usize>(link: &Link, deadline: Instant) -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    read(link, &mut bytes, deadline)?;
-    Ok(bytes)
-}
-
-/// Reads exactly so many bytes. With `read`, because the thread that flushes may not use `recv`.
-fn read(link: &Link, bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
-    let mut filled = 0;
-    while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-        wait(&link.socket, PollFlags::IN, deadline).map_err(io::Error::other)?;
-        match rustix::io::read(&link.socket, rest)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            count => filled += count,
-        }
-    }
-    Ok(())
-}
-
-fn keep(shared: &Shared, link: Link) {
-    let mut spares = lock(&shared.spares);
-    if spares.len() < SPARES_MAX {
-        spares.push(link);
     }
 }
 
@@ -577,21 +424,17 @@ fn wanted(spec: &NbdSpec, export: &Export, workers: u16) -> usize {
         true => usize::from(spec.connections) * usize::from(workers.max(1)),
         false => 1,
     }
-    .min(SPARES_MAX)
+    .min(CONNECTIONS_MAX)
 }
 
-fn dial(targets: &[Target], export: &str, time: Duration) -> Result<Link, NbdError> {
-    let mut call = Call::place(targets, Instant::now() + time)?;
-    let export = negotiate(&mut call, export)?;
-    Ok(Link {
-        socket: call.into_socket()?,
-        export,
-    })
+fn dial(targets: &[Target], spec: &NbdSpec, time: Duration) -> Result<(Call, Export), NbdError> {
+    let mut call = Call::place(targets, Instant::now() + time, spec.timeout)?;
+    let export = negotiate(&mut call, &spec.export)?;
+    Ok((call, export))
 }
 
 /// Refuses a connection whose server promises less than on the first one, which the guest was told of.
-fn fit(first: &Export, link: Link, is_read_only: bool) -> Result<Link, NbdError> {
-    let now = &link.export;
+fn fit(first: &Export, now: &Export, is_read_only: bool) -> Result<(), NbdError> {
     let lacks = |flag| first.has(flag) && !now.has(flag);
     let unfit = |why: &str| Err(NbdError::Unfit(format!("the export has changed: {why}")));
     if now.has(wire::export::READ_ONLY) && !first.has(wire::export::READ_ONLY) && !is_read_only {
@@ -606,132 +449,5 @@ fn fit(first: &Export, link: Link, is_read_only: bool) -> Result<Link, NbdError>
     if now.block_min > first.block_min.max(512) {
         return unfit("its smallest block is larger now");
     }
-    Ok(link)
-}
-
-/// The thread that makes connections, one at a time: all go to the same server.
-struct Dialler {
-    shared: Arc<Shared>,
-    wanted: VecDeque<Weak<Mailbox>>,
-    pause: Duration,
-    /// Not before this, because the last attempt failed, or brought a connection that was of no use.
-    next_at: Option<Instant>,
-    /// When the last connection was made.
-    made_at: Option<Instant>,
-    reported: Option<Instant>,
-}
-
-impl Dialler {
-    fn run(mut self, inbox: &Receiver<Order>) {
-        loop {
-            let now = Instant::now();
-            let left = self
-                .next_at
-                .map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
-            let order = match self.wanted.is_empty() {
-                true => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                false => inbox.recv_timeout(left),
-            };
-            match order {
-                Ok(Order::Dial(mailbox, want)) => {
-                    if want != Want::First {
-                        // Most likely lost with it.
-                        lock(&self.shared.spares).clear();
-                    }
-                    self.wanted.push_back(mailbox);
-                    self.slow_down(want);
-                }
-                Ok(Order::Run(run)) => run(),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-            self.serve();
-        }
-    }
-
-    /// Makes a connection for the first port that still wants one, if the time has come.
-    fn serve(&mut self) {
-        if self.shared.is_abandoned.load(Ordering::SeqCst) {
-            let waiting = self.wanted.drain(..);
-            let waiting = waiting.filter_map(|mailbox| mailbox.upgrade());
-            return waiting.for_each(|mailbox| ring(&mailbox.bell));
-        }
-        self.wanted.retain(|mailbox| mailbox.strong_count() > 0);
-        let is_early = self.is_early();
-        let Some(mailbox) = self.wanted.front().filter(|_| !is_early).cloned() else {
-            return;
-        };
-        let spare = lock(&self.shared.spares).pop();
-        let made = match spare {
-            Some(link) => Ok(link),
-            None => dial(&self.shared.targets, &self.shared.spec.export, DIAL_TIME)
-                .and_then(|link| self.accept(link)),
-        };
-        match made {
-            Ok(link) => {
-                self.wanted.pop_front();
-                (self.next_at, self.reported) = (None, None);
-                self.made_at = Some(Instant::now());
-                match mailbox.upgrade() {
-                    Some(mailbox) => {
-                        *lock(&mailbox.link) = Some(link);
-                        ring(&mailbox.bell);
-                    }
-                    None => keep(&self.shared, link),
-                }
-            }
-            Err(error) => {
-                self.report(&error);
-                self.pause_longer();
-            }
-        }
-    }
-
-    /// A server that lets us in and then hangs up must not keep us busy, nor fill the log.
-    fn slow_down(&mut self, want: Want) {
-        // One that nobody used for a while may be lost like any other.
-        let is_short = self.made_at.is_some_and(|at| at.elapsed() < PAUSE_MAX);
-        if want == Want::Better && is_short {
-            // A pause that has begun is for all connections that are lost together.
-            if !self.is_early() {
-                self.pause_longer();
-            }
-            return;
-        }
-        if self.next_at.is_none() {
-            self.pause = Duration::ZERO;
-            let made_at = self.made_at.filter(|_| want != Want::First);
-            self.next_at = made_at.map(|at| at + PAUSE_FIRST);
-        }
-    }
-
-    fn is_early(&self) -> bool {
-        self.next_at.is_some_and(|at| Instant::now() < at)
-    }
-
-    fn pause_longer(&mut self) {
-        self.pause = (self.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
-        self.next_at = Some(Instant::now() + self.pause);
-    }
-
-    /// Takes a connection, unless it promises too little, and notes a new size.
-    fn accept(&self, link: Link) -> Result<Link, NbdError> {
-        let link = fit(&self.shared.export, link, self.shared.is_read_only)?;
-        let size = link.export.size_bytes;
-        if self.shared.size_bytes.swap(size, Ordering::Relaxed) != size {
-            ring(&self.shared.changed);
-        }
-        Ok(link)
-    }
-
-    fn report(&mut self, error: &NbdError) {
-        let is_due = self.reported.is_none_or(|at| at.elapsed() >= REPORT_EVERY);
-        if is_due {
-            self.reported = Some(Instant::now());
-            tracing::warn!(
-                "{}: cannot connect to the NBD server: {error}; trying again",
-                self.shared.name
-            );
-        }
-    }
+    Ok(())
 }

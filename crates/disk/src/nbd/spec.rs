@@ -34,6 +34,8 @@ pub struct NbdSpec {
     pub reconnect: Duration,
     /// How long a server that did not close a dead connection may still apply the requests that it got on it.
     pub fence: Duration,
+    /// Most bytes of changes that the server answered and did not flush, which are kept to be sent again.
+    pub replay_bytes: u64,
 }
 
 /// Options of the query: name, default, least and most.
@@ -41,6 +43,8 @@ const CONNECTIONS: (&str, u32, u32, u32) = ("connections", 1, 1, 16);
 const TIMEOUT: (&str, u32, u32, u32) = ("timeout", 60, 1, 3600);
 const RECONNECT: (&str, u32, u32, u32) = ("reconnect", 30, 0, 86_400);
 const FENCE: (&str, u32, u32, u32) = ("fence", 30, 1, 3600);
+/// In MiB.
+const REPLAY: (&str, u32, u32, u32) = ("replay", 32, 1, 1024);
 
 /// Whether a text is meant as an NBD disk.
 pub(crate) fn is_uri(text: &str) -> bool {
@@ -91,6 +95,7 @@ impl FromStr for NbdSpec {
             timeout: seconds(query.timeout),
             reconnect: seconds(query.reconnect),
             fence: seconds(query.fence),
+            replay_bytes: u64::from(query.replay) << 20,
         })
     }
 }
@@ -102,6 +107,7 @@ struct Query {
     timeout: u32,
     reconnect: u32,
     fence: u32,
+    replay: u32,
 }
 
 impl Query {
@@ -112,6 +118,7 @@ impl Query {
             timeout: TIMEOUT.1,
             reconnect: RECONNECT.1,
             fence: FENCE.1,
+            replay: REPLAY.1,
         };
         for part in text.split('&').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
@@ -124,9 +131,10 @@ impl Query {
                 "timeout" => (&mut query.timeout, TIMEOUT),
                 "reconnect" => (&mut query.reconnect, RECONNECT),
                 "fence" => (&mut query.fence, FENCE),
+                "replay" => (&mut query.replay, REPLAY),
                 _ => {
                     return Err(format!(
-                        "`{name}` is none of socket, connections, timeout, reconnect and fence"
+                        "`{name}` is none of socket, connections, timeout, reconnect, fence and replay"
                     ));
                 }
             };
@@ -238,6 +246,7 @@ impl fmt::Display for NbdSpec {
             (TIMEOUT, self.timeout.as_secs()),
             (RECONNECT, self.reconnect.as_secs()),
             (FENCE, self.fence.as_secs()),
+            (REPLAY, self.replay_bytes >> 20),
         ];
         for ((name, default, ..), value) in options {
             if value != u64::from(default) {
@@ -324,6 +333,7 @@ mod tests {
             "nbd://[fe80::1]:5/a b?timeout=3",
             "nbd+unix:///a%2Fb%25?socket=/run/a%20b&connections=2&fence=1",
             "nbd://h/e?reconnect=0",
+            "nbd://h/e?replay=4",
         ] {
             let spec: NbdSpec = text.parse().unwrap();
             assert_eq!(spec.to_string().parse(), Ok(spec), "{text}");

@@ -114,3 +114,71 @@ pub const SHUTS_DOWN: u32 = 108;
 pub const PAYLOAD_MAX: u32 = 32 << 20;
 /// Longest name or message.
 pub const TEXT_MAX: usize = 4096;
+
+/// Bytes of a request without its payload.
+pub const REQUEST_BYTES: usize = 28;
+
+/// A request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// Flags (`request`).
+    pub flags: u16,
+    /// Type (`request`).
+    pub kind: u16,
+    /// Named again by the reply.
+    pub cookie: u64,
+    /// Where it begins.
+    pub offset: u64,
+    /// How many bytes it is about.
+    pub len: u32,
+}
+
+impl Request {
+    /// The farewell, which has no reply.
+    pub const DISCONNECT: Request = Request {
+        flags: 0,
+        kind: request::DISCONNECT,
+        cookie: 0,
+        offset: 0,
+        len: 0,
+    };
+
+    /// The request as it is sent.
+    pub fn bytes(&self) -> [u8; REQUEST_BYTES] {
+        let mut bytes = [0; REQUEST_BYTES];
+        let mut rest = bytes.as_mut_slice();
+        let mut put = |field: &[u8]| {
+            if let Some((place, after)) =
+                std::mem::take(&mut rest).split_at_mut_checked(field.len())
+            {
+                place.copy_from_slice(field);
+                rest = after;
+            }
+        };
+        put(&REQUEST.to_be_bytes());
+        put(&self.flags.to_be_bytes());
+        put(&self.kind.to_be_bytes());
+        put(&self.cookie.to_be_bytes());
+        put(&self.offset.to_be_bytes());
+        put(&self.len.to_be_bytes());
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_28_bytes_in_the_order_of_the_specification() {
+        let request = Request {
+            flags: 1,
+            kind: request::WRITE,
+            cookie: 0x1122_3344_5566_7788,
+            offset: 4096,
+            len: 512,
+        };
+        let expected = b"\x25\x60\x95\x13\0\x01\0\x01\x11\x22\x33\x44\x55\x66\x77\x88\0\0\0\0\0\0\x10\0\0\0\x02\0";
+        assert_eq!(&request.bytes(), expected);
+    }
+}

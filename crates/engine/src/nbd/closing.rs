@@ -1,21 +1,16 @@
 //! The end of a store. Its requests must be answered first, or fenced: another store of the same disk may follow at once.
-//! A connection on which nothing is in flight is kept for it.
+//! It takes leave of the server, which would report a connection that just breaks.
 
 use std::io;
 use std::time::{Duration, Instant};
 
-use io_uring::opcode;
-use io_uring::squeue::Flags;
-
-use super::line::{Entry as RingEntry, Inbound, Phase};
+use super::kept::TOKEN;
+use super::line::Phase;
 use super::{Nbd, Sent};
 use crate::Reactor;
-use crate::ring::tag;
 
 /// Longest sleep between two looks at the connections.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
-/// How long a cancelled receive may take.
-const CANCEL_TIME: Duration = Duration::from_secs(1);
 
 impl Nbd {
     /// Waits until nothing is in flight. `Err`: the ring is broken.
@@ -25,37 +20,32 @@ impl Nbd {
             self.drop_unsent(line);
         }
         self.await_answers(reactor)?;
-        self.cancel_receives(reactor)?;
-        for line in self.line_numbers() {
-            let _ = reactor.set_file(self.socket_slot(line), None);
-            let state = self.line_mut(line);
-            let is_clean = state.phase == Phase::Up
-                && state.staged == 0
-                && state.inbound == Inbound::Head
-                && !state.is_busy();
-            if let (true, Some(link)) = (is_clean, state.link.take()) {
-                state.port.give_back(link);
-            }
-        }
-        Ok(())
+        self.flush_at_end();
+        self.await_answers(reactor)?;
+        self.part(reactor)
     }
 
     /// Drops the ops whose requests the server has no byte of.
     fn drop_unsent(&mut self, line: u8) {
         let is_kept = |sent| matches!(sent, Sent::Partly | Sent::Whole);
-        let flights = &self.flights;
-        let kept = |index: &u16| is_kept(flights[usize::from(*index)].sent);
-        self.lines[usize::from(line)].queue.retain(kept);
-        for index in 0..self.ops as u16 {
+        let mut queue = std::mem::take(&mut self.line_mut(line).queue);
+        queue.retain(|index| is_kept(self.flight(*index).sent) || self.is_last_flush(*index));
+        self.line_mut(line).queue = queue;
+        for index in 0..self.flights.len() as u16 {
             let flight = self.flight(index);
-            if flight.is_used && flight.line == line && flight.sent == Sent::Nothing {
-                self.finish(index, Err(libc::ECANCELED));
-            }
-            let flight = self.flight(index);
-            if flight.is_used && flight.line == line && flight.sent == Sent::Queued {
+            let is_ours = flight.is_used && flight.line == line;
+            if is_ours && !is_kept(flight.sent) && !self.is_last_flush(index) {
                 self.finish(index, Err(libc::ECANCELED));
             }
         }
+    }
+
+    /// Returns true for a flush of this store's own that can still be sent.
+    fn is_last_flush(&self, index: u16) -> bool {
+        let port = &self.line(self.flight(index).line).port;
+        self.table.get(index).token == TOKEN
+            && self.flight(index).sent == Sent::Queued
+            && !port.is_abandoned()
     }
 
     /// Waits for the answers to what was sent, or for the fence of a connection that is lost.
@@ -86,41 +76,37 @@ impl Nbd {
         Ok(())
     }
 
-    /// Ends the receives and the watches that are left.
-    fn cancel_receives(&mut self, reactor: &mut Reactor) -> io::Result<()> {
+    /// Takes leave of the server, and ends the receives and the watches that are left.
+    fn part(&mut self, reactor: &mut Reactor) -> io::Result<()> {
+        let since = Instant::now();
         for line in self.line_numbers() {
-            if self.line(line).receiving {
-                self.cancel(reactor, line);
+            let state = self.line_mut(line);
+            if let (Phase::Up, Some(link)) = (state.phase, &state.link) {
+                link.part();
             }
-            if self.line(line).listening {
-                self.line(line).port.wake();
+            // Nothing that arrives or fails from now on matters.
+            state.phase = Phase::Down {
+                since,
+                gave_up: true,
+            };
+            if state.listening {
+                state.port.wake();
             }
-            // No other receive follows.
-            self.line_mut(line).is_cut = true;
         }
-        let begun = Instant::now();
         while self.lines.iter().any(super::Line::is_busy) {
-            self.await_completion(reactor, SLEEP_MAX)?;
-            if begun.elapsed() < CANCEL_TIME {
-                continue;
-            }
             for line in self.line_numbers() {
-                if self.line(line).receiving && !self.line(line).shutting {
-                    self.shut_down(reactor, line, libc::SHUT_RDWR);
+                let state = self.line(line);
+                if state.receiving && !state.shutting && !state.is_cut {
+                    let is_cut = self.shut_down(reactor, line, libc::SHUT_RDWR);
+                    self.line_mut(line).is_cut = is_cut;
                 }
             }
+            self.await_completion(reactor, SLEEP_MAX)?;
+        }
+        for line in self.line_numbers() {
+            let _ = reactor.set_file(self.socket_slot(line), None);
+            self.line_mut(line).link = None;
         }
         Ok(())
-    }
-
-    fn cancel(&mut self, reactor: &mut Reactor, line: u8) {
-        let target = self.id.user_data(RingEntry::Receive.number(line));
-        // The flag has no meaning for an operation without a file, but the ring accepts no entry without it.
-        let entry = opcode::AsyncCancel::new(target)
-            .build()
-            .flags(Flags::FIXED_FILE | Flags::SKIP_SUCCESS)
-            .user_data(tag::IGNORED);
-        // SAFETY: a cancellation points to no memory. If it is not accepted, the socket is shut down later.
-        let _ = unsafe { reactor.submit(self.id, &entry, false) };
     }
 }

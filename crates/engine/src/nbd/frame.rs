@@ -1,45 +1,11 @@
-//! Requests as bytes, and the bytes of replies as frames: arithmetic without a socket, so that a test can cut them at each byte.
+//! The bytes of replies as frames: arithmetic without a socket, so that a test can cut them at each byte.
 
 use cleave_disk::nbd::wire::{self, chunk};
 
-/// Bytes of a request without its payload.
-pub(crate) const REQUEST_BYTES: usize = 28;
 /// Bytes of the longest head of a frame, as far as they are read at once.
 pub(crate) const HEAD_MAX: usize = 32;
 /// Longest content of an error's chunk: numbers, and a message.
 const ERROR_MAX: u32 = 14 + wire::TEXT_MAX as u32;
-
-/// A request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Request {
-    pub(crate) flags: u16,
-    pub(crate) kind: u16,
-    pub(crate) cookie: u64,
-    pub(crate) offset: u64,
-    pub(crate) len: u32,
-}
-
-impl Request {
-    pub(crate) fn bytes(&self) -> [u8; REQUEST_BYTES] {
-        let mut bytes = [0; REQUEST_BYTES];
-        let mut rest = bytes.as_mut_slice();
-        let mut put = |field: &[u8]| {
-            if let Some((place, after)) =
-                std::mem::take(&mut rest).split_at_mut_checked(field.len())
-            {
-                place.copy_from_slice(field);
-                rest = after;
-            }
-        };
-        put(&wire::REQUEST.to_be_bytes());
-        put(&self.flags.to_be_bytes());
-        put(&self.kind.to_be_bytes());
-        put(&self.cookie.to_be_bytes());
-        put(&self.offset.to_be_bytes());
-        put(&self.len.to_be_bytes());
-        bytes
-    }
-}
 
 /// The content of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,19 +152,6 @@ mod tests {
         bytes.extend((content.len() as u32).to_be_bytes());
         bytes.extend(content);
         bytes
-    }
-
-    #[test]
-    fn a_request_is_28_bytes_in_the_order_of_the_specification() {
-        let request = Request {
-            flags: 1,
-            kind: wire::request::WRITE,
-            cookie: 0x1122_3344_5566_7788,
-            offset: 4096,
-            len: 512,
-        };
-        let expected = b"\x25\x60\x95\x13\0\x01\0\x01\x11\x22\x33\x44\x55\x66\x77\x88\0\0\0\0\0\0\x10\0\0\0\x02\0";
-        assert_eq!(&request.bytes(), expected);
     }
 
     #[test]

@@ -74,7 +74,7 @@ impl Nbd {
                 self.line(line).port.count_received(result as u64);
                 let requests = self.line(line).ops;
                 if let Err(Breach(why)) = self.take_in(line, result as u64) {
-                    return self.lose(line, false, why);
+                    return self.lose(line, why);
                 }
                 let now = self.now;
                 let state = self.line_mut(line);
@@ -84,11 +84,11 @@ impl Nbd {
                     state.gather.hurry();
                 }
             }
-            0 => self.lose(line, true, "it closed the connection"),
+            0 => self.lose(line, "it closed the connection"),
             _ => match -result {
                 libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS | libc::ECANCELED => {}
                 libc::ECONNRESET | libc::EPIPE => {
-                    self.lose(line, true, "it closed the connection");
+                    self.lose(line, "it closed the connection");
                 }
                 libc::EFAULT => self.lose_read(line),
                 errno => self.failed_here(line, errno),
@@ -111,7 +111,7 @@ impl Nbd {
                     then: is_last.then_some(index),
                 };
             }
-            _ => self.lose(line, false, "it cannot be received from"),
+            _ => self.lose(line, "it cannot be received from"),
         }
     }
 

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use cleave_disk::nbd::{Link, Port};
@@ -30,9 +31,8 @@ pub(super) enum Phase {
     Down { since: Instant, gave_up: bool },
     /// Requests are sent and answered.
     Up,
-    /// It counts as lost. Its requests wait until the server cannot apply them any more: it closed the connection
-    /// by itself (`is_closed`), or the fence is over.
-    Ending { is_closed: bool, fence_at: Instant },
+    /// It counts as lost. Its requests wait until the server cannot apply them any more. `None`: it has none that matters.
+    Ending { fence_at: Option<Instant> },
 }
 
 /// The meaning of the next received bytes.
@@ -99,6 +99,8 @@ pub(super) struct Line {
     pub(super) port: Port,
     pub(super) link: Option<Link>,
     pub(super) phase: Phase,
+    /// The server's process, of the last connection.
+    pub(super) server: Option<OwnedFd>,
     /// Requests that have not been sent whole, in order.
     pub(super) queue: VecDeque<u16>,
     /// Bytes of the first of them that have been sent.
@@ -141,6 +143,7 @@ impl Line {
                 since,
                 gave_up: false,
             },
+            server: None,
             queue: VecDeque::with_capacity(ops),
             front_sent: 0,
             ops: 0,
@@ -185,7 +188,8 @@ impl Line {
     }
 
     /// Begins with a fresh connection.
-    pub(super) fn begin(&mut self, link: Link, now: Instant) {
+    pub(super) fn begin(&mut self, mut link: Link, now: Instant) {
+        self.server = link.server.take();
         self.link = Some(link);
         self.phase = Phase::Up;
         self.inbound = Inbound::Head;

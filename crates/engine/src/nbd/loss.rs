@@ -2,16 +2,19 @@
 //!
 //! A request that was sent and not answered may still be applied by the server, even after the connection is gone: it may lie in
 //! a queue, behind a slow disk. If it were sent again meanwhile, and the guest wrote other data to the same place after the second
-//! answer, the first one could replace that data. So nothing becomes of the requests of a lost connection before its *fence*: the
-//! server closed the connection by itself, which it does when it has ended, or the fence time is over. A server that closes because
-//! we cut the connection off may have requests left. A connection on which nothing that changes the disk is unanswered needs no fence.
+//! answer, the first one could replace that data. So nothing becomes of the requests of a lost connection before its *fence* is
+//! over. That the server closed the connection says nothing: qemu-nbd closes first and lets its disk finish what it got, and over
+//! TCP anything on the way may end a connection. Only a server whose process has ended has done all that it ever will. A connection
+//! on which nothing that changes the disk is unanswered needs no fence.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use cleave_disk::nbd::NbdSpec;
 use io_uring::opcode;
 use io_uring::types::Fixed;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::line::{Entry as RingEntry, Phase};
 use super::{FULL_PAUSE, Nbd, Sent, part, socket_of};
@@ -46,18 +49,28 @@ impl Times {
     }
 }
 
+/// After the server's process has ended: what it handed to the kernel may take so long. A process does not wait at its end for what
+/// it began with io_uring.
+const AFTER_END: Duration = Duration::from_secs(1);
+/// How often to look whether the process has ended, which it does a little later than its connections.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Returns true if a process has ended, by its pidfd.
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+}
+
 impl Nbd {
-    /// The connection counts as lost. `is_closed`: by the server.
-    pub(super) fn lose(&mut self, line: u8, is_closed: bool, why: &str) {
+    /// The connection counts as lost.
+    pub(super) fn lose(&mut self, line: u8, why: &str) {
         if self.line(line).phase != Phase::Up {
             return;
         }
-        self.line(line).port.lost(why);
         let needs_fence = self.has_unanswered_changes(line);
-        self.line_mut(line).phase = Phase::Ending {
-            is_closed: is_closed || !needs_fence,
-            fence_at: Instant::now() + self.times.fence,
-        };
+        let fence_at = needs_fence.then(|| Instant::now() + self.times.fence);
+        self.line(line).port.lost(why, fence_at);
+        self.line_mut(line).phase = Phase::Ending { fence_at };
     }
 
     fn has_unanswered_changes(&self, line: u8) -> bool {
@@ -67,29 +80,15 @@ impl Nbd {
         })
     }
 
-    /// The connection failed on our side (a time-out of TCP, say). The kernel reports that to one operation only, and to the
-    /// others as if the server had closed the connection.
+    /// The connection failed on our side (a time-out of TCP, say).
     pub(super) fn failed_here(&mut self, line: u8, errno: i32) {
-        if let Phase::Ending { is_closed, .. } = &mut self.line_mut(line).phase {
-            *is_closed = false;
-        }
-        let why = io::Error::from_raw_os_error(errno).to_string();
-        self.lose(line, false, &why);
+        self.lose(line, &io::Error::from_raw_os_error(errno).to_string());
     }
 
-    /// Cuts a lost connection off, waits for the kernel and for the fence, and gives the connection up. How the server ends a
-    /// connection that was cut off says nothing: qemu-nbd closes at once and leaves what it got to a slow disk.
+    /// Cuts a lost connection off, waits for the kernel and for the fence, and gives the connection up.
     pub(super) fn end(&mut self, reactor: &mut Reactor, line: u8) -> Option<Duration> {
-        let Phase::Ending {
-            is_closed,
-            fence_at,
-        } = self.line(line).phase
-        else {
-            return None;
-        };
+        let left = self.fence_left(line);
         let state = self.line(line);
-        let left = fence_at.saturating_duration_since(Instant::now());
-        let left = (!is_closed && !left.is_zero()).then_some(left);
         if state.shutting {
             return left;
         }
@@ -107,6 +106,30 @@ impl Nbd {
         }
         self.leave(line);
         self.wait_for_link(reactor, line)
+    }
+
+    /// Returns the longest sleep until the fence is over, or may be; `None`: it is over.
+    fn fence_left(&mut self, line: u8) -> Option<Duration> {
+        let now = Instant::now();
+        let state = self.line_mut(line);
+        let Phase::Ending {
+            fence_at: Some(mut fence_at),
+        } = state.phase
+        else {
+            return None;
+        };
+        if state.server.as_ref().is_some_and(has_ended) {
+            state.server = None;
+            fence_at = fence_at.min(now + AFTER_END);
+            let fence_at = Some(fence_at);
+            state.phase = Phase::Ending { fence_at };
+        }
+        let left = fence_at.saturating_duration_since(now);
+        match state.server {
+            Some(_) => Some(left.min(LOOK_PAUSE)),
+            None => Some(left),
+        }
+        .filter(|_| !left.is_zero())
     }
 
     /// Closes the socket, which drops what it has not sent. If it went on sending in the fence, a write could reach the server at
@@ -133,6 +156,8 @@ impl Nbd {
         }
         let state = self.line_mut(line);
         state.port.replace(state.has_answered);
+        // Nobody connects before the fences of the other connections are over either.
+        let begins = state.port.fenced(now);
         for index in self.ops_of(line) {
             let entry = self.table.get_mut(index);
             let flight = &mut self.flights[usize::from(index)];
@@ -142,12 +167,33 @@ impl Nbd {
                 // report that.
                 entry.pos = 0;
             }
-            let waited = now.saturating_duration_since(*flight.lost_at.get_or_insert(now));
+            let waited = now.saturating_duration_since(*flight.lost_at.get_or_insert(begins));
             if flight.doomed {
                 self.finish(index, Err(libc::EFAULT));
             } else if waited > reconnect {
                 // The server may close each connection because of this very request.
                 self.finish(index, Err(libc::ENOTCONN));
+            }
+        }
+        self.share_out();
+    }
+
+    /// Moves the ops that wait for a connection to those that are there. After the fence nothing binds them.
+    fn share_out(&mut self) {
+        for index in 0..self.flights.len() as u16 {
+            let flight = self.flight(index);
+            let from = flight.line;
+            let is_left = flight.is_used
+                && flight.sent == Sent::Nothing
+                && matches!(self.line(from).phase, Phase::Down { .. });
+            let to = self
+                .choose_line()
+                .filter(|to| self.line(*to).phase == Phase::Up);
+            if let (true, Some(to)) = (is_left, to) {
+                self.line_mut(from).ops -= 1;
+                self.line_mut(to).ops += 1;
+                self.flight_mut(index).line = to;
+                self.proceed(index);
             }
         }
     }
@@ -183,6 +229,7 @@ impl Nbd {
         if gave_up || self.line(line).ops == 0 {
             return None;
         }
+        let since = self.line(line).port.fenced(since);
         let left = (since + self.times.reconnect).saturating_duration_since(Instant::now());
         if !left.is_zero() {
             return Some(left);
@@ -216,12 +263,13 @@ impl Nbd {
         self.line_mut(line).begin(link, now);
         let socket = socket_of(self.line(line));
         if reactor.set_file(self.socket_slot(line), socket).is_err() {
-            return self.lose(line, true, "its socket cannot be used");
+            return self.lose(line, "its socket cannot be used");
         }
         self.came_back = true;
         for index in self.ops_of(line) {
             self.proceed(index);
         }
+        self.share_out();
     }
 
     /// From now on there are requests whose age matters.
@@ -253,20 +301,42 @@ impl Nbd {
                 continue;
             }
             let silence = now.saturating_duration_since(state.heard_at);
-            if silence >= self.times.timeout {
-                self.lose(line, false, "it is silent");
+            if self.silence_max(line).is_some_and(|most| silence >= most) {
+                self.lose(line, "it is silent");
             } else if self.has_old_request(line, now) {
-                self.lose(line, false, "it does not answer a request");
+                self.lose(line, "it does not answer a request");
             }
         }
         Some(pause)
+    }
+
+    /// Returns for how long a connection may be silent. A flush takes as long as the server's disk does, and so does a trim or a
+    /// write-zeroes: while only such are unanswered, TCP finds out whether the server's host is there, and a unix socket is closed
+    /// with its server. Reads and writes beside them may have to wait for them.
+    fn silence_max(&self, line: u8) -> Option<Duration> {
+        let (mut has_slow, mut has_other) = (false, false);
+        for flight in self
+            .flights
+            .iter()
+            .filter(|flight| flight.is_used && flight.line == line)
+        {
+            let is_slow = flight.sent == Sent::Whole && flight.part.is_slow();
+            has_slow |= is_slow;
+            has_other |= !is_slow && flight.sent != Sent::Full;
+        }
+        match (has_slow, has_other) {
+            (true, true) => Some(self.times.timeout * PATIENCE),
+            (false, true) => Some(self.times.timeout),
+            (_, false) => None,
+        }
     }
 
     fn has_old_request(&self, line: u8, now: Instant) -> bool {
         let age_max = self.times.timeout * PATIENCE;
         self.flights.iter().any(|flight| {
             // A request that waits to be sent is not the server's to answer. If nothing moves at all, the connection is silent.
-            let is_out = matches!(flight.sent, Sent::Whole | Sent::Nothing);
+            let is_slow = flight.sent == Sent::Whole && flight.part.is_slow();
+            let is_out = matches!(flight.sent, Sent::Whole | Sent::Nothing) && !is_slow;
             let is_ours = flight.is_used && flight.line == line;
             is_ours && is_out && now.saturating_duration_since(flight.asked_at) >= age_max
         })

@@ -4,8 +4,11 @@
 //! with their data straight from guest memory. A receive goes straight to the guest memory of the read whose data comes next, and
 //! behind it to a small staging area, from which the heads of replies are read (`inbound.rs`).
 //!
-//! An op belongs to one connection until it ends. If that connection is lost, the op waits, is sent again on the next one, or
-//! fails; none of that happens before the server cannot apply the first request any more (`loss.rs`).
+//! A request belongs to one connection until it is answered. If that connection is lost, the op waits, is sent again on another
+//! one, or fails; none of that happens before the server cannot apply the first request any more (`loss.rs`).
+//!
+//! Changes that the server answered are kept until it has flushed them, so that they can be sent again to a server that may have
+//! lost them (`kept.rs`).
 //!
 //! Unsafe because entries handed to the ring point to guest memory and to the areas of `table`, `headers`, `zeroes` and the
 //! lines. The epoch in an op's entry keeps its guest memory mapped until `finish`, which never runs while a message that contains
@@ -16,6 +19,7 @@ mod closing;
 mod frame;
 mod gather;
 mod inbound;
+mod kept;
 mod line;
 mod loss;
 mod outbound;
@@ -56,6 +60,8 @@ const FULL_PAUSE: Duration = Duration::from_millis(1);
 enum Sent {
     /// There is none: the op waits for another connection, or is not there at all.
     Nothing,
+    /// There is none: so many changes are kept that a flush must end first.
+    Full,
     /// It waits in the queue.
     Queued,
     /// It is in the message under way, or partly sent.
@@ -83,6 +89,8 @@ struct Flight {
     /// The first loss of a connection since a request of it was answered.
     lost_at: Option<Instant>,
     flushed: bool,
+    /// For a flush: it covers the kept changes before this number.
+    covers: u64,
     asked_at: Instant,
 }
 
@@ -109,6 +117,10 @@ pub struct Nbd {
     /// The next look at the age of the requests.
     check_at: Option<Instant>,
     next_cookie: u64,
+    /// A flush of this store's own is under way, so that fewer changes have to be kept.
+    is_flushing: bool,
+    /// It has ended: ops that waited for it can go on.
+    has_flushed: bool,
     /// A connection was made since the owner last asked.
     came_back: bool,
     is_closing: bool,
@@ -130,12 +142,13 @@ impl Nbd {
         };
         let now = Instant::now();
         let (export, times) = (*source.export(), Times::of(source.spec()));
+        // One more than the owner may push: a flush of our own.
+        let slots = ops.saturating_add(1);
         let mut lines = Vec::new();
-        for _ in 0..source.connections() {
-            let mut port = source.port().map_err(io::Error::other)?;
+        for mut port in source.ports().map_err(io::Error::other)? {
             port.request();
             let since = times.first_since(now);
-            lines.push(Line::new(port, usize::from(ops), since, source.is_tcp())?);
+            lines.push(Line::new(port, usize::from(slots), since, source.is_tcp())?);
         }
         // The place of the socket has the bell until there is a socket.
         let bells = lines.iter().flat_map(|line| [line.port.bell(); 2]);
@@ -155,6 +168,7 @@ impl Nbd {
             doomed: false,
             lost_at: None,
             flushed: false,
+            covers: 0,
             asked_at: now,
         };
         Ok(Nbd {
@@ -162,16 +176,18 @@ impl Nbd {
             ops: usize::from(ops),
             in_flight: 0,
             ended: VecDeque::with_capacity(usize::from(ops)),
-            table: Table::new(ops)?,
-            flights: vec![flight; usize::from(ops)].into_boxed_slice(),
+            table: Table::new(slots)?,
+            flights: vec![flight; usize::from(slots)].into_boxed_slice(),
             lines: lines.into_boxed_slice(),
-            headers: Area::new(usize::from(ops) * HEADER_BYTES, 4096, Access::ReadWrite)?,
+            headers: Area::new(usize::from(slots) * HEADER_BYTES, 4096, Access::ReadWrite)?,
             zeroes: Area::new(ZEROES_BYTES as usize, 4096, Access::Read)?,
             export,
             times,
             now,
             check_at: None,
             next_cookie: 1,
+            is_flushing: false,
+            has_flushed: false,
             came_back: false,
             is_closing: false,
             disk,
@@ -194,6 +210,12 @@ impl Nbd {
             }
         }
         self.table.get_mut(index).epoch = Some(epoch.clone());
+        self.take_off(index, line);
+        Ok(index)
+    }
+
+    /// Prepares the state of an op that is new in the table.
+    fn take_off(&mut self, index: u16, line: u8) {
         let now = self.now;
         let flight = self.flight_mut(index);
         flight.is_used = true;
@@ -201,7 +223,6 @@ impl Nbd {
         (flight.sent, flight.cookie, flight.doomed) = (Sent::Nothing, 0, false);
         (flight.flushed, flight.lost_at, flight.asked_at) = (false, None, now);
         self.line_mut(line).ops += 1;
-        Ok(index)
     }
 
     /// The connection with the fewest ops, if possible one that is there. `None`: all are gone for so long that ops fail.
@@ -235,6 +256,10 @@ impl Nbd {
         match part::next(self.table.get(index), flushed, &link.export) {
             Next::Done => self.finish(index, Ok(())),
             Next::Unsupported => self.finish(index, Err(libc::EOPNOTSUPP)),
+            Next::Send(part) if part.changes() && self.line(line).port.is_full() => {
+                self.flight_mut(index).sent = Sent::Full;
+                self.flush_kept();
+            }
             Next::Send(part) => self.queue(index, part),
         }
     }
@@ -252,8 +277,22 @@ impl Nbd {
         flight.lost_at = None;
         let is_flush = part.kind == Part::FLUSH.kind;
         match result {
-            Ok(()) if is_flush => self.flight_mut(index).flushed = true,
-            Ok(()) => self.table.get_mut(index).pos += part.len,
+            // The server may have lost something before, and this flush does not tell of it.
+            Ok(()) if is_flush && self.disk.sync_failed() => {
+                return self.finish(index, Err(libc::EIO));
+            }
+            Ok(()) if is_flush => {
+                let flight = self.flight_mut(index);
+                flight.flushed = true;
+                let (line, covers) = (flight.line, flight.covers);
+                self.line(line).port.flushed(covers);
+            }
+            Ok(()) => {
+                if part.changes() {
+                    self.keep(index, part);
+                }
+                self.table.get_mut(index).pos += part.len;
+            }
             Err(libc::EOPNOTSUPP)
                 if matches!(self.table.get(index).kind, OpKind::Zero { .. })
                     && !self.table.get(index).written =>
@@ -263,6 +302,11 @@ impl Nbd {
             Err(errno) => {
                 if is_flush || (part.flags & 1 != 0 && progress::taints_sync(errno)) {
                     self.taint_sync(errno);
+                }
+                if is_flush {
+                    // The guest is told that they may be lost. They must not keep others waiting.
+                    let flight = self.flight(index);
+                    self.line(flight.line).port.flushed(flight.covers);
                 }
                 return self.finish(index, Err(errno));
             }
@@ -278,7 +322,10 @@ impl Nbd {
         (flight.is_used, flight.sent, flight.cookie) = (false, Sent::Nothing, 0);
         let line = flight.line;
         self.line_mut(line).ops -= 1;
-        self.ended.push_back(Done { token, result });
+        match token {
+            kept::TOKEN => (self.is_flushing, self.has_flushed) = (false, true),
+            _ => self.ended.push_back(Done { token, result }),
+        }
     }
 
     /// Marks every later flush of this disk as failed: the server may have dropped what it could not write, as a kernel does.
@@ -364,6 +411,9 @@ impl Nbd {
             limit = limit.into_iter().chain(time).min();
         };
         at_most(self.check_ages());
+        if std::mem::take(&mut self.has_flushed) {
+            self.go_on_after_flush();
+        }
         for line in self.line_numbers() {
             at_most(match self.line(line).phase {
                 Phase::Up => self.keep_moving(reactor, line),

@@ -1,9 +1,9 @@
 //! Requests on their way to the server: the queue of a connection, and its message under way.
 
+use cleave_disk::nbd::wire::{REQUEST_BYTES, Request};
 use io_uring::opcode;
 use libc::iovec;
 
-use super::frame::{REQUEST_BYTES, Request};
 use super::line::{Entry as RingEntry, RANGES_MAX};
 use super::part::{Part, Payload};
 use super::{HEADER_BYTES, Nbd, Sent, cut};
@@ -34,6 +34,10 @@ impl Nbd {
         (flight.got, flight.error, flight.early) = (0, None, None);
         flight.asked_at = now;
         let line = flight.line;
+        if part.kind == Part::FLUSH.kind {
+            // What is answered until the server gets it is covered as well, but nobody could tell.
+            self.flight_mut(index).covers = self.line(line).port.answered();
+        }
         let line = self.line_mut(line);
         if line.ops <= 1 {
             line.heard_at = now;
@@ -131,11 +135,11 @@ impl Nbd {
             _ => match -result {
                 libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS | libc::ECANCELED => {}
                 libc::EPIPE | libc::ECONNRESET => {
-                    self.lose(line, true, "it closed the connection");
+                    self.lose(line, "it closed the connection");
                 }
                 libc::EFAULT => {
                     self.doom(line);
-                    self.lose(line, false, "guest memory is gone in a request");
+                    self.lose(line, "guest memory is gone in a request");
                 }
                 errno => self.failed_here(line, errno),
             },
@@ -188,7 +192,7 @@ impl Nbd {
             }
         }
         if is_breach {
-            self.lose(line, false, "it answered a request before it had it");
+            self.lose(line, "it answered a request before it had it");
         }
     }
 

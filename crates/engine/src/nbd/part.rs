@@ -43,6 +43,14 @@ impl Part {
         !matches!(self.kind, request::READ | request::FLUSH)
     }
 
+    /// Returns true for a request whose time depends on more than its length.
+    pub(super) fn is_slow(&self) -> bool {
+        matches!(
+            self.kind,
+            request::FLUSH | request::TRIM | request::WRITE_ZEROES
+        )
+    }
+
     pub(super) fn payload_bytes(&self) -> u64 {
         match self.payload {
             Payload::Nothing => 0,

@@ -1,0 +1,174 @@
+//! The thread of a disk that makes its connections, one at a time: all go to the same server.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::NbdError;
+use super::port::{Mailbox, Want};
+use super::source::{DIAL_TIME, MORE_TIME, Shared, lock};
+
+/// Pause after a failed attempt, or one that was of no use; it doubles up to the second one.
+const PAUSE_FIRST: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// How often a server that stays away is reported.
+const REPORT_EVERY: Duration = Duration::from_secs(60);
+
+/// What the dialler is told.
+pub(super) enum Order {
+    /// Make a connection for this port.
+    Dial(Weak<Mailbox>, Want),
+    /// Something has changed: a connection was lost or given up, or the disk is.
+    Look,
+    /// Run this on the dialler's thread.
+    Run(Box<dyn FnOnce() + Send>),
+}
+
+pub(super) struct Dialler {
+    shared: Arc<Shared>,
+    wanted: VecDeque<Weak<Mailbox>>,
+    pause: Duration,
+    /// Not before this, because the last attempt failed, or brought a connection that was of no use.
+    next_at: Option<Instant>,
+    /// When the last connection was made.
+    made_at: Option<Instant>,
+    reported: Option<Instant>,
+}
+
+impl Dialler {
+    pub(super) fn start(shared: Arc<Shared>, inbox: Receiver<Order>) -> io::Result<()> {
+        let dialler = Dialler {
+            shared,
+            wanted: VecDeque::new(),
+            pause: Duration::ZERO,
+            next_at: None,
+            made_at: None,
+            reported: None,
+        };
+        let thread = thread::Builder::new().name("cleave-nbd".to_owned());
+        thread.spawn(move || dialler.run(&inbox))?;
+        Ok(())
+    }
+
+    fn run(mut self, inbox: &Receiver<Order>) {
+        loop {
+            let now = Instant::now();
+            let left = self
+                .next_at
+                .map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+            let is_idle = self.wanted.is_empty() || lock(&self.shared.attached).is_closing();
+            let order = match is_idle {
+                true => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                false => inbox.recv_timeout(left),
+            };
+            match order {
+                Ok(Order::Dial(mailbox, want)) => {
+                    if want != Want::First {
+                        // Most likely lost with it.
+                        lock(&self.shared.spares).clear();
+                    }
+                    self.wanted.push_back(mailbox);
+                    self.slow_down(want);
+                }
+                Ok(Order::Look) => self.cut(),
+                Ok(Order::Run(run)) => run(),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            self.serve();
+        }
+    }
+
+    /// Ends all connections after one was lost.
+    fn cut(&self) {
+        if lock(&self.shared.attached).cut() {
+            lock(&self.shared.spares).clear();
+        }
+    }
+
+    /// Makes a connection for a port that still wants one, if the time has come: first for one whose store has none, because it
+    /// could do nothing.
+    fn serve(&mut self) {
+        if self.shared.is_abandoned() {
+            let waiting = self.wanted.drain(..);
+            let waiting = waiting.filter_map(|mailbox| mailbox.upgrade());
+            return waiting.for_each(|mailbox| mailbox.ring());
+        }
+        self.wanted.retain(|mailbox| mailbox.strong_count() > 0);
+        let attached = lock(&self.shared.attached);
+        let (is_closing, is_first) = (attached.is_closing(), attached.count == 0);
+        drop(attached);
+        if self.wanted.is_empty() || is_closing || self.is_early() {
+            return;
+        }
+        // Only this thread hands connections out, so there still is none when it has made the first.
+        match self.make(is_first) {
+            Ok(link) => {
+                (self.next_at, self.reported) = (None, None);
+                self.made_at = Some(Instant::now());
+                let needy =
+                    |port: &Weak<Mailbox>| port.upgrade().is_some_and(|port| port.is_needy());
+                let at = self.wanted.iter().position(needy).unwrap_or(0);
+                match self.wanted.get(at).and_then(Weak::upgrade) {
+                    Some(port) if !port.put(&self.shared, link, is_first) => {}
+                    _ => drop(self.wanted.remove(at)),
+                }
+            }
+            Err(error) => {
+                self.report(&error);
+                self.pause_longer();
+            }
+        }
+    }
+
+    fn make(&self, is_first: bool) -> Result<super::Link, NbdError> {
+        let spare = lock(&self.shared.spares).pop();
+        if let Some(link) = spare.filter(|link| link.is_alive()) {
+            return Ok(link);
+        }
+        // A server that lets in no more must not keep this thread from those that lose theirs.
+        let time = if is_first { DIAL_TIME } else { MORE_TIME };
+        self.shared.connect(time, is_first)
+    }
+
+    /// A server that lets us in and then hangs up must not keep us busy, nor fill the log.
+    fn slow_down(&mut self, want: Want) {
+        // One that nobody used for a while may be lost like any other.
+        let is_short = self.made_at.is_some_and(|at| at.elapsed() < PAUSE_MAX);
+        if want == Want::Better && is_short {
+            // A pause that has begun is for all connections that are lost together.
+            if !self.is_early() {
+                self.pause_longer();
+            }
+            return;
+        }
+        if self.next_at.is_none() {
+            self.pause = Duration::ZERO;
+            let made_at = self.made_at.filter(|_| want != Want::First);
+            self.next_at = made_at.map(|at| at + PAUSE_FIRST);
+        }
+    }
+
+    fn is_early(&self) -> bool {
+        self.next_at.is_some_and(|at| Instant::now() < at)
+    }
+
+    fn pause_longer(&mut self) {
+        self.pause = (self.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
+        self.next_at = Some(Instant::now() + self.pause);
+    }
+
+    fn report(&mut self, error: &NbdError) {
+        let is_due = self.reported.is_none_or(|at| at.elapsed() >= REPORT_EVERY);
+        if is_due {
+            self.reported = Some(Instant::now());
+            tracing::warn!(
+                "{}: cannot connect to the NBD server: {error}; trying again",
+                self.shared.name
+            );
+        }
+    }
+}

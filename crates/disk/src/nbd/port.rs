@@ -1,0 +1,363 @@
+//! The places of a store's connections, and what all stores of a disk know of its connections.
+
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use super::NbdError;
+use super::dialler::Order;
+use super::source::{Link, Shared, lock, new_bell, ring};
+use super::unflushed::Change;
+
+/// The log tells of lost and of new connections at most this often.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
+/// The connections that stores have.
+///
+/// When one is lost, all of them are given up before another is made: the server behind the next one may be another process that
+/// knows nothing of what was answered before. What it may lack is written again while no store has a connection, so that nothing
+/// newer can be overtaken by it.
+#[derive(Debug, Default)]
+pub(super) struct Attached {
+    pub(super) count: usize,
+    /// One was lost since the last time that there was none.
+    is_lossy: bool,
+    sockets: Vec<Weak<OwnedFd>>,
+}
+
+impl Attached {
+    /// Returns true if no connection may be handed out now.
+    pub(super) fn is_closing(&self) -> bool {
+        self.is_lossy && self.count > 0
+    }
+
+    /// Ends every connection, as if the server had closed it, if one was lost. Returns true if so.
+    pub(super) fn cut(&self) -> bool {
+        let live = self.sockets.iter().filter(|_| self.is_lossy);
+        for socket in live.filter_map(Weak::upgrade) {
+            let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
+        }
+        self.is_lossy
+    }
+}
+
+/// What the dialler knows of a store: how many connections it has.
+#[derive(Debug, Default)]
+pub(super) struct Store(AtomicUsize);
+
+/// One of the connections that stores have. It ends when the store has given the connection up, after the fence.
+#[derive(Debug)]
+pub(super) struct Attachment {
+    shared: Arc<Shared>,
+    store: Arc<Store>,
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        lock(&self.shared.attached).count -= 1;
+        self.store.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The bytes that one port moved, and the requests that wait at it. Only its own thread writes here, so that workers do not share
+/// a cache line.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Traffic {
+    sent: AtomicU64,
+    received: AtomicU64,
+    held: AtomicU64,
+}
+
+impl Traffic {
+    pub(super) fn read(&self) -> [u64; 3] {
+        [&self.sent, &self.received, &self.held].map(|counter| counter.load(Ordering::Relaxed))
+    }
+}
+
+/// Where the dialler leaves a connection.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    link: Mutex<Option<(Link, Attachment)>>,
+    bell: Arc<OwnedFd>,
+    store: Arc<Store>,
+}
+
+impl Mailbox {
+    /// Returns true if its store has no connection at all.
+    pub(super) fn is_needy(&self) -> bool {
+        self.store.0.load(Ordering::Relaxed) == 0
+    }
+
+    /// Leaves a connection. `is_first`: no store has any, and what the server may have lost was written again. Returns false, and
+    /// drops it, if it is not the first one and another was lost meanwhile.
+    pub(super) fn put(&self, shared: &Arc<Shared>, link: Link, is_first: bool) -> bool {
+        let mut attached = lock(&shared.attached);
+        if attached.is_lossy && !is_first {
+            return false;
+        }
+        attached.is_lossy = false;
+        attached.count += 1;
+        attached.sockets.retain(|socket| socket.strong_count() > 0);
+        attached.sockets.push(Arc::downgrade(&link.socket));
+        self.store.0.fetch_add(1, Ordering::Relaxed);
+        drop(attached);
+        let attachment = Attachment {
+            shared: Arc::clone(shared),
+            store: Arc::clone(&self.store),
+        };
+        *lock(&self.link) = Some((link, attachment));
+        self.ring();
+        true
+    }
+
+    pub(super) fn ring(&self) {
+        ring(&self.bell);
+    }
+}
+
+/// Why a connection is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Want {
+    First,
+    /// In place of one that was lost.
+    Next,
+    /// In place of one on which the server answered nothing.
+    Better,
+}
+
+/// The place of one connection of a store. Used on the store's thread, which it never blocks.
+#[derive(Debug)]
+pub struct Port {
+    mailbox: Arc<Mailbox>,
+    shared: Arc<Shared>,
+    orders: Sender<Order>,
+    holding: Holding,
+    traffic: Arc<Traffic>,
+}
+
+#[derive(Debug)]
+enum Holding {
+    Nothing,
+    /// `again`: it had one, and lost it.
+    Waits {
+        again: bool,
+    },
+    Connection(#[expect(dead_code, reason = "held until the connection is given up")] Attachment),
+}
+
+impl Port {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        orders: &Sender<Order>,
+        store: &Arc<Store>,
+    ) -> Result<Port, NbdError> {
+        let bell = lock(&shared.bells).pop();
+        let bell = bell.map_or_else(|| new_bell().map(Arc::new), Ok)?;
+        let traffic = Arc::new(Traffic::default());
+        lock(&shared.traffic).ports.push(traffic.clone());
+        Ok(Port {
+            mailbox: Arc::new(Mailbox {
+                link: Mutex::new(None),
+                bell,
+                store: Arc::clone(store),
+            }),
+            traffic,
+            shared: Arc::clone(shared),
+            orders: orders.clone(),
+            holding: Holding::Nothing,
+        })
+    }
+
+    /// Asks for a connection. The bell rings when there is one, or when the disk is given up; the attempts do not end before.
+    pub fn request(&mut self) {
+        if matches!(self.holding, Holding::Nothing) {
+            self.wait(Want::First);
+        }
+    }
+
+    /// The connection is given up, and another one is wanted. `was_used`: the server answered a request on it.
+    pub fn replace(&mut self, was_used: bool) {
+        if matches!(self.holding, Holding::Connection(_)) {
+            self.wait(if was_used { Want::Next } else { Want::Better });
+        }
+    }
+
+    fn wait(&mut self, want: Want) {
+        let again = want != Want::First;
+        self.holding = Holding::Waits { again };
+        self.shared.waiting.fetch_add(1, Ordering::Relaxed);
+        let mailbox = Arc::downgrade(&self.mailbox);
+        let _ = self.orders.send(Order::Dial(mailbox, want));
+    }
+
+    /// Counts and logs that the connection was lost. The other connections of the disk end too, if changes may have to be written
+    /// again. Nothing of it is repeated or failed before `fence_at`.
+    pub fn lost(&self, why: &str, fence_at: Option<Instant>) {
+        self.shared.lost.fetch_add(1, Ordering::Relaxed);
+        if self.may_tell(0) {
+            tracing::warn!(
+                "{}: the connection to the NBD server is lost ({why}); its requests wait for a new one",
+                self.shared.name
+            );
+        }
+        let mut fenced_until = lock(&self.shared.fenced_until);
+        *fenced_until = (*fenced_until).max(fence_at);
+        drop(fenced_until);
+        if self.shared.keeps_changes() {
+            let mut attached = lock(&self.shared.attached);
+            let is_new = !std::mem::replace(&mut attached.is_lossy, true);
+            drop(attached);
+            if is_new {
+                let _ = self.orders.send(Order::Look);
+            }
+        }
+    }
+
+    /// Returns when the last fence of a lost connection of this disk ends, if that is later than `time`.
+    pub fn fenced(&self, time: Instant) -> Instant {
+        lock(&self.shared.fenced_until).map_or(time, |until| until.max(time))
+    }
+
+    fn may_tell(&self, what: usize) -> bool {
+        let Some(told) = self.shared.told.get(what) else {
+            return false;
+        };
+        let mut told = lock(told);
+        let is_due = told.is_none_or(|at| at.elapsed() >= TELL_EVERY);
+        if is_due {
+            *told = Some(Instant::now());
+        }
+        is_due
+    }
+
+    /// Keeps a change that was answered until it is flushed. `change` is called if that is of use. Returns true if so much is kept
+    /// that a flush is due.
+    pub fn keep(&self, change: impl FnOnce() -> Option<Change>) -> bool {
+        if !self.shared.keeps_changes() {
+            return false;
+        }
+        // The copy is made without the lock.
+        let Some(change) = change() else {
+            return false;
+        };
+        let mut unflushed = lock(&self.shared.unflushed);
+        unflushed.add(change);
+        unflushed.bytes() * 2 >= self.shared.spec.replay_bytes
+    }
+
+    /// Returns true if no other change may be sent before a flush.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        lock(&self.shared.unflushed).bytes() >= self.shared.spec.replay_bytes
+    }
+
+    /// Returns true if changes were answered and not flushed.
+    pub fn has_unflushed(&self) -> bool {
+        lock(&self.shared.unflushed).bytes() > 0
+    }
+
+    /// Returns the number of the next change that is kept: a flush that is sent now covers those before it.
+    pub fn answered(&self) -> u64 {
+        lock(&self.shared.unflushed).end()
+    }
+
+    /// Drops the changes before number `end`.
+    pub fn flushed(&self, end: u64) {
+        let durable = lock(&self.shared.unflushed).flushed(end);
+        // Freed without the lock.
+        drop(durable);
+    }
+
+    /// Counts bytes that went to the server.
+    #[inline]
+    pub fn count_sent(&self, bytes: u64) {
+        bump(&self.traffic.sent, bytes);
+    }
+
+    /// Counts bytes that came from it.
+    #[inline]
+    pub fn count_received(&self, bytes: u64) {
+        bump(&self.traffic.received, bytes);
+    }
+
+    /// Says how many requests wait for a connection.
+    #[inline]
+    pub fn set_held(&self, requests: usize) {
+        self.traffic.held.store(requests as u64, Ordering::Relaxed);
+    }
+
+    /// Takes the connection that was made.
+    pub fn take(&mut self) -> Option<Link> {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.mailbox.bell, &mut count);
+        let (link, attachment) = lock(&self.mailbox.link).take()?;
+        let Holding::Waits { again } = self.holding else {
+            return None;
+        };
+        if self.is_abandoned() {
+            return None;
+        }
+        self.holding = Holding::Connection(attachment);
+        self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+        if again {
+            self.shared.reconnects.fetch_add(1, Ordering::Relaxed);
+            if self.may_tell(1) {
+                tracing::info!("{}: connected to the NBD server again", self.shared.name);
+            }
+        }
+        Some(link)
+    }
+
+    /// The disk is given up: no connection comes any more, and nothing is to be sent.
+    #[inline]
+    pub fn is_abandoned(&self) -> bool {
+        self.shared.is_abandoned()
+    }
+
+    /// Readable when `take` may find a connection, or the disk is given up.
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.mailbox.bell.as_fd()
+    }
+
+    pub(super) fn bell_fd(&self) -> &OwnedFd {
+        &self.mailbox.bell
+    }
+
+    /// Rings the bell, to end a watch of it.
+    pub fn wake(&self) {
+        self.mailbox.ring();
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        if let Holding::Waits { .. } = self.holding {
+            self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.holding = Holding::Nothing;
+        if let Some((link, _)) = lock(&self.mailbox.link).take() {
+            link.part();
+        }
+        // Others may wait until the last connection is given up.
+        let _ = self.orders.send(Order::Look);
+        // If the dialler still rings it, its next user finds nothing.
+        lock(&self.shared.bells).push(self.mailbox.bell.clone());
+        let mut ledger = lock(&self.shared.traffic);
+        let [sent, received, _] = self.traffic.read();
+        ledger.past[0] += sent;
+        ledger.past[1] += received;
+        ledger
+            .ports
+            .retain(|port| !Arc::ptr_eq(port, &self.traffic));
+    }
+}
+
+/// Adds to a counter that no other thread writes.
+#[inline]
+fn bump(counter: &AtomicU64, count: u64) {
+    let sum = counter.load(Ordering::Relaxed).wrapping_add(count);
+    counter.store(sum, Ordering::Relaxed);
+}

@@ -1,0 +1,180 @@
+//! What is said on a connection before a store gets it, or without one: changes that are written again, and a flush.
+
+use std::time::Duration;
+
+use super::dial::{Call, NbdError};
+use super::handshake::Export;
+use super::unflushed::Change;
+use super::wire::{self, Request, chunk, export, request};
+
+/// Most changes that wait for their replies at a time, and most bytes of them. So many replies fit into any socket, so the server
+/// never waits for us while we wait for it.
+const BATCH_MAX: usize = 64;
+const BATCH_BYTES: u64 = 1 << 20;
+/// Most bytes of zeroes in one request, where the server cannot zero by itself.
+const ZEROES_BYTES: u64 = 1 << 20;
+
+/// Result of writing changes again.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Replayed {
+    /// The bytes that they changed.
+    pub(super) bytes: u64,
+    /// Those of them that the server refused.
+    pub(super) refused_bytes: u64,
+}
+
+/// Sends changes again, in order. Two that overlap are never under way at the same time, because a server may do requests in any
+/// order. `time`: how long a batch of them may take.
+pub(super) fn replay<'a>(
+    call: &mut Call,
+    export: &Export,
+    changes: impl Iterator<Item = &'a Change>,
+    time: Duration,
+    is_abandoned: impl Fn() -> bool,
+) -> Result<Replayed, NbdError> {
+    let mut batch = Batch::default();
+    let mut replayed = Replayed::default();
+    for change in changes {
+        let is_full = batch.changes.len() >= BATCH_MAX || batch.bytes >= BATCH_BYTES;
+        if is_full || batch.changes.iter().any(|sent| sent.overlaps(change)) {
+            batch.await_replies(call, &mut replayed)?;
+        }
+        if is_abandoned() {
+            return Err(NbdError::Closed);
+        }
+        call.allow(time);
+        batch.send(call, export, change)?;
+    }
+    batch.await_replies(call, &mut replayed)?;
+    Ok(replayed)
+}
+
+/// The changes that are under way.
+#[derive(Debug, Default)]
+struct Batch<'a> {
+    changes: Vec<&'a Change>,
+    /// The change of each request whose reply has not come. The first one has the cookie `first`.
+    due: Vec<Option<&'a Change>>,
+    first: u64,
+    bytes: u64,
+}
+
+impl<'a> Batch<'a> {
+    fn send(
+        &mut self,
+        call: &mut Call,
+        server: &Export,
+        change: &'a Change,
+    ) -> Result<(), NbdError> {
+        let lacks = |flag| !server.has(flag);
+        let mut flags = change.flags;
+        if lacks(export::FUA) {
+            flags &= !request::FUA;
+        }
+        let (kind, most) = match change.kind {
+            // The guest may read anything there.
+            request::TRIM if lacks(export::TRIM) => return Ok(()),
+            request::WRITE_ZEROES if lacks(export::WRITE_ZEROES) => {
+                flags &= request::FUA;
+                (request::WRITE, ZEROES_BYTES)
+            }
+            request::WRITE if change.data.is_empty() => (request::WRITE, ZEROES_BYTES),
+            kind => (kind, u64::MAX),
+        };
+        let most = match kind {
+            request::WRITE => most.min(server.payload_max.into()),
+            _ => most,
+        };
+        let mut at = 0;
+        while at < change.len {
+            let len = most.min(change.len - at);
+            let cookie = self.first + self.due.len() as u64;
+            let request = Request {
+                flags,
+                kind,
+                cookie,
+                offset: change.offset + at,
+                // A change was one request before.
+                len: len as u32,
+            };
+            call.write(&request.bytes())?;
+            if kind == request::WRITE {
+                let data = change.data.get(at as usize..(at + len) as usize);
+                match data {
+                    Some(data) => call.write(data)?,
+                    None => call.write(&vec![0; len as usize])?,
+                }
+                self.bytes += len;
+            }
+            self.due.push(Some(change));
+            at += len;
+        }
+        self.changes.push(change);
+        Ok(())
+    }
+
+    fn await_replies(&mut self, call: &mut Call, replayed: &mut Replayed) -> Result<(), NbdError> {
+        for _ in 0..self.due.len() {
+            let (cookie, error) = reply(call)?;
+            let place = cookie.checked_sub(self.first);
+            let due = place.and_then(|at| self.due.get_mut(at as usize));
+            let change = due
+                .and_then(Option::take)
+                .ok_or(NbdError::Breach("it answered a request that was not asked"))?;
+            match error {
+                wire::SHUTS_DOWN => return Err(NbdError::ShutsDown(String::new())),
+                // A hint.
+                _ if error != 0 && change.kind != request::TRIM => {
+                    replayed.refused_bytes += change.len;
+                }
+                _ => {}
+            }
+        }
+        replayed.bytes += self.changes.iter().map(|change| change.len).sum::<u64>();
+        self.first += self.due.len() as u64;
+        self.due.clear();
+        self.changes.clear();
+        self.bytes = 0;
+        Ok(())
+    }
+}
+
+/// Has the server flush. Returns its error, or 0.
+pub(super) fn flush(call: &mut Call) -> Result<u32, NbdError> {
+    let request = Request {
+        kind: request::FLUSH,
+        ..Request::DISCONNECT
+    };
+    call.write(&request.bytes())?;
+    match reply(call)? {
+        (0, error) => Ok(error),
+        _ => Err(NbdError::Breach("it answered a request that was not asked")),
+    }
+}
+
+/// Reads the reply to a request that returns no data: its cookie, and the server's error or 0.
+fn reply(call: &mut Call) -> Result<(u64, u32), NbdError> {
+    let magic = u32::from_be_bytes(call.array()?);
+    let error = u32::from_be_bytes(call.array()?);
+    let cookie = u64::from_be_bytes(call.array()?);
+    // In a chunk, flags and type are where a simple reply has the error.
+    let (flags, kind) = ((error >> 16) as u16, error as u16);
+    match magic {
+        wire::SIMPLE_REPLY => Ok((cookie, error)),
+        wire::STRUCTURED_REPLY if flags & chunk::DONE != 0 => {
+            let len = u32::from_be_bytes(call.array()?) as usize;
+            match kind {
+                chunk::NONE if len == 0 => Ok((cookie, 0)),
+                _ if kind & chunk::ERROR != 0 && (6..=wire::TEXT_MAX + 14).contains(&len) => {
+                    let error = u32::from_be_bytes(call.array()?);
+                    call.read(&mut vec![0; len - 4])?;
+                    Ok((cookie, error.max(1)))
+                }
+                _ => Err(NbdError::Breach(
+                    "a chunk of a reply has an impossible type",
+                )),
+            }
+        }
+        _ => Err(NbdError::Breach("a reply has another magic")),
+    }
+}

@@ -1,0 +1,171 @@
+//! Changes that were answered and not flushed when the server was lost.
+
+use super::*;
+
+/// Lets the server lose everything that it was not asked to flush, as a process that ends does.
+fn lose_all(bench: &Bench) {
+    bench.server.fill(|_| 0);
+    bench.server.hang_up();
+}
+
+fn put(bench: &Bench, store: &mut Uring, kind: cleave_blk::OpKind, offset: u64, byte: u8) {
+    bench.guest.put(&[segment(0, 4096)], &[byte; 4096]);
+    let memory = [segment(0, 4096)];
+    assert_eq!(run(store, op(kind, offset, 4096, &memory)), Ok(()));
+}
+
+/// Two workers of two connections each: the write that is newer went through another connection than the older one.
+#[test]
+fn a_server_that_lost_what_it_answered_gets_it_again_in_order() {
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "&connections=2&fence=1");
+    let mut stores = [bench.store(), bench.store()];
+    for turn in 0..8 {
+        put(&bench, &mut stores[turn % 2], PLAIN, 0, turn as u8 + 1);
+    }
+    put(&bench, &mut stores[0], PLAIN, 8192, 0x55);
+    put(&bench, &mut stores[1], DURABLE, 8192, 0x66);
+    assert_eq!(run(&mut stores[1], op(ZERO, 8192, 512, &[])), Ok(()));
+    lose_all(&bench);
+    // Each worker has to notice that its connections are gone.
+    for store in &mut stores {
+        store.push(op(SYNC, 0, 0, &[]), 1);
+    }
+    let mut left = 2;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while left > 0 {
+        assert!(Instant::now() < deadline, "it never comes back");
+        for store in &mut stores {
+            let soon = Instant::now() + Duration::from_millis(5);
+            store.enter(Wait::Until(Some(soon))).unwrap();
+            if let Some(Event::Done { result, .. }) = store.reap() {
+                assert_eq!(result, Ok(()));
+                left -= 1;
+            }
+        }
+    }
+    let bytes = bench.server.bytes();
+    assert!(bytes[..4096].iter().all(|byte| *byte == 8));
+    assert!(bytes[8192..8704].iter().all(|byte| *byte == 0));
+    assert!(bytes[8704..12288].iter().all(|byte| *byte == 0x66));
+    let state = bench.state();
+    assert_eq!(state.unflushed_bytes, 0);
+    assert!(state.replayed_bytes >= 10 * 4096 + 512, "{state:?}");
+}
+
+#[test]
+fn what_was_flushed_is_not_sent_again() {
+    let bench = Bench::new(Export::able(SIZE), "&fence=1");
+    let mut store = bench.store();
+    put(&bench, &mut store, PLAIN, 0, 1);
+    put(&bench, &mut store, DURABLE, 4096, 2);
+    assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Ok(()));
+    // No older one is kept, so it need not be either.
+    put(&bench, &mut store, DURABLE, 8192, 3);
+    assert_eq!(bench.state().unflushed_bytes, 0);
+    bench.server.hang_up();
+    assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Ok(()));
+    assert_eq!(bench.state().replayed_bytes, 0);
+}
+
+#[test]
+fn a_server_that_refuses_them_fails_every_flush() {
+    let bench = Bench::new(Export::able(SIZE), "&fence=1");
+    let mut store = bench.store();
+    put(&bench, &mut store, PLAIN, 0, 1);
+    bench.server.react(|asked| match asked.kind {
+        WRITE => Reaction::Send(simple(asked.cookie, 28, &[])),
+        _ => Reaction::Honest,
+    });
+    lose_all(&bench);
+    assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Err(libc::EIO));
+    assert!(bench.disk.sync_failed());
+    assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Err(libc::EIO));
+}
+
+/// The guest never flushes.
+#[test]
+fn so_much_is_kept_and_no_more() {
+    let bench = Bench::new(Export::able(SIZE), "&replay=1");
+    let mut store = bench.store();
+    bench.server.react(|asked| match asked.kind {
+        FLUSH => Reaction::After(Duration::from_millis(20)),
+        _ => Reaction::Honest,
+    });
+    let memory = [segment(0, 256 << 10)];
+    let (mut pushed, mut done, mut most) = (0, 0, 0);
+    while done < 64 {
+        while pushed < 64 && pushed < done + 4 {
+            store.push(
+                op(PLAIN, pushed % 16 * (256 << 10), 256 << 10, &memory),
+                pushed,
+            );
+            pushed += 1;
+        }
+        assert_eq!(next_done(&mut store).1, Ok(()));
+        done += 1;
+        most = most.max(bench.state().unflushed_bytes);
+    }
+    // Those that were sent before the limit was reached come on top.
+    assert!(most <= (1 << 20) + 4 * ((256 << 10) + 64), "{most}");
+    let asked = bench.server.asked();
+    let flushes = asked.iter().filter(|asked| asked.kind == FLUSH).count();
+    assert!(flushes >= 8, "{flushes}");
+    assert_eq!(bench.lost(), 0);
+}
+
+#[test]
+fn a_flush_may_take_longer_than_a_server_may_be_silent() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=1&reconnect=1");
+    let mut store = bench.store();
+    bench.server.react(|asked| match asked.kind {
+        FLUSH => Reaction::After(Duration::from_millis(5500)),
+        _ => Reaction::Honest,
+    });
+    assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Ok(()));
+    assert_eq!((bench.server.asked().len(), bench.lost()), (1, 0));
+}
+
+/// qemu-nbd that is started again with a smaller `--shared`.
+#[test]
+fn requests_move_to_the_connections_that_come_back() {
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "&connections=4&reconnect=3");
+    let mut stores = [bench.store(), bench.store()];
+    let memory = [segment(0, 512)];
+    for store in &mut stores {
+        assert_eq!(run(store, op(GET, 0, 512, &memory)), Ok(()));
+    }
+    while bench.state().connected < 8 {
+        for store in &mut stores {
+            let soon = Instant::now() + Duration::from_millis(5);
+            store.enter(Wait::Until(Some(soon))).unwrap();
+        }
+    }
+    bench.server.accept_more(2);
+    bench.server.hang_up();
+    for store in &mut stores {
+        (0..8).for_each(|number| store.push(op(GET, number * 512, 512, &memory), number));
+    }
+    let mut left = 16;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while left > 0 {
+        assert!(Instant::now() < deadline, "{left} requests never end");
+        for store in &mut stores {
+            let soon = Instant::now() + Duration::from_millis(5);
+            store.enter(Wait::Until(Some(soon))).unwrap();
+            while let Some(Event::Done { result, .. }) = store.reap() {
+                assert_eq!(result, Ok(()));
+                left -= 1;
+            }
+        }
+    }
+    // Each worker has one of the two.
+    assert_eq!(bench.state().connected, 2);
+}
