@@ -430,7 +430,7 @@ fn a_killed_server_of_a_qcow2_image_loses_nothing_that_it_answered() {
             .queue(0)
             .read(u64::from(number) << 20, &mut bytes)
             .unwrap();
-        assert_eq!(bytes, [number + 1; 4096]);
+        assert!(bytes == [number + 1; 4096], "write {number} is lost");
     }
     let connections = &report(&control)["store"]["connections"];
     assert_eq!(
