@@ -69,8 +69,8 @@ pub(crate) fn a_confined_node_connects_again_over_tcp_and_unix_sockets() {
         let id = format!("d{number}");
         let (mut server, at) = server(&servers, &id, at);
         let uri = match number {
-            3 => at.uri("", "").replace("127.0.0.1", "localhost"),
-            _ => at.uri("", ""),
+            3 => at.uri("", "fence=1").replace("127.0.0.1", "localhost"),
+            _ => at.uri("", "fence=1"),
         };
         node.add(
             &id,
@@ -109,7 +109,7 @@ pub(crate) fn disks_of_a_pool_connect_again() {
         let at = places.remove(0);
         let id = format!("d{number}");
         let (mut server, at) = server(&servers, &id, at);
-        node.add(&id, &body(at.uri("", "connections=2"), way));
+        node.add(&id, &body(at.uri("", "connections=2&fence=1"), way));
         survives_a_restart(&node, &id, &mut server, &at);
         // Without its server a disk waits; the other one does not.
         let mut client = node.open(&id, &small(1));
