@@ -50,6 +50,7 @@ end() {
     done
 }
 trap end EXIT
+trap 'exit 1' TERM INT
 
 until_true() {
     for _ in $(seq 200); do
@@ -79,6 +80,8 @@ reaches_no_socket_but_its_own() {
 is_another() { [ "$(pid "$1")" != 0 ] && [ "$(pid "$1")" != "$2" ] && inside systemctl is-active "$1"; }
 
 inside apt-get install --yes --no-install-recommends /cleave.deb >"$work.log" 2>&1 || fail "$(cat "$work.log")"
+
+. "${0%/*}/pages.sh"
 
 for socket in /run/victim.sock /run/victim/sock /var/lib/libvirt/qemu/victim; do
     inside mkdir -p ${socket%/*}
@@ -170,4 +173,4 @@ for left in /etc/cleave /var/lib/cleave /run/cleave; do
 done
 ! inside grep -q '^cleave' /etc/group || fail "a group is left after a purge"
 inside test -e /var/lib/images/a.img || fail "a purge took an image"
-echo "booted with $(inside systemctl --version | head -n 1): units served, were killed, hung, and were removed"
+echo "booted with $(inside systemctl --version | head -n 1): units served, were killed, hung, and were removed; $pasted blocks of the pages pasted, $skipped not"

@@ -10,7 +10,9 @@ use crate::step::{Result, empty_folder, quietly, step};
 
 /// Runs as root.
 pub(super) fn run(root: &Path, release: &Release) -> Result {
-    setup::provide_programs(root, &["lintian", "man", "systemd-analyze", "unshare"])?;
+    let checked_with = ["lintian", "man", "systemd-analyze", "unshare"];
+    let pasted = ["qemu-system-x86_64", "qemu-img"];
+    setup::provide_programs(root, &[&checked_with[..], &pasted].concat())?;
     let remedy = "the script is xtask/src/dist/check.sh";
     step("installation", remedy, || {
         let folder = release.out.join("root");
