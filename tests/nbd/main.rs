@@ -530,7 +530,7 @@ fn an_operator_has_the_server_flush_with_and_without_a_guest() {
 fn what_a_connection_moves_and_what_waits_for_it_is_shown() {
     let scratch = Scratch::in_memory();
     let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
-    let (daemon, control) = serve(&server.uri("&reconnect=600"), &[]);
+    let (daemon, control) = serve(&server.uri("&reconnect=600&fence=1"), &[]);
     let mut client = daemon.open(&small(1));
     for _ in 0..10 {
         client.queue(0).write(0, &[1; 4096]).unwrap();

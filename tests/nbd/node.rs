@@ -166,7 +166,7 @@ pub(crate) fn a_disk_that_is_removed_writes_nothing_when_its_server_is_back() {
     let servers = Scratch::in_memory();
     let server = NbdServer::start(&servers.join("nbd"), Export::able(8 << 20));
     let node = Node::start();
-    let disk = json!({"disk": [server.uri("&reconnect=600")], "persistent": false});
+    let disk = json!({"disk": [server.uri("&reconnect=600&fence=1")], "persistent": false});
     node.add("d", &disk);
     let mut client = node.open("d", &small(1));
     client.queue(0).write(0, &[1; 512]).unwrap();

@@ -289,7 +289,7 @@ fn a_request_that_a_server_refuses_because_it_shuts_down_needs_no_fence() {
 /// Whoever serves the guest after that would have its writes replaced by old ones.
 #[test]
 fn a_disk_that_is_given_up_sends_nothing_more_and_waits_for_nothing() {
-    let bench = Bench::new(Export::able(SIZE), "&reconnect=600");
+    let bench = Bench::new(Export::able(SIZE), "&reconnect=600&fence=1");
     let mut store = bench.store();
     bench.server.accept(false);
     bench.server.hang_up();
