@@ -116,7 +116,7 @@ fn cleaned(line: &[u8], priority: &str) -> Vec<u8> {
     let line = String::from_utf8_lossy(line);
     let line = match priority {
         "" => line.trim_end_matches('\n'),
-        // What is left of the time.
+        // The rest of the time.
         _ => line.trim_end_matches('\n').trim_start_matches(' '),
     };
     let is_harmless = |c: char| c == '\x1b' || !(c.is_control() || is_mark(c));

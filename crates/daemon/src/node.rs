@@ -351,7 +351,7 @@ impl Node {
         }
     }
 
-    /// Takes out a disk that was added in vain. `before` is the disk in whose place it was; it comes back if its file is still there.
+    /// Takes out a disk whose addition failed. `before` is the disk in whose place it was; it comes back if its file is still there.
     fn give_up(&self, kept: &Arc<Kept>, before: Option<Arc<Kept>>) {
         self.forget(kept);
         if let Some(before) = before.filter(|before| before.has_file()) {

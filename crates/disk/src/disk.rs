@@ -385,7 +385,7 @@ impl Disk {
         self.sync_failed.store(true, Ordering::Release);
     }
 
-    /// Whether an fsync ever failed, or a server lost what it had answered.
+    /// Returns true if an fsync ever failed, or a server lost what it had answered.
     pub fn sync_failed(&self) -> bool {
         self.sync_failed.load(Ordering::Acquire)
             || matches!(self.backing(), Backing::Nbd(nbd) if nbd.has_lost_data())

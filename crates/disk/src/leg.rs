@@ -266,7 +266,7 @@ impl Leg {
         }
     }
 
-    /// Whether a program serves its file; see [`Backing::File`].
+    /// Returns true if a program serves its file; see [`Backing::File`].
     pub fn has_server(&self) -> bool {
         matches!(self.backing, Backing::File { has_server, .. } if has_server)
     }
