@@ -33,7 +33,7 @@ pub use lateness::{Lateness, unless_late};
 pub use load::{pattern, writes_all};
 pub use model::{Model, seeded};
 pub use node::{Node, disk_socket};
-pub use scratch::{LoopDevice, Mount, Scratch, is_root, run, run_on};
+pub use scratch::{LoopDevice, Mount, Scratch, go_first, is_root, run, run_on};
 pub use stream::{Cut, stream};
 pub use table::{Basis, Outcome, Row, ensure, policy, row, run_rows, scale, specified};
 pub use timing::{Stopwatch, TIMEOUT, set_time_limit, time_limit, wait_until};

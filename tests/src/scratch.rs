@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 use tempfile::TempDir;
 
@@ -84,9 +85,14 @@ pub fn run_on(cpus: &[usize], is_guest: bool) {
     cpus.iter().for_each(|cpu| set.set(*cpu));
     sched_setaffinity(None, &set).unwrap();
     if is_guest {
-        let thread = gettid().as_raw_nonzero().to_string();
-        run("chrt", &["--fifo", "--pid", "10", &thread]).unwrap();
+        go_first(gettid());
     }
+}
+
+/// Has this thread run before all that has the usual priority, which takes root.
+pub fn go_first(thread: Pid) {
+    let thread = thread.as_raw_nonzero().to_string();
+    run("chrt", &["--fifo", "--pid", "10", &thread]).unwrap();
 }
 
 /// A mounted file system, unmounted when dropped.
