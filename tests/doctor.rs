@@ -8,8 +8,10 @@ use std::path::Path;
 use std::process::Command;
 
 use cleave_tests::nbd::{Export, NbdServer};
-use cleave_tests::{Daemon, Scratch, ignored, is_root, program_copy, run_to_exit, wait_until};
-use serde_json::Value;
+use cleave_tests::{
+    Daemon, Node, Scratch, ignored, is_root, program_copy, run_to_exit, wait_until,
+};
+use serde_json::{Value, json};
 
 /// A user without rights, on every system.
 const NOBODY: &str = "65534";
@@ -160,6 +162,105 @@ fn an_image_in_use_is_a_problem_that_names_the_process() {
     assert_eq!(code, Some(0), "{found:?}");
     let is_named = |(level, line): &(String, String)| level == "warning" && line.contains(&own);
     assert!(found.iter().any(is_named), "{found:?}");
+}
+
+#[test]
+fn a_disk_that_is_served_at_the_socket_in_question_is_well() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 1 << 20);
+    let daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
+    let socket = daemon.socket().to_str().unwrap();
+    let (code, found) = ask("--disk", &image, &["--socket-path", socket, "--user", "0"]);
+    assert_eq!(code, Some(0), "{found:?}");
+    let says = format!("cleave [{}] serves it at {socket}", daemon.pid());
+    let is_served = |(level, line): &(String, String)| level == "ok" && line.starts_with(&says);
+    assert!(found.iter().any(is_served), "{says:?} is not in {found:?}");
+    // Any other process that has it open is worth knowing.
+    let _reader = std::fs::File::open(&image).unwrap();
+    let (code, found) = ask("--disk", &image, &["--socket-path", socket, "--user", "0"]);
+    let own = format!("[{}]", std::process::id());
+    assert_eq!(code, Some(0), "{found:?}");
+    let is_named = |(level, line): &(String, String)| level == "warning" && line.contains(&own);
+    assert!(found.iter().any(is_named), "{found:?}");
+}
+
+#[test]
+fn a_disk_of_a_node_is_well_at_its_own_socket_only() {
+    let node = Node::start();
+    let scratch = Scratch::new();
+    let images = ["vm1", "vm2"].map(|id| {
+        let image = scratch.image(id, 1 << 20);
+        node.add(id, &json!({ "disk": [image] }));
+        image
+    });
+    let socket = node.socket("vm1");
+    let socket = socket.to_str().unwrap();
+    let ask = |image| ask("--disk", image, &["--socket-path", socket, "--user", "0"]);
+    let (code, found) = ask(&images[0]);
+    assert_eq!(code, Some(0), "{found:?}");
+    let (code, found) = ask(&images[1]);
+    assert_eq!(code, Some(1), "{found:?}");
+    let is_refused = |(level, line): &(String, String)| {
+        level == "problem" && line.contains("in use by another cleave")
+    };
+    assert!(found.iter().any(is_refused), "{found:?}");
+}
+
+#[test]
+fn an_image_that_the_unit_may_not_write_to_is_named() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 1 << 20);
+    // In place of systemctl, for the unit of a single disk, which is confined, and that of a node, which is not.
+    let systemctl = scratch.join("systemctl");
+    let script = "#!/bin/sh\necho LoadState=loaded\n\
+                  case $4 in cleave@*) echo ProtectSystem=strict ;; esac\necho PrivateTmp=no\n";
+    std::fs::write(&systemctl, script).unwrap();
+    allow(&systemctl, 0o755);
+    let ask = |more: &[&str]| {
+        let path = format!(
+            "{}:{}",
+            scratch.path().display(),
+            std::env::var("PATH").unwrap()
+        );
+        let mut command = Command::new(cleave_tests::program_path());
+        command.args(["doctor", "--json", "--disk"]).arg(&image);
+        let output = command.args(more).env("PATH", path).output().unwrap();
+        findings(&String::from_utf8(output.stdout).unwrap(), "disk")
+    };
+    let found = ask(&[]);
+    let edit = format!(
+        "the unit cleave@NAME may only read {}: if it is to serve this disk, systemctl edit cleave@, [Service] ReadWritePaths={}",
+        image.display(),
+        scratch.path().display()
+    );
+    let warning = ("warning".to_owned(), edit);
+    assert!(found.contains(&warning), "{warning:?} is not in {found:?}");
+    // A disk without a file of settings is one of the node.
+    let found = ask(&["--socket-path", "/run/cleave/no-such-disk/disk.sock"]);
+    assert!(found.iter().all(|(level, _)| level == "ok"), "{found:?}");
+    let found = ask(&["--socket-path", "/nowhere/disk.sock"]);
+    assert!(found.iter().all(|(level, _)| level == "ok"), "{found:?}");
+}
+
+#[test]
+fn a_listener_whose_socket_was_renamed_is_found() {
+    let node = Node::start();
+    let scratch = Scratch::new();
+    node.add("vm1", &json!({ "disk": [scratch.image("vm1", 1 << 20)] }));
+    let socket = node.socket("vm1");
+    let (code, found) = ask("--socket-path", &socket, &["--user", "0"]);
+    assert_eq!(code, Some(0), "{found:?}");
+    assert!(found[1].1.starts_with("a program listens"), "{found:?}");
+    // A file that took the name of a socket that is listened on has no listener itself.
+    let listener = UnixListener::bind(scratch.join("old")).unwrap();
+    std::fs::rename(scratch.join("old"), scratch.join("moved")).unwrap();
+    drop(UnixListener::bind(scratch.join("old")).unwrap());
+    let (_, found) = ask("--socket-path", &scratch.join("moved"), &["--user", "0"]);
+    assert!(found[1].1.starts_with("a program listens"), "{found:?}");
+    assert!(wait_until(|| {
+        ask("--socket-path", &scratch.join("old"), &["--user", "0"]).1[1].0 == "warning"
+    }));
+    drop(listener);
 }
 
 #[test]

@@ -383,9 +383,7 @@ impl PathLock {
         socket: &Path,
         refuse: impl Fn() -> Result<(), Failure>,
     ) -> Result<Option<PathLock>, Failure> {
-        let mut path = socket.as_os_str().to_owned();
-        path.push(".lock");
-        let path = PathBuf::from(path);
+        let path = lock_path(socket);
         for tries in 1.. {
             let (file, is_new) = match open_lock(&path) {
                 Ok(opened) => opened,
@@ -482,6 +480,34 @@ impl Drop for PathLock {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// The lock file of a socket.
+fn lock_path(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".lock");
+    PathBuf::from(path)
+}
+
+/// What the lock file beside a socket tells of the daemon that made it.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    /// The daemon has the lock file open.
+    pub(crate) lock: fs::Metadata,
+    /// The specs of the disk.
+    pub(crate) disk: String,
+}
+
+/// Reads the lock file beside `socket`, if a daemon has recorded its disk there.
+pub(crate) fn recorded(socket: &Path) -> Option<Recorded> {
+    let path = lock_path(socket);
+    let lock = fs::symlink_metadata(&path).ok()?;
+    let text = match lock.is_file() && lock.len() <= LOCK_BYTES_MAX {
+        true => fs::read_to_string(path).ok()?,
+        false => return None,
+    };
+    let disk = text.strip_prefix(SERVED)?.trim_end().to_owned();
+    Some(Recorded { lock, disk })
 }
 
 /// The line of a lock file.

@@ -45,7 +45,7 @@ fn line(error: &OpenError) -> Option<String> {
             let folder = Path::new(name).parent()?.display();
             Some(format!("ReadWritePaths={folder}"))
         }
-        OpenError::NoRead(name) | OpenError::NoWrite(name) if is_home(name) => {
+        OpenError::NoRead(name) | OpenError::NoWrite(name) if is_home(Path::new(name)) => {
             Some("ProtectHome=no".to_owned())
         }
         OpenError::NoRead(_) | OpenError::NoWrite(_) => {
@@ -60,10 +60,11 @@ fn line(error: &OpenError) -> Option<String> {
     }
 }
 
-fn is_home(name: &str) -> bool {
+/// Returns true for a path that ProtectHome= is about.
+pub(crate) fn is_home(path: &Path) -> bool {
     ["/home", "/root", "/run/user"]
         .iter()
-        .any(|home| Path::new(name).starts_with(home))
+        .any(|home| path.starts_with(home))
 }
 
 /// The line that permits a connection.

@@ -101,6 +101,12 @@ inside systemctl enable --now cleave@a 2>/dev/null
 serves /run/cleave/a/disk.sock
 reaches_no_socket_but_its_own cleave@a
 inside systemctl status --no-pager cleave@a | grep -q /var/lib/images/a.img || fail "its status does not name the disk"
+inside cleave doctor --user root --socket-path /run/cleave/a/disk.sock --disk /var/lib/images/a.img >"$work.log" ||
+    fail "doctor finds a problem of a disk that is served: $(cat "$work.log")"
+inside truncate -s 16M /srv/a.img
+! inside cleave doctor --user root --socket-path /run/cleave/a/disk.sock --disk /srv/a.img >"$work.log" ||
+    fail "doctor has not seen that the unit may only read /srv: $(cat "$work.log")"
+grep -q 'systemctl edit cleave@, \[Service\] ReadWritePaths=/srv$' "$work.log" || fail "doctor: $(cat "$work.log")"
 inside systemctl reload cleave@a
 was=$(pid cleave@a)
 inside systemctl kill --signal=KILL cleave@a

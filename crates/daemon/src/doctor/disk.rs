@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::access::{self, READ, WRITE};
 use super::finding::Finding;
+use super::mounts;
 use super::users::User;
 
 const CHECK: &str = "disk";
@@ -24,10 +25,10 @@ const OPEN_TIME: Duration = Duration::from_secs(20);
 /// Most processes that are named.
 const NAMED_MAX: usize = 4;
 
-/// Checks a disk for the user that runs this program.
-pub(super) fn check(spec: &DiskSpec, user: &User) -> Vec<Finding> {
+/// Checks a disk for the user that runs this program. A daemon may serve it at `socket` already.
+pub(super) fn check(spec: &DiskSpec, user: &User, socket: Option<&Path>) -> Vec<Finding> {
     match spec.path() {
-        Some(path) => file(spec, path, user),
+        Some(path) => file(spec, path, user, socket),
         None => vec![other(spec)],
     }
 }
@@ -54,7 +55,7 @@ fn other(spec: &DiskSpec) -> Finding {
 }
 
 /// Checks an image or a block device.
-fn file(spec: &DiskSpec, path: &Path, user: &User) -> Vec<Finding> {
+fn file(spec: &DiskSpec, path: &Path, user: &User, socket: Option<&Path>) -> Vec<Finding> {
     let shown = path.display();
     let mut findings = Vec::new();
     let unreadable = access::check(CHECK, path, user, READ);
@@ -69,25 +70,60 @@ fn file(spec: &DiskSpec, path: &Path, user: &User) -> Vec<Finding> {
     let Ok(found) = fs::metadata(path) else {
         return findings;
     };
-    let holders = holders(&found);
-    if found.file_type().is_block_device() {
+    let mut holders = holders(&found);
+    let server = socket.and_then(|socket| served(socket, &found, &mut holders));
+    let is_served = server.is_some();
+    findings.extend(server);
+    if !is_served {
+        findings.extend(mounts::check(CHECK, path, socket));
+    }
+    if found.file_type().is_block_device() && !is_served {
         findings.extend(claimed(path));
     }
     match open(spec) {
-        Ok(_) if holders.is_empty() => findings.push(Finding::ok(
+        Ok(_) if !holders.is_empty() => findings.push(open_elsewhere(path, &holders)),
+        Err(OpenError::InUse(_)) if is_served && !holders.is_empty() => {
+            findings.push(open_elsewhere(path, &holders));
+        }
+        Ok(_) | Err(OpenError::InUse(_)) if is_served => {}
+        Ok(_) => findings.push(Finding::ok(
             CHECK,
             "it can be locked, and no process that can be seen has it open",
-        )),
-        Ok(_) => findings.push(Finding::warning(
-            CHECK,
-            format!("{shown} is open in {}", named(&holders)),
-            "make sure that none of them writes to it while a guest has it",
         )),
         // Already said, with the folder or the mode.
         Err(_) if !is_readable => {}
         Err(error) => findings.push(unopened(&error, &holders)),
     }
     findings
+}
+
+/// Takes the daemon out of `holders` that serves the file `found` at `socket`. It has the socket's lock file open, which names the disk:
+/// a node has other disks open as well.
+fn served(socket: &Path, found: &fs::Metadata, holders: &mut Vec<String>) -> Option<Finding> {
+    let recorded = crate::socket::recorded(socket)?;
+    let is_same = |spec: DiskSpec| {
+        let path = spec.path()?;
+        // A path that is not absolute starts at the folder of the daemon, which has one disk then.
+        let is_same = || fs::metadata(path).is_ok_and(|named| same(&named, found));
+        Some(path.is_relative() || is_same())
+    };
+    let mut specs = recorded.disk.split(", ").chain([&*recorded.disk]);
+    let is_named = specs.any(|spec| spec.parse().ok().and_then(is_same) == Some(true));
+    let daemons = self::holders(&recorded.lock);
+    let server = holders
+        .iter()
+        .position(|holder| is_named && daemons.contains(holder))?;
+    let server = holders.remove(server);
+    let shown = socket.display();
+    Some(Finding::ok(CHECK, format!("{server} serves it at {shown}")))
+}
+
+fn open_elsewhere(path: &Path, holders: &[String]) -> Finding {
+    Finding::warning(
+        CHECK,
+        format!("{} is open in {}", path.display(), named(holders)),
+        "make sure that none of them writes to it while a guest has it",
+    )
 }
 
 /// Opens it as a read-only daemon does. A daemon that starts at this moment retries.
@@ -150,13 +186,16 @@ fn holders(file: &fs::Metadata) -> Vec<String> {
 fn has_open(pid: &str, file: &fs::Metadata) -> bool {
     let opened = fs::read_dir(format!("/proc/{pid}/fd"));
     let mut opened = opened.into_iter().flatten().flatten();
-    opened.any(|fd| match fs::metadata(fd.path()) {
-        Ok(found) if file.file_type().is_block_device() => {
-            found.file_type().is_block_device() && found.rdev() == file.rdev()
-        }
-        Ok(found) => (found.dev(), found.ino()) == (file.dev(), file.ino()),
-        Err(_) => false,
-    })
+    opened.any(|fd| fs::metadata(fd.path()).is_ok_and(|found| same(&found, file)))
+}
+
+/// Returns true if both are the same file or the same device.
+fn same(one: &fs::Metadata, other: &fs::Metadata) -> bool {
+    let is_device = |file: &fs::Metadata| file.file_type().is_block_device();
+    match is_device(one) && is_device(other) {
+        true => one.rdev() == other.rdev(),
+        false => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+    }
 }
 
 fn named(holders: &[String]) -> String {

@@ -5,6 +5,8 @@ mod disk;
 mod finding;
 mod host;
 mod limits;
+mod listeners;
+mod mounts;
 mod socket;
 mod users;
 
@@ -41,7 +43,7 @@ pub(crate) fn run(doctor: &Doctor) -> Result<(), Failure> {
         findings.extend(socket::check(path, &theirs));
     }
     if let Some(spec) = &doctor.disk {
-        findings.extend(disk::check(spec, &ours));
+        findings.extend(disk::check(spec, &ours, doctor.socket.as_deref()));
     }
     print(&match doctor.json {
         true => finding::json(&findings),

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::access::{self, WRITE};
 use super::finding::Finding;
+use super::listeners;
 use super::users::User;
 
 const CHECK: &str = "socket";
@@ -29,13 +30,12 @@ pub(super) fn check(path: &Path, vmm: &User) -> Vec<Finding> {
     let refused = access::check(CHECK, path, vmm, WRITE).filter(|_| !is_root);
     let reached = refused
         .unwrap_or_else(|| Finding::ok(CHECK, format!("{} may connect to {shown}", vmm.name)));
-    let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    let listening = match listens(&sockets, path) {
+    let listening = match listeners::listens(path) {
         true => Finding::ok(CHECK, format!("a program listens on {shown}")),
         false => Finding::warning(
             CHECK,
             format!("nothing listens on {shown}"),
-            "start the daemon, which replaces the stale file (systemctl status cleave@NAME)",
+            "start the daemon, which replaces the stale file (systemctl status cleave@NAME, or cleave for a node)",
         ),
     };
     vec![reached, listening]
@@ -51,16 +51,5 @@ fn absent(path: &Path, vmm: &User) -> Finding {
             format!("{} does not exist", path.display()),
             "start the daemon (systemctl start cleave@NAME), or correct the path",
         )
-    })
-}
-
-/// Whether a socket of this path accepts connections, by the kernel's list of sockets.
-fn listens(sockets: &str, path: &Path) -> bool {
-    // Num RefCount Protocol Flags Type State Inode Path; the flag is __SO_ACCEPTCON.
-    const ACCEPTS: &str = "00010000";
-    let path = path.to_string_lossy();
-    sockets.lines().any(|line| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        fields.get(3) == Some(&ACCEPTS) && fields.get(7) == Some(&&*path)
     })
 }
