@@ -439,3 +439,53 @@ fn a_resume_says_whether_the_disk_was_quiet_until_then() {
     assert_eq!(post("resume", &json!({})), over);
     node.daemon.finish();
 }
+
+/// The size that is told in the answer to a resize, how much of it is missing, and the status.
+fn resized(node: &Node, id: &str) -> (u16, Value, Value) {
+    let answer = node.ask("POST", &format!("/v1/disks/{id}/resize"), "");
+    let disk = answer.json();
+    let short = disk["store"]["short_bytes"].clone();
+    (answer.status, disk["size_bytes"].clone(), short)
+}
+
+fn set_len(image: &Path, bytes: u64) {
+    let file = std::fs::File::options().write(true).open(image).unwrap();
+    file.set_len(bytes).unwrap();
+}
+
+fn short_of(node: &Node, id: &str) -> String {
+    let metrics = node.ask("GET", "/metrics", "").body;
+    let name = format!("cleave_disk_short_bytes{{disk=\"{id}\"}} ");
+    let mut found = metrics.lines().filter_map(|line| line.strip_prefix(&name));
+    found.next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_resize_answers_with_what_was_found() {
+    let node = Node::start();
+    let image = node.daemon.scratch().image("a.img", 4 << 20);
+    node.add("d1", &json!({"disk": [image]}));
+    let mut events = listen(&node);
+    for (bytes, told, short) in [
+        (8 << 20, 8 << 20, 0),
+        (8 << 20, 8 << 20, 0),
+        (6 << 20, 8 << 20, 2 << 20),
+        (8 << 20, 8 << 20, 0),
+        (9 << 20, 9 << 20, 0),
+    ] {
+        set_len(&image, bytes);
+        let expected = (200, json!(told), json!(short));
+        assert_eq!(resized(&node, "d1"), expected, "{bytes}");
+        assert_eq!(short_of(&node, "d1"), short.to_string(), "{bytes}");
+    }
+    let mut heard = || {
+        let event = events.find(|event| event["event"] == "resized").unwrap();
+        (event["size_bytes"].as_u64(), event["short_bytes"].as_u64())
+    };
+    for (told, short) in [(8 << 20, 0), (8 << 20, 2 << 20), (8 << 20, 0), (9 << 20, 0)] {
+        assert_eq!(heard(), (Some(told), Some(short)));
+    }
+    let log = node.daemon.log();
+    assert!(log.contains("a.img: is as large as before again"), "{log}");
+    node.daemon.finish();
+}

@@ -1182,3 +1182,27 @@ fn descriptors_that_cannot_be_closed_are_felt_by_the_disk_they_came_to() {
     exercise(&mut node.open("a", &small(1))).unwrap();
     node.daemon.finish();
 }
+
+#[test]
+fn a_check_of_the_size_that_hangs_is_answered_with_accepted() {
+    let node = Node::start();
+    let Some((_mount, silent)) = mounted() else {
+        return;
+    };
+    node.add(
+        "hung",
+        &json!({"disk": [silent.file()], "queues": 1, "stop_deadline": 1, "direct": "off"}),
+    );
+    silent.stop_answering();
+    let answer = node.ask("POST", "/v1/disks/hung/resize", "");
+    assert_eq!(answer.status, 202, "{}", answer.body);
+    drop(silent);
+    // The check that hung has failed with its server, and the next one begins.
+    let mut answer = None;
+    assert!(wait_until(|| {
+        let again = node.ask("POST", "/v1/disks/hung/resize", "");
+        answer = Some(again.status);
+        again.status == 500
+    }));
+    node.daemon.finish();
+}

@@ -112,14 +112,23 @@ fn a_disk_grows_is_flushed_and_quiesced() {
     let node = Node::start();
     let image = node.daemon.scratch().image("a.img", 1 << 20);
     done(&node, &format!("add d1 --disk {}", image.display()));
-    std::fs::File::options()
-        .write(true)
-        .open(&image)
-        .unwrap()
-        .set_len(2 << 20)
-        .unwrap();
-    assert!(done(&node, "resize d1").starts_with("d1: its size is being checked"));
-    assert!(wait_until(|| done(&node, "list").contains("2 MiB")));
+    let file = std::fs::File::options().write(true).open(&image).unwrap();
+    file.set_len(2 << 20).unwrap();
+    assert_eq!(done(&node, "resize d1"), "d1: its size is 2 MiB\n");
+    file.set_len(1 << 20).unwrap();
+    let short = run(&node, "resize d1");
+    assert_eq!(
+        (short.code, &*short.stdout),
+        (Some(1), "d1: its size is 2 MiB\n")
+    );
+    assert!(
+        short.stderr.starts_with("cleave: d1: has shrunk: 1 MiB"),
+        "{}",
+        short.stderr
+    );
+    assert!(done(&node, "show d1").contains("\n  cut off its end       1 MiB\n"));
+    file.set_len(2 << 20).unwrap();
+    assert_eq!(done(&node, "resize d1"), "d1: its size is 2 MiB\n");
     assert!(done(&node, "flush d1").starts_with("d1: flushed in "));
     assert!(done(&node, "quiesce d1 --for 20").contains("goes on by itself in 20 s"));
     assert!(refused(&node, "quiesce d1", 1).contains("quiesced already"));

@@ -173,6 +173,8 @@ fn a_truncated_file_fails_requests_beyond_its_end() {
             daemon.signal(Signal::HUP);
             std::thread::sleep(Duration::from_millis(10));
         }
+        let unchanged = "SIGHUP received: its size has not changed (67108864 bytes)";
+        assert!(daemon.log_has(unchanged), "{direct}: {}", daemon.log());
         assert_eq!(daemon.log().matches(said).count(), 1, "{direct}: once");
         file.set_len(DISK).unwrap();
         assert!(
@@ -180,6 +182,11 @@ fn a_truncated_file_fails_requests_beyond_its_end() {
             "{direct}: grown again"
         );
         assert!(back == [0; 8192], "{direct}: grown again");
+        assert!(
+            daemon.log_has("is as large as before again"),
+            "{direct}: {}",
+            daemon.log()
+        );
         exercise(&mut client).unwrap();
         drop(client);
         daemon.finish();

@@ -1,6 +1,8 @@
 //! The server of one disk: opens it, accepts frontends, gives one of them at a time to a session on a thread of its own,
 //! and ends in order. `cleave serve` has one, `cleave node` has many on one runtime.
 
+mod size;
+
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
@@ -26,6 +28,8 @@ use crate::resize::Watch;
 use crate::service::Service;
 use crate::socket::{Door, PathLock};
 use crate::split::split_for;
+pub(crate) use size::SizeAsker;
+use size::SizeChecks;
 
 /// How long no connection is accepted after accepting failed (no descriptors left, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -41,8 +45,8 @@ pub(crate) enum Order {
     Stop(String, Option<Duration>),
     /// End if no frontend is connected; whether that is so.
     StopUnused(oneshot::Sender<bool>),
-    /// Check the size of the disk.
-    CheckSize,
+    /// Check the size of the disk, and tell the result to whoever asked, if anybody did.
+    CheckSize(Option<SizeAsker>),
     /// Open the disk at once, if it waits to be tried again.
     Start,
 }
@@ -92,10 +96,7 @@ pub(crate) struct DiskServer {
     watch: Watch,
     /// The watch ignores writes until then.
     rearm_at: Option<Instant>,
-    /// The running check of the size, and whether another must follow. It runs on a thread of its own, because it blocks
-    /// if the server of a network file is lost.
-    size_check: Option<oneshot::Receiver<io::Result<Resized>>>,
-    check_size_again: bool,
+    size: SizeChecks,
     listener: Option<UnixListener>,
     /// Accepting failed: not before this.
     accept_after: Option<Instant>,
@@ -115,8 +116,6 @@ pub(crate) struct DiskServer {
     faults: Quota,
     /// Totals of the disk when the last session ended; the line of the next session has the difference.
     reported: Totals,
-    /// The leg that ends before what its guest was told, and where.
-    short: Option<(u16, u64)>,
     /// End when a frontend has left.
     once: bool,
 }
@@ -193,8 +192,7 @@ impl DiskServer {
             once: service.once,
             watch,
             rearm_at: None,
-            size_check: None,
-            check_size_again: false,
+            size: SizeChecks::default(),
             disk,
             device,
             service,
@@ -211,7 +209,6 @@ impl DiskServer {
             rejections: Quota::new(1),
             faults: Quota::new(1),
             reported: Totals::default(),
-            short: None,
         }
         .announced(naming.is_locked, &loops))
     }
@@ -341,7 +338,7 @@ impl DiskServer {
                     }
                 }
                 Event::Ordered(Order::Start) => {}
-                Event::Ordered(Order::CheckSize) => self.check_size(),
+                Event::Ordered(Order::CheckSize(asker)) => self.check_size_for(asker),
                 Event::Ended(ending) => {
                     self.end_session(ending, "the frontend has left");
                     if self.once {
@@ -386,7 +383,7 @@ impl DiskServer {
             listener,
             pending,
             watch,
-            size_check,
+            size,
             ..
         } = self;
         let is_free = guest.is_none();
@@ -400,7 +397,7 @@ impl DiskServer {
             stream = pending.next_ready(), if is_free => Event::Ready(stream),
             accepted = accept(listener), if pause.is_none() => Event::Accepted(accepted),
             () = until(pause), if pause.is_some() => Event::AcceptAgain,
-            resized = size_checked(size_check) => Event::SizeChecked(resized),
+            resized = size.checked() => Event::SizeChecked(resized),
             () = watch.changed() => Event::Changed,
             () = until(rearm_at), if rearm_at.is_some() => Event::Rearm,
         }
@@ -526,67 +523,6 @@ impl DiskServer {
     fn close_guest(&mut self) {
         let stream = self.guest.take().map(|guest| guest.stream);
         self.offload.close(stream);
-    }
-
-    /// Checks the size of the disk, with the watch armed anew first, so that nothing is missed.
-    fn check_size(&mut self) {
-        if self.size_check.is_some() {
-            self.check_size_again = true;
-            return;
-        }
-        let disk = self.disk.clone();
-        let (reply, resized) = oneshot::channel();
-        let confinement = self.confinement.clone();
-        let checker = thread::Builder::new().name("size".to_owned());
-        let arm = self.watch.arm();
-        let check = move || {
-            confinement.thread(Role::Disk);
-            arm();
-            reply.send(disk.refresh())
-        };
-        match checker.spawn(check) {
-            Ok(_) => self.size_check = Some(resized),
-            Err(error) => self.report_size(Err(error)),
-        }
-    }
-
-    /// Handles the result of a size check: the guest learns that the disk grew. That it shrank is logged, once.
-    fn report_size(&mut self, resized: io::Result<Resized>) {
-        self.size_check = None;
-        if std::mem::take(&mut self.check_size_again) {
-            self.check_size();
-        }
-        let name = self.disk.name();
-        let short = match resized {
-            Ok(Resized::Short(leg, bytes)) => Some((leg, bytes)),
-            _ => None,
-        };
-        let was = std::mem::replace(&mut self.short, short);
-        match resized {
-            Ok(Resized::Grown(bytes)) => {
-                tracing::info!("{name}: has grown to {bytes} bytes");
-                self.status.tell("resized", json!({ "size_bytes": bytes }));
-                if let Some(guest) = &self.guest {
-                    guest.remote.config_changed();
-                }
-            }
-            Ok(Resized::Short(leg, bytes)) if short != was => {
-                let leg = self
-                    .disk
-                    .legs()
-                    .get(usize::from(leg))
-                    .map_or(name, Leg::name);
-                let served = self.disk.capacity_bytes();
-                tracing::warn!(
-                    "{leg}: has shrunk to {bytes} bytes; its guest still sees a disk of {served}, and reads and writes \
-                     beyond the end fail until it is as large as before"
-                );
-            }
-            Ok(Resized::Short(..) | Resized::No) => {}
-            Err(error) => self
-                .faults
-                .log(|more| tracing::warn!("{name}: cannot look at its size: {error}{more}")),
-        }
     }
 
     /// A connection that is turned away has to be closed, for which there may be no thread left.
@@ -734,18 +670,6 @@ fn is_unused(served: &Totals) -> bool {
 async fn ended(guest: &mut Option<Guest>) -> Option<Ending> {
     match guest {
         Some(guest) => (&mut guest.ending).await.ok(),
-        None => std::future::pending().await,
-    }
-}
-
-/// Waits for the running check of the size; for ever if there is none.
-async fn size_checked(
-    size_check: &mut Option<oneshot::Receiver<io::Result<Resized>>>,
-) -> io::Result<Resized> {
-    match size_check {
-        Some(size_check) => size_check
-            .await
-            .unwrap_or_else(|failed| Err(io::Error::other(failed))),
         None => std::future::pending().await,
     }
 }

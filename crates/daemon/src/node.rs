@@ -308,8 +308,10 @@ impl Node {
     }
 
     fn check_sizes(&self) {
-        for kept in self.all() {
-            kept.order(Order::CheckSize);
+        let all = self.all();
+        tracing::info!("SIGHUP received: checking the sizes of {} disks", all.len());
+        for kept in all {
+            kept.order(Order::CheckSize(None));
         }
     }
 

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::confine::{self, Confinement};
 use crate::control::Server;
-use crate::disk_server::{self, DiskServer, Naming, Order};
+use crate::disk_server::{self, DiskServer, Naming, Order, SizeAsker};
 use crate::failure::Failure;
 use crate::log;
 use crate::process;
@@ -164,7 +164,7 @@ async fn pass_on(
                 manager.stopping(deadline);
                 Order::Stop(format!("{signal} received"), None)
             }
-            SignalRequest::CheckSize => Order::CheckSize,
+            SignalRequest::CheckSize => Order::CheckSize(Some(SizeAsker::Signal)),
         };
         // Of a disk that is ending already, nothing more is asked.
         let _ = orders.send(order).await;

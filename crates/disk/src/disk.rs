@@ -213,6 +213,13 @@ impl Disk {
         })
     }
 
+    /// Bytes that are missing at the end of the shortest leg, because it shrank: I/O there fails.
+    pub fn short_bytes(&self) -> u64 {
+        let known = self.leg_share_bytes(self.capacity_bytes());
+        // A disk that grows has the larger legs before the larger size.
+        known.saturating_sub(self.leg_bytes())
+    }
+
     /// Bytes that a disk of this size uses on each leg.
     fn leg_share_bytes(&self, capacity_bytes: u64) -> u64 {
         capacity_bytes / self.stripe.map_or(1, |stripe| stripe.legs().into())

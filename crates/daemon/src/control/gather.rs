@@ -144,6 +144,7 @@ fn store(device: &Device) -> Store {
     Store {
         kind: kind_of(disk).to_owned(),
         size_bytes: disk.capacity_bytes(),
+        short_bytes: disk.short_bytes(),
         block_bytes: disk.limits().block_bytes,
         read_only: disk.limits().read_only,
         cache: if writeback {

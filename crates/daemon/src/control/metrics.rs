@@ -19,6 +19,7 @@ cleave_connected gauge 1 while a frontend is connected.
 cleave_sessions_total counter Frontends served so far.
 cleave_vrings_without_recovery gauge Running vrings whose requests in flight are lost if the daemon is killed.
 cleave_disk_size_bytes gauge Size of the disk.
+cleave_disk_short_bytes gauge Bytes that are missing at the end of the disk, or of a leg of its stripe, because it shrank.
 cleave_disk_sync_failed gauge 1 after a sync failed: every flush fails until the disk is opened again.
 cleave_nbd_connections gauge Connections to the NBD server: up, or waiting to be made.
 cleave_nbd_lost_total counter Connections to the NBD server that were lost.
@@ -329,6 +330,7 @@ fn write_connections(text: &mut Text<'_>, connections: Option<&Connections>) {
 fn disk(text: &mut Text<'_>, report: &Report) {
     let (store, totals) = (&report.store, &report.totals);
     text.one("cleave_disk_size_bytes", store.size_bytes);
+    text.one("cleave_disk_short_bytes", store.short_bytes);
     text.one("cleave_disk_sync_failed", u8::from(store.sync_failed));
     write_connections(text, store.connections.as_ref());
     if let Some(lock) = &store.lock {

@@ -57,6 +57,9 @@ pub(crate) struct Report {
 pub(crate) struct Store {
     pub(crate) kind: String,
     pub(crate) size_bytes: u64,
+    /// Bytes that are missing at the end of the disk, or of a leg of its stripe, because it shrank: reads and writes there fail.
+    #[serde(default)]
+    pub(crate) short_bytes: u64,
     pub(crate) block_bytes: u32,
     pub(crate) read_only: bool,
     /// Reads and writes bypass the page cache (O_DIRECT). Null for a disk that is no file or device.

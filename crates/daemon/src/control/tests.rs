@@ -68,7 +68,7 @@ fn the_shape_of_the_json_is_a_promise() {
         pacing.wakeups process.cpu_seconds process.pid process.resident_bytes \
         process.uptime_seconds process.version quiesced_seconds recording serial session.connected session.count \
         session.features session.protocol_features store.block_bytes store.cache store.connections store.direct store.iopoll \
-        store.kind store.lock store.read_only store.size_bytes store.sync_failed totals.broken totals.calls \
+        store.kind store.lock store.read_only store.short_bytes store.size_bytes store.sync_failed totals.broken totals.calls \
         totals.calls_coalesced totals.calls_suppressed totals.failed totals.held totals.kicks totals.laps \
         totals.others totals.polled totals.read_bytes totals.reads totals.redone totals.refused totals.retired_vrings totals.throttled \
         totals.write_bytes totals.writes tuning.coalesce_max tuning.coalesce_us tuning.completion tuning.on_error \
@@ -244,6 +244,7 @@ fn metrics_have_stable_names() {
         "sessions_total counter",
         "vrings_without_recovery gauge",
         "disk_size_bytes gauge",
+        "disk_short_bytes gauge",
         "disk_sync_failed gauge",
         "disk_requests_total counter",
         "disk_bytes_total counter",

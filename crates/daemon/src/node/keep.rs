@@ -210,7 +210,7 @@ impl Kept {
     pub(super) fn order(&self, order: Order) -> bool {
         let has_room = match order {
             Order::Stop(..) | Order::StopUnused(_) => true,
-            Order::CheckSize | Order::Start => self.orders.capacity() > ORDERS_MAX / 2,
+            Order::CheckSize(_) | Order::Start => self.orders.capacity() > ORDERS_MAX / 2,
         };
         has_room && self.orders.try_send(order).is_ok()
     }
@@ -320,7 +320,7 @@ async fn wanted(orders: &mut mpsc::Receiver<Order>) -> Wanted {
                 }
             }
             Some(Order::Start) => return Wanted::Start,
-            Some(Order::CheckSize) => {}
+            Some(Order::CheckSize(_)) => {}
         }
     }
 }

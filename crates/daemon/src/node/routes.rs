@@ -15,6 +15,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use super::api::{Route, Shape};
 use super::keep::{Kept, State, aside};
@@ -24,10 +25,12 @@ use super::{DISKS_MAX, ID_CHARS_MAX, Node, descriptors_needed, is_id};
 use crate::control::{
     DiskId, DiskStatus, Refusal, Streaming, answer, merged_metrics, metrics_of, read_body,
 };
-use crate::disk_server::Order;
+use crate::disk_server::{Order, SizeAsker};
 
 /// A disk that takes longer to open is answered with 202.
 const OPEN_TIME: Duration = Duration::from_secs(10);
+/// A check of the size that takes longer is answered with 202.
+const SIZE_TIME: Duration = Duration::from_secs(5);
 /// A hard end waits so long for a session that has nothing to wait for.
 const HARD_TIME: Duration = Duration::from_millis(50);
 /// Longest description of a disk.
@@ -90,11 +93,11 @@ pub(super) const ALL: &[Route] = &[
     Route {
         method: "POST",
         path: "/v1/disks/{id}/resize",
-        does: "Checks the size of a disk, and reports growth to the guest",
+        does: "Checks the size of a disk, and reports growth to the guest. It takes longer than 5 s to check: 202",
         query: None,
         body: None,
-        answers: &[(200, Shape::Disk)],
-        refusals: &[400, 404, 409],
+        answers: &[(200, Shape::Disk), (202, Shape::Disk)],
+        refusals: &[400, 404, 409, 500],
         handler: || post(resize),
     },
     Route {
@@ -514,8 +517,23 @@ async fn stop_unused(kept: &Kept) -> Result<(), Refusal> {
 
 async fn resize(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     served(&node, &path)?;
-    find(&node, &path)?.order(Order::CheckSize);
-    show(Shared(node), path).await
+    let kept = find(&node, &path)?;
+    let (reply, checked) = oneshot::channel();
+    // An order that is not taken drops the reply.
+    kept.order(Order::CheckSize(Some(SizeAsker::Request(reply))));
+    let code = match timeout(SIZE_TIME, checked).await {
+        Ok(Ok(Ok(()))) => StatusCode::OK,
+        Ok(Ok(Err(why))) => return Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, why)),
+        Ok(Err(_)) => {
+            let why = format!(
+                "the size of disk {} was not checked, because the disk ends or has too many orders: send the request again",
+                kept.id
+            );
+            return Err(Refusal(StatusCode::CONFLICT, why));
+        }
+        Err(_) => StatusCode::ACCEPTED,
+    };
+    Ok(answer(code, &full(&node, &kept)))
 }
 
 /// Tries a disk that has failed again.

@@ -14,11 +14,12 @@ const COLUMNS: [(&str, &str); 7] = [
 ];
 
 /// The fields of a disk that a sheet shows, and what they are called there.
-const FIELDS: [(&str, &str); 9] = [
+const FIELDS: [(&str, &str); 10] = [
     ("state", "/state"),
     ("error", "/error"),
     ("disk", "/name"),
     ("size", "/size_bytes"),
+    ("cut off its end", "/store/short_bytes"),
     ("socket", "/socket"),
     ("guest", "/connected"),
     ("quiesced for, s", "/quiesced_seconds"),
@@ -78,6 +79,9 @@ fn natural(name: &str) -> (Vec<(String, u128)>, String) {
 pub(super) fn sheet(body: &Value) -> String {
     let state = FIELDS.iter().filter_map(|(name, path)| {
         let value = body.pointer(path).filter(|value| !value.is_null())?;
+        if *path == "/store/short_bytes" && *value == 0 {
+            return None;
+        }
         let field = path.rsplit('/').next().unwrap_or_default();
         Some((*name, shown(field, Some(value))))
     });
@@ -113,7 +117,6 @@ pub(super) fn ordered(id: &str, what: &str, body: &Value) -> String {
             text(body.get("to")),
             number("guest_waited_ms")
         ),
-        "resize" => format!("{id}: its size is being checked; growth is reported to the guest\n"),
         _ => format!("{id}: {}\n", text(body.get("state"))),
     }
 }
@@ -133,6 +136,28 @@ pub(super) fn resumed(id: &str, asked: &Value, body: &Value) -> String {
         true => String::new(),
         false => format!("{id}: {}\n", told.join("; ")),
     }
+}
+
+/// The answer to `resize`.
+pub(super) fn resized(id: &str, status: u16, body: &Value) -> String {
+    match status {
+        202 => format!("{id}: its size is still being checked: see whether its storage answers\n"),
+        _ => format!(
+            "{id}: its size is {}\n",
+            shown("size_bytes", body.get("size_bytes"))
+        ),
+    }
+}
+
+/// Says that the end of a disk is missing, if it is.
+pub(super) fn cut_off(id: &str, body: &Value) -> Option<String> {
+    let short = body.pointer("/store/short_bytes")?.as_u64()?;
+    (short > 0).then(|| {
+        format!(
+            "{id}: has shrunk: {} at its end are missing; reads and writes there fail until it is as large as before",
+            size(short)
+        )
+    })
 }
 
 /// The answer to `remove`.
@@ -177,7 +202,7 @@ fn clock(seconds: f64) -> String {
 /// A field as people read it.
 fn shown(field: &str, value: Option<&Value>) -> String {
     match (field, value) {
-        ("size_bytes", Some(value)) => size(value.as_u64().unwrap_or_default()),
+        ("size_bytes" | "short_bytes", Some(value)) => size(value.as_u64().unwrap_or_default()),
         ("connected", Some(Value::Bool(true))) => "connected".to_owned(),
         ("connected", _) => "-".to_owned(),
         (_, value) => text(value),
@@ -341,8 +366,8 @@ mod tests {
                 "d: copied to /c; the guest waited for 3.1 ms\n",
             ),
             (
-                ordered("d", "resize", &json!({"size_bytes": 4096})),
-                "d: its size is being checked; growth is reported to the guest\n",
+                resized("d", 202, &json!({"size_bytes": 4096})),
+                "d: its size is still being checked: see whether its storage answers\n",
             ),
             (
                 ordered("d", "start", &json!({"state": "serving"})),

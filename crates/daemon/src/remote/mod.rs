@@ -52,19 +52,25 @@ pub(crate) fn run(remote: &Remote) -> Result<(), Failure> {
             _ => Failure::run(problem),
         });
     }
-    let unquiet = unquiet(&remote.ask, &answer)?;
+    let fault = fault(&remote.ask, &answer)?;
     crate::print(&match remote.json {
         true => answer.body,
         false => told(&remote.ask, &answer)?,
     })?;
-    unquiet.map_or(Ok(()), Err)
+    fault.map_or(Ok(()), Err)
+}
+
+/// Says that the request was carried out, but not as it was meant.
+fn fault(ask: &Ask, answer: &Answer) -> Result<Option<Failure>, Failure> {
+    match ask {
+        Ask::Order(id, "resume", body) => unquiet(id, body, answer),
+        Ask::Order(id, "resize", _) => Ok(lines::cut_off(id, &answer.json()?).map(Failure::run)),
+        _ => Ok(None),
+    }
 }
 
 /// Says that a quiet which was to be ended was over before: a copy that was taken meanwhile may be torn.
-fn unquiet(ask: &Ask, answer: &Answer) -> Result<Option<Failure>, Failure> {
-    let Ask::Order(id, "resume", body) = ask else {
-        return Ok(None);
-    };
+fn unquiet(id: &str, body: &Value, answer: &Answer) -> Result<Option<Failure>, Failure> {
     let is_for_held = body.get("held").is_some();
     // A node that does not say it cannot be blamed for it.
     let is_over = answer.json()?.get("quiesced") == Some(&Value::Bool(false));
@@ -84,6 +90,7 @@ fn told(ask: &Ask, answer: &Answer) -> Result<String, Failure> {
         Ask::Add(id, _) => lines::added(id, answer.status, &body),
         Ask::Set(id, _) => format!("{id}: changed\n"),
         Ask::Order(id, "resume", asked) => lines::resumed(id, asked, &body),
+        Ask::Order(id, "resize", _) => lines::resized(id, answer.status, &body),
         Ask::Order(id, what, _) => lines::ordered(id, what, &body),
         Ask::Remove(id, _) => lines::removed(id, &body),
         // They are printed as they come.
