@@ -7,8 +7,9 @@ use cleave_client::{Base, Client, Error};
 use cleave_tests::nbd::{Export, NbdServer, Reaction};
 use cleave_tests::{
     Killed, Scratch, TIMEOUT, connect, disk_socket, http, outliving, program_path, scale, seeded,
-    wait_until,
+    small, wait_until,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use crate::disk::{DISK_BYTES, Disk};
@@ -151,11 +152,58 @@ pub(crate) fn the_next_daemon_waits_for_the_fence() {
     client.queue(0).set_timeout(TIMEOUT);
     client.queue(0).wait_used().unwrap();
     assert!(killed.elapsed() >= Duration::from_secs(3), "{killed:?}");
-    // Nothing is in flight at the next one.
+    // Nothing is in flight at the next one, as far as the guest knows.
     daemon.kill();
     let killed = Instant::now();
     let _daemon = start();
     connect(|| client.reconnect(&socket, &options, Base::Used));
     client.queue(0).write(0, &[3; 512]).unwrap();
-    assert!(killed.elapsed() < Duration::from_secs(3), "{killed:?}");
+    assert!(killed.elapsed() >= Duration::from_secs(3), "{killed:?}");
+}
+
+/// Ends it as an operator does.
+fn end(mut daemon: Killed) {
+    let pid = Pid::from_raw(daemon.0.id() as i32).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    assert_eq!(daemon.0.wait().unwrap().code(), Some(0));
+}
+
+/// A guest that was reset brings no list of what it had asked for. And a daemon that ends in order before the fence of its predecessor
+/// is over must not hide from the next one that this one died.
+pub(crate) fn the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(DISK_BYTES));
+    let (socket, lock) = (scratch.join("socket"), scratch.join("socket.lock"));
+    let start = |fence: u32| {
+        let uri = server.uri(&format!("&fence={fence}"));
+        let words = ["serve", "--disk", &uri, "--socket-path"].map(str::as_ref);
+        let daemon = start(&[&words[..], &[socket.as_ref()]].concat());
+        assert!(wait_until(|| cleave_tests::has_listener(&socket)));
+        daemon
+    };
+    // A new guest each time.
+    let write = || {
+        let mut client = connect(|| Client::open(&socket, &small(1)));
+        client.queue(0).write(0, &[1; 512]).unwrap();
+    };
+    let mut daemon = start(2);
+    write();
+    daemon.kill();
+    let killed = Instant::now();
+    daemon = start(2);
+    write();
+    assert!(killed.elapsed() >= Duration::from_secs(2), "{killed:?}");
+    daemon.kill();
+    // Nobody could wait for this one.
+    end(start(600));
+    assert!(lock.exists());
+    let started = Instant::now();
+    daemon = start(2);
+    write();
+    assert!(started.elapsed() >= Duration::from_secs(2), "{started:?}");
+    // After the fence, an orderly end is one.
+    end(daemon);
+    assert!(!lock.exists());
+    let _daemon = start(600);
+    write();
 }

@@ -28,11 +28,14 @@ use cleave_tests::{
 use serde_json::{Value, json};
 
 use kill::{
-    a_killed_daemon_loses_nothing, a_killed_node_loses_nothing, the_next_daemon_waits_for_the_fence,
+    a_killed_daemon_loses_nothing, a_killed_node_loses_nothing,
+    the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart,
+    the_next_daemon_waits_for_the_fence,
 };
 use node::{
     a_confined_node_connects_again_over_tcp_and_unix_sockets,
     a_disk_that_is_removed_and_added_again_does_what_was_left,
+    a_disk_that_is_removed_and_added_again_waits_for_the_fence,
     a_disk_that_is_removed_writes_nothing_when_its_server_is_back,
     a_limit_holds_for_a_disk_on_a_server, disks_of_a_pool_connect_again,
 };
@@ -60,9 +63,11 @@ fn main() -> ExitCode {
         a_killed_daemon_loses_nothing: QEMU,
         a_killed_node_loses_nothing: QEMU,
         the_next_daemon_waits_for_the_fence,
+        the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart,
         a_confined_node_connects_again_over_tcp_and_unix_sockets: QEMU,
         a_disk_that_is_removed_writes_nothing_when_its_server_is_back,
         a_disk_that_is_removed_and_added_again_does_what_was_left,
+        a_disk_that_is_removed_and_added_again_waits_for_the_fence,
         disks_of_a_pool_connect_again: QEMU,
         a_limit_holds_for_a_disk_on_a_server: QEMU,
         several_connections_hide_a_delay: NBDKIT,

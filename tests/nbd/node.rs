@@ -216,3 +216,27 @@ pub(crate) fn a_disk_that_is_removed_and_added_again_does_what_was_left() {
     drop(client);
     node.daemon.finish();
 }
+
+/// The server may still do what the killed node sent, whatever becomes of the disk before the fence is over.
+pub(crate) fn a_disk_that_is_removed_and_added_again_waits_for_the_fence() {
+    let servers = Scratch::in_memory();
+    let server = NbdServer::start(&servers.join("nbd"), Export::able(8 << 20));
+    let disk = |fence: u32| json!({"disk": [server.uri(&format!("&fence={fence}"))]});
+    let mut before = Node::start();
+    before.add("d", &disk(600));
+    exercise(&mut before.open("d", &small(1))).unwrap();
+    let node = Node {
+        daemon: before.daemon.succeed().unwrap(),
+    };
+    before.daemon.abandon();
+    assert!(wait_until(|| node.state("d") == "serving"));
+    node.remove("d");
+    node.add("d", &disk(2));
+    exercise(&mut node.open("d", &small(1))).unwrap();
+    let log = node.daemon.log();
+    assert!(log.contains("did not end in order"), "{log}");
+    // The fence is over, and so this is an end in order.
+    node.remove("d");
+    assert!(!node.socket("d").parent().unwrap().exists());
+    node.daemon.finish();
+}

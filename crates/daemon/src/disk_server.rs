@@ -59,6 +59,9 @@ pub(crate) fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc
         let file = lock.file();
         let file = file.map_err(|error| Failure::run(format!("cannot copy a lock: {error}")))?;
         disk.add_barrier(file);
+        if lock.left_a_server() {
+            disk.mark_predecessor_died();
+        }
     }
     if service.iopoll {
         disk = disk.with_iopoll().map_err(Failure::input)?;

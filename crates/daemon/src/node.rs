@@ -361,14 +361,17 @@ impl Node {
         }
     }
 
-    /// Removes the folder of a socket, unless a lock is held in it. A node that was killed leaves a socket and a lock behind.
+    /// Removes the folder of a socket, unless a lock is held in it, or tells of an NBD disk whose daemon did not end in order. A node
+    /// that was killed leaves a socket and a lock behind.
     fn remove_folder(&self, id: &str) {
         // Refused, instead of waited for, where another holds it.
         if let Ok(Some(lock)) = PathLock::take_while(&self.socket(id), &|| false) {
             for stale in [self.socket(id), self.socket(id).with_file_name(NEW_SOCKET)] {
                 let _ = fs::remove_file(stale);
             }
-            lock.remove();
+            if !lock.left_a_server() {
+                lock.remove();
+            }
         }
         let _ = fs::remove_dir(self.run.join(id));
     }

@@ -63,9 +63,10 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
         manager,
         log: &log,
     };
+    let settled_at = disk.settled_at();
     let served = process::runtime()?.block_on(control(service, disk, is_locked, outside));
     match (&served, lock) {
-        (Ok(()), Some(lock)) => lock.remove(),
+        (Ok(()), Some(lock)) => lock.remove_if_settled(settled_at),
         (Err(failure), Some(lock)) if failure.is_of_the_run() => lock.leave(),
         _ => {}
     }

@@ -8,8 +8,9 @@ use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use cleave_disk::DiskSpec;
 use cleave_session::Offload;
 use rustix::fs::{
     AtFlags, FlockOperation, Gid, Mode, OFlags, chmod, chownat, fchmod, flock, fstat, open,
@@ -420,13 +421,26 @@ impl PathLock {
         matches!(&self.predecessor, Predecessor::Died(line) if *line == served(disk))
     }
 
+    /// Returns true if a daemon died here that was serving the export of an NBD server. The lock says nothing of what that server
+    /// still does.
+    pub(crate) fn left_a_server(&self) -> bool {
+        let Predecessor::Died(line) = &self.predecessor else {
+            return false;
+        };
+        let disk = line
+            .lines()
+            .next()
+            .and_then(|line| line.strip_prefix(SERVED));
+        matches!(disk.map(str::parse), Some(Ok(DiskSpec::Nbd(_))))
+    }
+
     /// Records that this disk is open, for a successor. A failure, as on a full file system, leaves the successor without
-    /// that knowledge, as does a death in between.
+    /// that knowledge. A death in between leaves the end of an older line after this one.
     pub(crate) fn record(&self, disk: &Source) {
         if self.predecessor != Predecessor::Foreign {
             let line = served(disk);
-            let _ = self.file.set_len(0);
             let _ = self.file.write_all_at(line.as_bytes(), 0);
+            let _ = self.file.set_len(line.len() as u64);
         }
     }
 
@@ -434,6 +448,14 @@ impl PathLock {
     pub(crate) fn remove(mut self) {
         if self.predecessor != Predecessor::Foreign {
             self.predecessor = Predecessor::None;
+        }
+    }
+
+    /// Removes the file, because the daemon ends in order, unless the disk is not settled yet. Then the successor has to wait as well.
+    pub(crate) fn remove_if_settled(self, settled_at: Option<Instant>) {
+        let is_settled = settled_at.is_none_or(|at| Instant::now() >= at);
+        if is_settled || !self.left_a_server() {
+            self.remove();
         }
     }
 

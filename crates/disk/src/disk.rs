@@ -36,6 +36,7 @@ pub struct Disk {
     legs: Box<[Leg]>,
     /// Locked while anything is in flight.
     barriers: Vec<File>,
+    predecessor_died: bool,
     reopen_error: Option<io::Error>,
 }
 
@@ -153,6 +154,7 @@ impl Disk {
             stripe,
             legs: legs.into_boxed_slice(),
             barriers: Vec::new(),
+            predecessor_died: false,
             reopen_error: opened.err(),
         }
     }
@@ -362,8 +364,19 @@ impl Disk {
         })
     }
 
-    /// Not before this may the requests be repeated that a killed daemon left in flight, because their first attempt may still be
-    /// under way. `None`: whoever holds the locks (`barriers`) may begin.
+    /// Records that the daemon which served this disk before did not end in order. What it sent may be under way even if the guest
+    /// brings no list of it.
+    pub fn mark_predecessor_died(&mut self) {
+        self.predecessor_died = true;
+    }
+
+    /// Returns true if the daemon that served this disk before is known not to have ended in order.
+    pub fn predecessor_died(&self) -> bool {
+        self.predecessor_died
+    }
+
+    /// Returns when the requests that a killed daemon left in flight have ended, which may be under way until then. `None`: they ended
+    /// before the locks (`barriers`) could be taken.
     pub fn settled_at(&self) -> Option<Instant> {
         match self.backing() {
             Backing::Nbd(nbd) => nbd.settled_at(),

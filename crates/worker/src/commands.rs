@@ -308,10 +308,13 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Tells of the requests that an earlier daemon left in flight, and when they may be repeated; `None`: at once.
+    /// Logs the requests that an earlier daemon left in flight. Returns when the vring may be served; `None`: at once. A guest that was
+    /// reset brings no list of them, and its new requests must not be overtaken by them either.
     fn settled_ns(&self, index: u16, count: usize) -> Option<u64> {
-        let name = self.device.disk.name();
-        let settled_at = self.device.disk.settled_at().filter(|_| count > 0);
+        let disk = &self.device.disk;
+        let name = disk.name();
+        let waits = count > 0 || disk.predecessor_died();
+        let settled_at = disk.settled_at().filter(|_| waits);
         let left = settled_at.map(|at| at.saturating_duration_since(Instant::now()));
         match left.filter(|left| !left.is_zero()) {
             None if count == 0 => None,
@@ -325,11 +328,15 @@ impl<S: Store> Worker<S> {
             }
             Some(left) => {
                 let seconds = left.as_secs() + 1;
-                self.device.logs.repeated.log(|more| {
-                    tracing::warn!(
+                self.device.logs.repeated.log(|more| match count {
+                    0 => tracing::warn!(
+                        "{name}: vring {index} is served in {seconds} s: the daemon before this one did not end in order, and \
+                         until then the server may still do what that daemon sent{more}"
+                    ),
+                    _ => tracing::warn!(
                         "{name}: vring {index}: {count} requests that an earlier daemon left in flight are done again in \
                          {seconds} s: until then the server may still do what that daemon sent{more}"
-                    );
+                    ),
                 });
                 Some(self.now_ns() + u64::try_from(left.as_nanos()).unwrap_or(u64::MAX / 2))
             }

@@ -48,7 +48,7 @@ pub(crate) struct Lane {
     pub(crate) is_closed: bool,
     /// The disk is quiesced: nothing is given to it, not even again.
     pub(crate) is_quiet: bool,
-    /// It has requests that an earlier daemon left in flight, and their first attempt may be under way until then.
+    /// What an earlier daemon sent may be under way until then.
     pub(crate) settled_ns: Option<u64>,
     /// Its next request waits for the disk's limits.
     pub(crate) throttled: Option<Throttled>,

@@ -487,11 +487,12 @@ async fn serve(
     // The timer of a quiet would keep the image open until its time is over.
     server.status().forget_quiet();
     drop(server);
+    let settled_at = disk.settled_at();
     close(node, disk).await;
     let lost = ended.err().map(|failure| failure.to_string());
     match (lock, &lost) {
         (Some(lock), Some(_)) => lock.leave_to_rings(),
-        (Some(lock), None) => lock.remove(),
+        (Some(lock), None) => lock.remove_if_settled(settled_at),
         (None, _) => {}
     }
     lost
