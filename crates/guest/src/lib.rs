@@ -26,4 +26,4 @@ mod walk;
 pub use chain::{Chain, ChainFault};
 pub use inflight::{Inflight, InflightError, InflightLayout, Journal, JournalFault};
 pub use memory::{Departure, Epoch, MapError, Memory, RegionSpec, Spot, Unmapped};
-pub use vring::{Taken, Vring, VringError, VringFault, VringLayout};
+pub use vring::{Asked, Taken, Vring, VringError, VringFault, VringLayout};

@@ -56,7 +56,7 @@ impl Signals {
     /// Starts again in memory that may contain NO_NOTIFY or a stale event index of an earlier daemon.
     pub(crate) fn restart(&mut self, words: &impl Words, position: u16) {
         (self.disarmed, self.fresh) = (true, true);
-        self.want_kicks(words, position);
+        self.ask(words, position);
     }
 
     /// Publishes used entries from index `old` up to `new`, at least one. Returns whether the guest wants a
@@ -74,17 +74,10 @@ impl Signals {
         std::mem::take(&mut self.fresh) || passed(words.used_event(), old, new)
     }
 
-    /// Asks the guest for a kick when it adds the entry at `position`, then checks. `true`: it has added one
-    /// meanwhile.
+    /// Asks the guest for a kick when it adds the entry at `position`. A fence and [`Signals::has_come`] have to
+    /// follow: it may have added one before it could see that.
     #[inline]
-    pub(crate) fn arm(&mut self, words: &impl Words, position: u16) -> bool {
-        self.want_kicks(words, position);
-        // The request for a kick must be stored before we read the index; otherwise a kick could be lost.
-        words.fence();
-        words.avail_index() != position
-    }
-
-    fn want_kicks(&mut self, words: &impl Words, position: u16) {
+    pub(crate) fn ask(&mut self, words: &impl Words, position: u16) {
         if self.event_idx {
             self.set_avail_event(words, position);
         }
@@ -92,6 +85,13 @@ impl Signals {
             words.set_used_flags(0);
             self.disarmed = false;
         }
+    }
+
+    /// Whether the guest has added the entry at `position`. The request for its kick must have been stored, and a full
+    /// fence made, before; otherwise a kick could be lost.
+    #[inline]
+    pub(crate) fn has_come(words: &impl Words, position: u16) -> bool {
+        words.avail_index() != position
     }
 
     /// Tells the guest that kicks are not needed (a hint); the next entry is at `position`. With EVENT_IDX it
@@ -217,6 +217,13 @@ mod tests {
         }
     }
 
+    /// Asks for a kick, then checks.
+    fn arm(signals: &mut Signals, words: &Shared, position: u16) -> bool {
+        signals.ask(words, position);
+        words.fence();
+        Signals::has_come(words, position)
+    }
+
     /// The worker was awake, and falls asleep while the guest adds an entry.
     fn sleeps_beside_an_add(event_idx: bool, is_careless: bool) {
         let _alone = crate::rig::alone();
@@ -228,7 +235,7 @@ mod tests {
                 let shared = shared.clone();
                 thread::spawn(move || shared.add(event_idx, 0))
             };
-            if !signals.arm(&*shared, 0) {
+            if !arm(&mut signals, &shared, 0) {
                 shared.kick.wait();
             }
             guest.join().unwrap();
@@ -273,10 +280,39 @@ mod tests {
                 })
             };
             for position in 0..2 {
-                while !signals.arm(&*shared, position) {
+                while !arm(&mut signals, &shared, position) {
                     shared.kick.wait();
                 }
                 signals.disarm(&*shared, position + 1);
+            }
+            guest.join().unwrap();
+        });
+    }
+
+    /// The worker of two vrings was awake, and falls asleep with one fence for both while the guest adds an entry to each.
+    fn sleeps_with_two_vrings(event_idx: bool, is_careless: bool) {
+        let _alone = crate::rig::alone();
+        loom::model(move || {
+            let vrings = [0; 2].map(|_| {
+                let shared = Arc::new(Shared::new(is_careless));
+                let mut signals = Signals::new(&*shared, event_idx, 0);
+                signals.disarm(&*shared, 0);
+                (shared, signals)
+            });
+            let guest = {
+                let rings = vrings.each_ref().map(|(shared, _)| shared.clone());
+                let add = move |ring: &Arc<Shared>| ring.add(event_idx, 0);
+                thread::spawn(move || rings.iter().for_each(add))
+            };
+            let [mut one, mut other] = vrings;
+            for (shared, signals) in [&mut one, &mut other] {
+                signals.ask(&**shared, 0);
+            }
+            one.0.fence();
+            for (shared, _) in [one, other] {
+                if !Signals::has_come(&*shared, 0) {
+                    shared.kick.wait();
+                }
             }
             guest.join().unwrap();
         });
@@ -287,6 +323,7 @@ mod tests {
         for event_idx in [false, true] {
             sleeps_beside_an_add(event_idx, false);
             sleeps_twice(event_idx);
+            sleeps_with_two_vrings(event_idx, false);
         }
     }
 
@@ -302,6 +339,8 @@ mod tests {
     fn without_fences_signals_are_lost() {
         for event_idx in [false, true] {
             let kick = || sleeps_beside_an_add(event_idx, true);
+            assert!(std::panic::catch_unwind(kick).is_err(), "{event_idx}");
+            let kick = || sleeps_with_two_vrings(event_idx, true);
             assert!(std::panic::catch_unwind(kick).is_err(), "{event_idx}");
             let call = || publishes_beside_a_sleep(event_idx, true);
             assert!(std::panic::catch_unwind(call).is_err(), "{event_idx}");

@@ -233,6 +233,20 @@ impl Words for Parts {
     }
 }
 
+/// All vrings of which kicks are wanted have been asked: one full fence between [`Vring::ask`] and
+/// [`Vring::has_come`], however many there are.
+#[derive(Debug)]
+pub struct Asked(());
+
+impl Asked {
+    /// Makes the fence.
+    #[inline]
+    pub fn all() -> Asked {
+        fence(Ordering::SeqCst);
+        Asked(())
+    }
+}
+
 /// The parts of a vring, and the epoch that keeps them mapped.
 #[derive(Debug)]
 struct Place {
@@ -578,16 +592,31 @@ impl Vring {
         call
     }
 
-    /// Asks the guest for kicks and checks the ring again. `true`: work has arrived meanwhile, so take it;
-    /// the vring may not be armed.
+    /// Asks the guest for a kick when it makes the next chain available. It may have done so before it could see that:
+    /// [`Vring::has_come`].
     #[inline]
-    pub fn arm(&mut self) -> bool {
+    pub fn ask(&mut self) {
+        if let Some(Place { parts, .. }) = &self.place {
+            self.signals.ask(parts, self.positions.next_avail());
+        }
+    }
+
+    /// Whether there is work that needs no kick, so take it; else the guest kicks for the next. [`Vring::ask`] comes
+    /// before.
+    #[inline]
+    pub fn has_come(&self, _: &Asked) -> bool {
         let Some(Place { parts, .. }) = &self.place else {
             return false;
         };
         self.positions.left() != 0
             || self.is_special && !self.again.is_empty()
-            || self.signals.arm(parts, self.positions.next_avail())
+            || Signals::has_come(parts, self.positions.next_avail())
+    }
+
+    /// [`Vring::ask`] and [`Vring::has_come`], for a vring by itself.
+    pub fn arm(&mut self) -> bool {
+        self.ask();
+        self.has_come(&Asked::all())
     }
 
     /// Tells the guest that kicks are not needed (a hint).

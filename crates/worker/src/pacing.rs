@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_engine::{Store, Wait};
+use cleave_guest::Asked;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::Completion;
 use crate::accept::nanoseconds;
 use crate::contention::{CoreContention, yield_core};
+use crate::lane::Lane;
 use crate::policy::{Call, ContentionBackoff, LapWork, Pace, Pacer, PacerContext, Scheduled};
 use crate::record::VringEvent;
 use crate::stats::{Mode, add};
@@ -113,7 +115,7 @@ impl<S: Store> Worker<S> {
 
     /// Combines the modes of all vrings: the one that demands the most polling decides.
     pub(crate) fn update_wait_mode(&mut self) {
-        let mode = |lane: &crate::lane::Lane| match lane.completion {
+        let mode = |lane: &Lane| match lane.completion {
             _ if !lane.is_running() => WaitMode::Sleep,
             Completion::Poll if !lane.has_kick => WaitMode::PollAlways,
             _ if !lane.has_kick => WaitMode::PollBudgeted,
@@ -281,16 +283,19 @@ impl<S: Store> Worker<S> {
     /// Asks all guests for kicks. `true`: a guest had added work before it could see that.
     fn arm(&mut self) -> bool {
         self.waiting.armed = true;
-        let mut found = false;
         // If the store is full, completions arrive first, and every lap checks the rings again.
-        let has_room = self.has_room();
-        for lane in self.lanes.iter_mut().flatten() {
-            // A throttled one is looked at by the clock.
-            if lane.is_running() && has_room && lane.throttled.is_none() {
-                found |= lane.vring.arm();
-            }
+        if !self.has_room() {
+            return false;
         }
-        found
+        // A throttled one is looked at by the clock.
+        let waits = |lane: &Lane| lane.is_running() && lane.throttled.is_none();
+        let lanes = self.lanes.iter_mut().flatten();
+        lanes
+            .filter(|lane| waits(lane))
+            .for_each(|lane| lane.vring.ask());
+        let asked = Asked::all();
+        let mut lanes = self.lanes.iter().flatten();
+        lanes.any(|lane| waits(lane) && lane.vring.has_come(&asked))
     }
 
     /// Disables kicks for all guests, unless they are disabled.

@@ -300,13 +300,17 @@ fn kicks_come_only_where_they_are_asked_for(
         };
         let mut signals = Signals::new(&still, event_idx, before);
         signals.disarm(&still, before);
-        assert!(!signals.arm(&still, position), "nothing came");
+        signals.ask(&still, position);
+        still.fence();
+        assert!(!Signals::has_come(&still, position), "nothing came");
         assert!(still.wants_kick(event_idx, position, count));
         let next = position.wrapping_add(taken);
         signals.disarm(&still, next);
         assert!(!still.wants_kick(event_idx, next.wrapping_add(ahead), count));
+        signals.ask(&still, next);
+        still.fence();
         assert_eq!(
-            signals.arm(&still, next),
+            Signals::has_come(&still, next),
             next != position,
             "came meanwhile"
         );
