@@ -183,7 +183,10 @@ fn run_binaries(
     let environment = [format!("CLEAVE_BIN={}", program.display())];
     // The compiler works while tests wait.
     suite::run(root, &tests, &environment, || match selection.part {
-        None if !selection.quick => instructions::build(root).map(drop),
+        None if !selection.quick => {
+            built::instructions(root)?;
+            built::released(root).map(drop)
+        }
         _ => Ok(()),
     })?;
     let (count, seconds) = (tests.len(), start.elapsed().as_secs());
@@ -210,7 +213,6 @@ fn measurements<'a>(root: &'a Path, selection: &Selection) -> Vec<Work<'a>> {
         let said = "a comparison in guests, seconds of each";
         parts.push(work("comparison in guests", said, smoke));
     }
-    // The measurements have built the release.
     if selection.runs(Part::Package) {
         let checked = move || dist::run(root, &dist::Request::checked());
         parts.push(work("packages", "the packages", checked));

@@ -4,11 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::built;
 use crate::report::{Recorded, Run, environment};
 use crate::setup;
 use crate::step::{At, Result, quietly, unless};
@@ -53,7 +54,7 @@ pub(crate) fn run(root: &Path, options: &Counting) -> Result {
     setup::find("valgrind").ok_or("valgrind is missing; run: apt-get install valgrind")?;
     let folder = root.join("target/bench/instructions");
     std::fs::create_dir_all(&folder).at(&folder)?;
-    let program = build(root)?;
+    let program = built::instructions(root)?;
     let before = last_run(&folder);
     let reference = reference(&std::fs::read_to_string(root.join(REFERENCE)).unwrap_or_default())?;
     let names = quietly(root, "{}", &[&program.display()])?;
@@ -79,16 +80,6 @@ pub(crate) fn run(root: &Path, options: &Counting) -> Result {
         true => accept(root, &counts),
         false => judge(&counts, &reference, options.case.is_none()),
     }
-}
-
-/// Builds the program whose instructions are counted, as a release is built.
-pub(crate) fn build(root: &Path) -> Result<PathBuf> {
-    let target = root.join("target");
-    // Clippy's compiler, which builds the tests in `.ci/run`, optimises less.
-    let line = "env CARGO_TARGET_DIR={} RUSTC_WORKSPACE_WRAPPER= nice cargo build --release --locked \
-                --package cleave-benches --bin instructions";
-    quietly(root, line, &[&target.display()])?;
-    Ok(target.join("release/instructions"))
 }
 
 fn count(program: &Path, case: &str, profile: &Path) -> Result<Count> {
