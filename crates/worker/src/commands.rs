@@ -171,6 +171,7 @@ impl<S: Store> Worker<S> {
             Command::Exit => {
                 self.inbox.exiting = true;
                 for lane in self.lanes.iter_mut().flatten() {
+                    lane.leave_limits(&self.device);
                     lane.enable(false);
                 }
                 for number in 0..self.lanes.len() {
@@ -369,6 +370,7 @@ impl<S: Store> Worker<S> {
             // A second stop of the same vring replaces the first.
             self.inbox.stopping += usize::from(!matches!(lane.state, State::Stopping(_)));
             lane.vring.take_no_more();
+            lane.leave_limits(&self.device);
             lane.state = State::Stopping(done);
         }
         self.abandon(number);
@@ -381,6 +383,9 @@ impl<S: Store> Worker<S> {
         else {
             return;
         };
+        if !enabled {
+            lane.leave_limits(&self.device);
+        }
         lane.enable(enabled);
     }
 

@@ -201,6 +201,13 @@ impl Lane {
         due_ns.is_some_and(|due_ns| device.now_ns() < due_ns)
     }
 
+    /// Gives up the time that the disk's limits have reserved for its next request.
+    pub(crate) fn leave_limits(&mut self, device: &Device) {
+        if self.throttled.take().is_some() {
+            device.throttle.leave(self.index);
+        }
+    }
+
     /// Starts or stops serving it, for control.
     pub(crate) fn enable(&mut self, enable: bool) {
         match &mut self.state {

@@ -3,9 +3,14 @@
 //!
 //! A request is admitted while no bucket that it fills is above its size, and is counted afterwards; so a large one passes
 //! whole, and those behind it wait for it (QEMU's `throttle_compute_wait` and `throttle_account`). A bucket leaks with the
-//! clock, without a tick: a worker that must wait learns when to ask again. While several disks wait, the one that has had the
-//! least goes first, and of its vrings again the one that has had the least. There is such an order for the totals, for reads and
-//! for writes: a write that waits for its own buckets delays no read, whose buckets have room.
+//! clock, without a tick: a worker that must wait learns when to come again.
+//!
+//! That time is a reservation: the request is admitted when it comes then, or later, whoever came meanwhile. Each disk, and each
+//! vring of a disk, has an account of what it was served. One that must wait is told the time at which the buckets have room and
+//! all others that wait, and that had less, have caught up with it. A worker that is late keeps its claim, because the others
+//! leave it the room; if it does not come, they find that room when they come themselves. So nobody's lateness costs the rate.
+//! There is such an order for the totals, for reads and for writes: a write that waits for its own buckets delays no read, whose
+//! buckets have room.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Instant;
@@ -17,8 +22,11 @@ use crate::{Limit, LimitKind, Limits, Tuning};
 
 /// Most vrings of a disk.
 const VRINGS: usize = 256;
-/// A vring that does not come for its turn within this has no requests any more, or its worker is late.
-const PATIENCE_NS: u64 = 2_000_000;
+/// Lateness of a vring for which others leave it room. After that it probably has no requests any more.
+const PATIENCE_NS: u64 = 20_000_000;
+/// Longest wait for what others may have first, if the buckets have room: an empty bucket holds as much, and what leaks after
+/// that is lost if the others do not come.
+const ROOM_NS: f64 = 100_000_000.0;
 /// Attempts to get the buckets. Another worker has them for a tenth of a microsecond, unless it lost its core meanwhile.
 const LOCK_TRIES: u32 = 100;
 const SECOND_NS: f64 = 1e9;
@@ -71,9 +79,8 @@ impl LimitGroup {
                 limits,
                 buckets: Default::default(),
                 leaked_ns: 0,
-                now_served: Default::default(),
+                least_served: Default::default(),
                 members: Vec::new(),
-                waiting: Vec::new(),
             }),
             tuned: Mutex::default(),
             began,
@@ -87,11 +94,12 @@ impl LimitGroup {
 
     /// How many disks share it.
     pub fn members(&self) -> usize {
-        self.state().members.iter().flatten().count()
+        let state = self.state();
+        state.members.iter().filter(|member| member.is_here).count()
     }
 
-    /// Other limits; as in QEMU, buckets begin empty. Turns and shares begin anew too: they are reckoned in the time that requests
-    /// took under the limits before, which may have been an hour. Whether they are others.
+    /// Puts limits in force; as in QEMU, buckets begin empty. Reservations and shares begin anew too: they are reckoned in the time
+    /// that requests took under the limits before, which may have been an hour. Returns false if `limits` are those in force.
     fn set(&self, limits: Limits) -> bool {
         let mut state = self.state();
         if state.limits == limits {
@@ -99,10 +107,9 @@ impl LimitGroup {
         }
         state.limits = limits;
         state.buckets = Default::default();
-        state.now_served = Default::default();
-        state.waiting.clear();
-        for member in state.members.iter_mut().flatten() {
-            *member = Member::new();
+        state.least_served = Default::default();
+        for member in &mut state.members {
+            member.begin_anew();
         }
         true
     }
@@ -158,19 +165,31 @@ impl Throttle {
         }
     }
 
-    /// Admits a request of a vring and counts it; otherwise the time at which to ask again, which is `now_ns` if the buckets are
-    /// in use.
+    /// Admits a request of a vring and counts it. `Err`: the time at which to ask again, which is `now_ns` if the buckets are in
+    /// use.
     pub(crate) fn admit(&self, vring: u16, demand: Demand, now_ns: u64) -> Result<(), u64> {
         let Some(mut state) = self.try_lock() else {
             return Err(now_ns);
         };
         let now_ns = now_ns.saturating_add_signed(self.ahead_ns);
-        let asker = Asker {
+        let asked = state.admit(self.asker(vring), demand, now_ns);
+        asked.map_err(|due_ns| due_ns.saturating_add_signed(-self.ahead_ns))
+    }
+
+    /// Gives up what was reserved for a vring that is not served any more. If the buckets are in use, its claim ends with
+    /// [`PATIENCE_NS`].
+    pub(crate) fn leave(&self, vring: u16) {
+        let asker = self.asker(vring);
+        if let Some(mut state) = self.try_lock() {
+            state.members[asker.member].leave(asker.vring);
+        }
+    }
+
+    fn asker(&self, vring: u16) -> Asker {
+        Asker {
             member: self.member,
             vring: usize::from(vring) % VRINGS,
-        };
-        let asked = state.admit(asker, demand, now_ns);
-        asked.map_err(|due_ns| due_ns.saturating_add_signed(-self.ahead_ns))
+        }
     }
 
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
@@ -200,12 +219,10 @@ struct State {
     buckets: [Bucket; LimitKind::COUNT],
     /// Up to then the buckets have leaked.
     leaked_ns: u64,
-    /// Service of the disk that was admitted last, by [`Class`]. A disk that begins to wait starts from there.
-    now_served: [f64; Class::COUNT],
+    /// By [`Class`]: the service of the disk that waits and had least. A disk that was idle starts from there.
+    least_served: [f64; Class::COUNT],
     /// The disks; one that left leaves its place to the next.
-    members: Vec<Option<Member>>,
-    /// The vrings that were told to ask again. It has room for all, so a worker allocates nothing.
-    waiting: Vec<Asker>,
+    members: Vec<Member>,
 }
 
 /// Units above what has leaked away.
@@ -244,61 +261,6 @@ impl Class {
     }
 }
 
-/// A disk among those that share the buckets.
-#[derive(Debug)]
-struct Member {
-    /// By [`Class`].
-    service: [Service; Class::COUNT],
-    /// How many of its vrings wait for each.
-    waiting: [usize; Class::COUNT],
-    /// As [`State::now_served`], between its vrings.
-    now_served: [f64; Class::COUNT],
-    turns: Box<[Turn; VRINGS]>,
-}
-
-impl Member {
-    fn new() -> Member {
-        Member {
-            service: Default::default(),
-            waiting: Default::default(),
-            now_served: Default::default(),
-            turns: Box::new([Turn::default(); VRINGS]),
-        }
-    }
-}
-
-/// A vring of a disk.
-#[derive(Debug, Clone, Copy, Default)]
-struct Turn {
-    service: [Service; Class::COUNT],
-    /// It was told to ask again at this time, because of this class.
-    due: Option<(u64, Class)>,
-}
-
-/// The share of the buckets of a class that a disk or a vring has had.
-#[derive(Debug, Clone, Copy, Default)]
-struct Service {
-    /// In nanoseconds of the bucket that its requests fill most.
-    served: f64,
-    /// Of its last request.
-    last: f64,
-}
-
-impl Service {
-    fn add(&mut self, cost: f64) {
-        self.served += cost;
-        self.last = cost;
-    }
-
-    /// How much longer one waits that has had `served`, if this one waits too: those go first that have had less.
-    fn before(self, served: f64) -> f64 {
-        match self.served < served {
-            true => self.last.max(1.0),
-            false => 0.0,
-        }
-    }
-}
-
 /// A vring of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Asker {
@@ -306,142 +268,219 @@ struct Asker {
     vring: usize,
 }
 
+/// A disk among those that share the buckets.
+#[derive(Debug)]
+struct Member {
+    is_here: bool,
+    accounts: [Account; Class::COUNT],
+    /// As [`State::least_served`], between its vrings.
+    least_served: [f64; Class::COUNT],
+    vrings: Box<[Vring; VRINGS]>,
+    /// Those from here on have never had a request.
+    vrings_used: usize,
+}
+
+/// A vring of a disk.
+#[derive(Debug, Clone, Copy, Default)]
+struct Vring {
+    accounts: [Account; Class::COUNT],
+    /// When it was told to come with its next request.
+    slot: Option<Slot>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    due_ns: u64,
+    /// The class for which it waits longest.
+    class: Class,
+    is_read: bool,
+    /// It is admitted when it comes. Otherwise more of the others may come first than can be waited for at once.
+    is_reserved: bool,
+}
+
+/// What a disk or a vring has had of the buckets of a class, and may still claim.
+#[derive(Debug, Clone, Copy, Default)]
+struct Account {
+    /// In nanoseconds of the bucket that its requests fill most.
+    served: f64,
+    /// The cost of its request that waits, if that has a reservation.
+    reserved: f64,
+    /// While it waits: until when others leave it room. Otherwise 0.
+    claims_until_ns: u64,
+}
+
+impl Slot {
+    fn admits(self, demand: Demand, now_ns: u64) -> bool {
+        self.is_reserved && self.due_ns <= now_ns && self.is_read == demand.is_read
+    }
+}
+
+impl Account {
+    fn claims(&self, now_ns: u64) -> bool {
+        self.claims_until_ns > now_ns
+    }
+
+    /// Returns what this one may have before another one that has had `served`: its request that waits, and more until it has
+    /// had as much.
+    fn before(&self, served: f64) -> f64 {
+        match self.served <= served {
+            true => self.reserved.max(served - self.served),
+            false => 0.0,
+        }
+    }
+}
+
+impl Member {
+    fn new() -> Member {
+        Member {
+            is_here: true,
+            accounts: Default::default(),
+            least_served: Default::default(),
+            vrings: Box::new([Vring::default(); VRINGS]),
+            vrings_used: 0,
+        }
+    }
+
+    /// Forgets what it and its vrings had and claim.
+    fn begin_anew(&mut self) {
+        self.accounts = Default::default();
+        self.least_served = Default::default();
+        self.vrings.fill(Vring::default());
+        self.vrings_used = 0;
+    }
+
+    /// The accounts of its vrings that wait for a class.
+    fn claims(&self, class: Class, now_ns: u64) -> impl Iterator<Item = &Account> {
+        let at = class as usize;
+        let used = match self.accounts[at].claims(now_ns) {
+            true => self.vrings_used,
+            false => 0,
+        };
+        let accounts = self.vrings[..used]
+            .iter()
+            .map(move |vring| &vring.accounts[at]);
+        accounts.filter(move |account| account.claims(now_ns))
+    }
+
+    fn wait(&mut self, vring: usize, slot: Slot, cost: f64) {
+        self.vrings[vring].slot = Some(slot);
+        let account = &mut self.vrings[vring].accounts[slot.class as usize];
+        account.claims_until_ns = slot.due_ns.saturating_add(PATIENCE_NS);
+        account.reserved = if slot.is_reserved { cost } else { 0.0 };
+        self.sum_up(slot.class);
+    }
+
+    /// Ends the wait of a vring. Returns its slot, if it had one.
+    fn leave(&mut self, vring: usize) -> Option<Slot> {
+        let slot = self.vrings[vring].slot.take()?;
+        let account = &mut self.vrings[vring].accounts[slot.class as usize];
+        (account.claims_until_ns, account.reserved) = (0, 0.0);
+        self.sum_up(slot.class);
+        Some(slot)
+    }
+
+    /// A disk waits as long as one of its vrings does.
+    fn sum_up(&mut self, class: Class) {
+        let own = &mut self.accounts[class as usize];
+        (own.claims_until_ns, own.reserved) = (0, 0.0);
+        for vring in &self.vrings[..self.vrings_used] {
+            let account = vring.accounts[class as usize];
+            own.claims_until_ns = own.claims_until_ns.max(account.claims_until_ns);
+            own.reserved = own.reserved.max(account.reserved);
+        }
+    }
+}
+
 impl State {
     fn add_member(&mut self) -> usize {
-        let member = Member::new();
-        let free = self.members.iter().position(Option::is_none);
+        let free = self.members.iter().position(|member| !member.is_here);
         let place = free.unwrap_or(self.members.len());
         match self.members.get_mut(place) {
-            Some(empty) => *empty = Some(member),
-            None => self.members.push(Some(member)),
+            Some(member) => member.is_here = true,
+            None => self.members.push(Member::new()),
         }
-        let room = (self.members.len() * VRINGS).saturating_sub(self.waiting.len());
-        self.waiting.reserve(room);
         place
     }
 
     fn remove_member(&mut self, place: usize) {
-        self.waiting.retain(|asker| asker.member != place);
-        if let Some(member) = self.members.get_mut(place) {
-            *member = None;
-        }
+        let member = &mut self.members[place];
+        member.is_here = false;
+        member.begin_anew();
     }
 
     fn admit(&mut self, asker: Asker, demand: Demand, now_ns: u64) -> Result<(), u64> {
         self.leak(now_ns);
-        self.forget_late(asker, now_ns);
-        let classes = Class::of(demand.is_read);
-        let mut longest = (0.0, Class::Total);
-        for class in classes {
-            self.bring_up(asker, class);
-            let wait_ns = self.wait_ns(class) + self.before(asker, class);
-            if wait_ns > longest.0 {
-                longest = (wait_ns, class);
-            }
+        let member = &mut self.members[asker.member];
+        member.vrings_used = member.vrings_used.max(asker.vring + 1);
+        let slot = member.leave(asker.vring);
+        if !slot.is_some_and(|slot| slot.admits(demand, now_ns))
+            && let Some(slot) = self.judge(asker, demand, now_ns)
+        {
+            let cost = self.cost(slot.class, demand);
+            self.members[asker.member].wait(asker.vring, slot, cost);
+            return Err(slot.due_ns);
         }
-        let (wait_ns, class) = longest;
-        if wait_ns > 0.0 {
-            // A float's cast saturates. At least a nanosecond, or it would ask in vain.
-            let due_ns = now_ns.saturating_add((wait_ns as u64).max(1));
-            self.leave(asker);
-            self.wait(asker, due_ns, class);
-            return Err(due_ns);
-        }
-        self.leave(asker);
-        for class in classes {
-            let cost = self.count(class, demand);
-            if let Some(Some(member)) = self.members.get_mut(asker.member) {
-                let (at, turn) = (class as usize, &mut member.turns[asker.vring]);
-                self.now_served[at] = self.now_served[at].max(member.service[at].served);
-                member.now_served[at] = member.now_served[at].max(turn.service[at].served);
-                member.service[at].add(cost);
-                turn.service[at].add(cost);
-            }
+        for class in Class::of(demand.is_read) {
+            self.serve(asker, class, demand, now_ns);
         }
         Ok(())
     }
 
+    /// Returns when a request may go that has to wait.
+    fn judge(&mut self, asker: Asker, demand: Demand, now_ns: u64) -> Option<Slot> {
+        let mut longest = None;
+        let mut longest_ns = 0.0;
+        for class in Class::of(demand.is_read) {
+            self.bring_up(asker, class);
+            let ahead_ns = self.ahead_ns(asker, class, now_ns);
+            let wait_ns = self.wait_ns(class, ahead_ns.min(ROOM_NS));
+            if wait_ns > longest_ns {
+                longest_ns = wait_ns;
+                longest = Some(Slot {
+                    // A float's cast saturates. At least a nanosecond, or it would ask in vain.
+                    due_ns: now_ns.saturating_add((wait_ns as u64).max(1)),
+                    class,
+                    is_read: demand.is_read,
+                    is_reserved: ahead_ns <= ROOM_NS,
+                });
+            }
+        }
+        longest
+    }
+
     /// One that had nothing to do for a while has no claim to what it did not use.
     fn bring_up(&mut self, asker: Asker, class: Class) {
-        let Some(Some(member)) = self.members.get_mut(asker.member) else {
-            return;
-        };
-        let (at, turn) = (class as usize, &mut member.turns[asker.vring]);
-        if member.waiting[at] == 0 {
-            let served = &mut member.service[at].served;
-            *served = served.max(self.now_served[at]);
-        }
-        if turn.due.is_none_or(|(_, waits_for)| waits_for != class) {
-            let served = &mut turn.service[at].served;
-            *served = served.max(member.now_served[at]);
-        }
-    }
-
-    /// Notes that a vring waits.
-    fn wait(&mut self, asker: Asker, due_ns: u64, class: Class) {
-        if let Some(Some(member)) = self.members.get_mut(asker.member) {
-            member.turns[asker.vring].due = Some((due_ns, class));
-            member.waiting[class as usize] += 1;
-            self.waiting.push(asker);
-        }
-    }
-
-    /// Notes that a vring does not wait.
-    fn leave(&mut self, asker: Asker) {
-        if let Some(Some(member)) = self.members.get_mut(asker.member)
-            && let Some((_, class)) = member.turns[asker.vring].due.take()
-        {
-            member.waiting[class as usize] -= 1;
-            self.waiting.retain(|other| *other != asker);
-        }
-    }
-
-    /// Those that did not come for their turn have no more claim to it.
-    fn forget_late(&mut self, asker: Asker, now_ns: u64) {
-        let members = &mut self.members;
-        self.waiting.retain(|other| {
-            let Some(Some(member)) = members.get_mut(other.member) else {
-                return false;
-            };
-            let turn = &mut member.turns[other.vring];
-            let is_late = |due_ns: u64| due_ns.saturating_add(PATIENCE_NS) < now_ns;
-            match turn.due {
-                Some((due_ns, class)) if *other != asker && is_late(due_ns) => {
-                    turn.due = None;
-                    member.waiting[class as usize] -= 1;
-                    false
-                }
-                _ => true,
-            }
-        });
-    }
-
-    /// Time for those that wait for a class and have had less of it. Each such disk has one request before this one, and so has
-    /// each such vring of this disk.
-    fn before(&self, asker: Asker, class: Class) -> f64 {
-        let Some(Some(own)) = self.members.get(asker.member) else {
-            return 0.0;
-        };
         let at = class as usize;
-        let of_disk = own.service[at].served;
-        let of_vring = own.turns[asker.vring].service[at].served;
-        let mut before_ns = 0.0;
-        for (place, member) in self.members.iter().enumerate() {
-            match member {
-                Some(member) if place != asker.member && member.waiting[at] > 0 => {
-                    before_ns += member.service[at].before(of_disk);
-                }
-                _ => {}
-            }
-        }
-        let others = self.waiting.iter();
-        let others = others.filter(|other| other.member == asker.member && **other != asker);
-        let turns = others.map(|other| &own.turns[other.vring]);
-        let turns = turns.filter(|turn| turn.due.is_some_and(|(_, waits_for)| waits_for == class));
-        before_ns
-            + turns
-                .map(|turn| turn.service[at].before(of_vring))
-                .sum::<f64>()
+        let member = &mut self.members[asker.member];
+        let vring = &mut member.vrings[asker.vring].accounts[at];
+        vring.served = vring.served.max(member.least_served[at]);
+        let disk = &mut member.accounts[at];
+        disk.served = disk.served.max(self.least_served[at]);
+    }
+
+    /// Returns what others that wait for a class may have first: the vrings of the disk until they have had as much as this one,
+    /// and the other disks until they have had as much as this disk will have had then.
+    fn ahead_ns(&self, asker: Asker, class: Class, now_ns: u64) -> f64 {
+        let own = &self.members[asker.member];
+        let served = own.vrings[asker.vring].accounts[class as usize].served;
+        let vrings = own.claims(class, now_ns);
+        let vrings_ns: f64 = vrings.map(|other| other.before(served)).sum();
+        let served = own.accounts[class as usize].served + vrings_ns;
+        let disks = self.claims_of_others(asker, class, now_ns);
+        vrings_ns + disks.map(|other| other.before(served)).sum::<f64>()
+    }
+
+    /// The accounts of the other disks that wait for a class.
+    fn claims_of_others(
+        &self,
+        asker: Asker,
+        class: Class,
+        now_ns: u64,
+    ) -> impl Iterator<Item = &Account> {
+        let members = self.members.iter().enumerate();
+        let others = members.filter(move |(place, _)| *place != asker.member);
+        let accounts = others.map(move |(_, other)| &other.accounts[class as usize]);
+        accounts.filter(move |account| account.claims(now_ns))
     }
 
     fn leak(&mut self, now_ns: u64) {
@@ -455,46 +494,64 @@ impl State {
         }
     }
 
-    /// How long the fullest of the buckets of a class needs.
-    fn wait_ns(&self, class: Class) -> f64 {
-        let waits = class
-            .kinds()
-            .map(|kind| self.buckets[kind as usize].wait_ns(self.limits.of(kind)));
-        waits.into_iter().fold(0.0, f64::max)
+    /// Returns how long the fullest of the buckets of a class needs.
+    fn wait_ns(&self, class: Class, ahead_ns: f64) -> f64 {
+        let wait_ns = |kind| self.buckets[kind as usize].wait_ns(self.limits.of(kind), ahead_ns);
+        class.kinds().map(wait_ns).into_iter().fold(0.0, f64::max)
     }
 
-    /// Counts a request; how long the fullest of the buckets of a class takes to leak it.
-    fn count(&mut self, class: Class, demand: Demand) -> f64 {
-        let mut most_ns = 0.0_f64;
-        let size = self.limits.iops_size as f64;
-        let operations = match self.limits.iops_size {
-            0 => 1.0,
-            _ => (demand.bytes as f64 / size).max(1.0),
-        };
+    /// Returns how long the fullest of the buckets of a class takes to leak a request.
+    fn cost(&self, class: Class, demand: Demand) -> f64 {
+        let costs = class
+            .kinds()
+            .map(|kind| match self.limits.of(kind).average {
+                0 => 0.0,
+                average => self.units(kind, demand) / average as f64 * SECOND_NS,
+            });
+        costs.into_iter().fold(0.0, f64::max)
+    }
+
+    /// What a request fills into a bucket.
+    fn units(&self, kind: LimitKind, demand: Demand) -> f64 {
+        let bytes = demand.bytes as f64;
+        match kind {
+            LimitKind::BpsTotal | LimitKind::BpsRead | LimitKind::BpsWrite => bytes,
+            _ if self.limits.iops_size == 0 => 1.0,
+            _ => (bytes / self.limits.iops_size as f64).max(1.0),
+        }
+    }
+
+    /// Counts a request that is admitted.
+    fn serve(&mut self, asker: Asker, class: Class, demand: Demand, now_ns: u64) {
         for kind in class.kinds() {
             let limit = self.limits.of(kind);
-            if limit.average == 0 {
-                continue;
-            }
-            let units = match kind {
-                LimitKind::BpsTotal | LimitKind::BpsRead | LimitKind::BpsWrite => {
-                    demand.bytes as f64
+            if limit.average > 0 {
+                let units = self.units(kind, demand);
+                let bucket = &mut self.buckets[kind as usize];
+                bucket.level += units;
+                if limit.max_length > 1 {
+                    bucket.burst_level += units;
                 }
-                _ => operations,
-            };
-            let bucket = &mut self.buckets[kind as usize];
-            bucket.level += units;
-            if limit.max_length > 1 {
-                bucket.burst_level += units;
             }
-            most_ns = most_ns.max(units / limit.average as f64 * SECOND_NS);
         }
-        most_ns
+        let (at, cost) = (class as usize, self.cost(class, demand));
+        let least = |least: f64, other: &Account| least.min(other.served);
+        let own = &self.members[asker.member];
+        let others = self.claims_of_others(asker, class, now_ns);
+        let of_disks = others.fold(own.accounts[at].served, least);
+        let served = own.vrings[asker.vring].accounts[at].served;
+        let of_vrings = own.claims(class, now_ns).fold(served, least);
+        self.least_served[at] = self.least_served[at].max(of_disks);
+        let own = &mut self.members[asker.member];
+        own.least_served[at] = own.least_served[at].max(of_vrings);
+        own.accounts[at].served += cost;
+        own.vrings[asker.vring].accounts[at].served += cost;
     }
 }
 
 impl Bucket {
-    fn wait_ns(self, limit: Limit) -> f64 {
+    /// Returns how long a request waits after which others fill in what takes `ahead_ns` to leak.
+    fn wait_ns(self, limit: Limit, ahead_ns: f64) -> f64 {
         let Limit {
             average,
             max,
@@ -510,11 +567,12 @@ impl Bucket {
             // Without one, a tenth of a second's worth, or every other request would wait.
             false => (average / 10.0, 0.0),
         };
-        let extra = self.level - size;
+        let ahead = ahead_ns / SECOND_NS * average;
+        let extra = self.level + ahead - size;
         if extra > 0.0 {
             return extra * SECOND_NS / average;
         }
-        let extra = self.burst_level - burst_size;
+        let extra = self.burst_level + ahead - burst_size;
         match max_length > 1 && extra > 0.0 {
             true => extra * SECOND_NS / max,
             false => 0.0,

@@ -585,6 +585,7 @@ impl<S: Store> Worker<S> {
         if !matches!(lane.state, State::Stopping(_)) {
             lane.state = State::Retired;
         }
+        lane.leave_limits(&self.device);
         lane.record.count(VringEvent::Retired);
         let index = lane.index;
         self.inbox.holds_old_memory = true;

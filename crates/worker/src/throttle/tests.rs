@@ -345,6 +345,134 @@ fn a_greedy_vring_gets_no_more_than_its_share() {
     }
 }
 
+/// A vring of a disk, with requests of one size.
+#[derive(Debug, Clone, Copy, Default)]
+struct Load {
+    disk: usize,
+    bytes: u64,
+    /// It asks so long after the time that it was told.
+    late_ns: u64,
+    /// Longest pause between two requests.
+    pause_ns: u64,
+}
+
+/// Returns the requests a second of each vring, after the first second.
+fn rates(text: &str, loads: &[Load], seconds: u64) -> Vec<f64> {
+    let disks = loads.iter().map(|load| load.disk + 1).max().unwrap_or(0);
+    let (group, mut random) = (members(text, disks), Random(29));
+    let mut next = vec![0; loads.len()];
+    let mut admitted = vec![0_u64; loads.len()];
+    while let Some((at, now_ns)) = next.iter().copied().enumerate().min_by_key(|(_, at)| *at)
+        && now_ns < (seconds + 1) * SECOND
+    {
+        let load = &loads[at];
+        match group[load.disk].admit(at as u16, read(load.bytes), now_ns) {
+            Ok(()) => {
+                admitted[at] += u64::from(now_ns > SECOND);
+                next[at] = now_ns + random.below(load.pause_ns + 1);
+            }
+            Err(due_ns) => next[at] = due_ns + load.late_ns,
+        }
+        let state = group[0].group.state();
+        let size = state.limits.of(LimitKind::IopsTotal).average as f64 / 10.0;
+        let above = state.buckets[LimitKind::IopsTotal as usize].level - size;
+        assert!(
+            above <= 1.0 + loads.len() as f64,
+            "{text}, {loads:?}: {above}"
+        );
+    }
+    let rate = |count: u64| count as f64 / seconds as f64;
+    admitted.into_iter().map(rate).collect()
+}
+
+/// Vrings of one disk, or of a disk each, that always have a request and ask late.
+fn late(late_ns: &[u64], disks: usize) -> Vec<Load> {
+    let load = |(at, late_ns)| Load {
+        disk: at % disks,
+        bytes: 4096,
+        late_ns,
+        pause_ns: 0,
+    };
+    late_ns.iter().copied().enumerate().map(load).collect()
+}
+
+#[test]
+fn late_workers_cost_neither_the_rate_nor_a_share() {
+    for iops in [5000, 80_000] {
+        for late_ns in [20_000, 1_500_000, 3_000_000] {
+            for vrings in [
+                vec![0, late_ns],
+                vec![0, 0, late_ns],
+                vec![0, late_ns, late_ns],
+            ] {
+                for disks in [1, vrings.len()] {
+                    let rates = rates(&format!("iops-total={iops}"), &late(&vrings, disks), 5);
+                    let what = format!("{iops}, late by {vrings:?}, {disks} disks: {rates:?}");
+                    let reached = rates.iter().sum::<f64>() / f64::from(iops);
+                    assert!((0.99..1.01).contains(&reached), "{what}");
+                    let share = f64::from(iops) / vrings.len() as f64;
+                    assert!(rates.iter().all(|rate| *rate > 0.97 * share), "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_is_very_late_has_its_request_and_leaves_the_rest_to_the_others() {
+    for (late_ns, least) in [(30_000_000, 30.0), (300_000_000, 3.0)] {
+        for disks in [1, 2] {
+            let rates = rates("iops-total=5000", &late(&[0, late_ns], disks), 10);
+            assert!(
+                rates[1] > least && rates[0] + rates[1] > 4990.0,
+                "{rates:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn shares_are_even_if_a_request_costs_more_than_the_buckets_hold() {
+    for (text, rate) in [("iops-total=10", 10.0), ("iops-total=1", 1.0)] {
+        for disks in [1, 4] {
+            let rates = rates(text, &late(&[0, 1_500_000, 0, 0], disks), 1000);
+            let even = |reached: &f64| (0.97..1.03).contains(&(4.0 * reached / rate));
+            assert!(rates.iter().all(even), "{text}: {rates:?}");
+        }
+    }
+}
+
+/// A large request leaves room for those that had less. A vring with a small request now and then does not need it.
+#[test]
+fn room_that_is_left_for_others_is_not_lost() {
+    for disk in [0, 1] {
+        let large = Load {
+            bytes: 1 << 20,
+            ..Load::default()
+        };
+        let small = Load {
+            disk,
+            bytes: 4096,
+            pause_ns: 2 * SECOND,
+            ..Load::default()
+        };
+        let rates = rates("bps-total=1M", &[large, small], 300);
+        let reached = rates[0] + rates[1] * 4096.0 / 1_048_576.0;
+        assert!((0.97..1.01).contains(&reached), "{rates:?}");
+    }
+}
+
+#[test]
+fn a_vring_that_leaves_while_it_waits_delays_nobody() {
+    let throttle = throttle("iops-total=10");
+    while throttle.admit(0, read(512), 0).is_ok() {}
+    let due_ns = throttle.admit(1, read(512), 0).unwrap_err();
+    let after_ns = throttle.admit(2, read(512), 0).unwrap_err();
+    throttle.leave(1);
+    assert_eq!(throttle.admit(2, read(512), 0), Err(due_ns));
+    assert!(due_ns < after_ns);
+}
+
 #[test]
 fn a_vring_that_went_away_while_it_waited_delays_the_others_once() {
     let throttle = throttle("iops-total=10");
