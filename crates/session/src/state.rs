@@ -86,6 +86,7 @@ impl State {
     ) -> Result<State, MapError> {
         let workers_max = config.workers_max.min(device.disk.workers_max());
         let retired_before = device.totals().retired;
+        device.begin_session();
         Ok(State {
             device,
             offload,

@@ -254,6 +254,9 @@ impl<S: Store> Worker<S> {
             let lost = vring.keep(journal);
             self.warn_of_unrecorded(start.index, &vring, lost);
         }
+        if vring.base() != 0 || vring.again() > 0 {
+            self.device.has_shown.store(true, Ordering::Relaxed);
+        }
         let settled_ns = self.settled_ns(start.index, vring.again());
         let free = self.lanes.iter().position(Option::is_none);
         let number = free.unwrap_or(self.lanes.len());

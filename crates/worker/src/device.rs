@@ -70,6 +70,8 @@ pub struct Device {
     pub(crate) began: Instant,
     pub(crate) worker_start: StartHook,
     pub(crate) incidents: IncidentHook,
+    /// The guest of the frontend has shown a request, now or before it connected: its memory is shared.
+    pub(crate) has_shown: AtomicBool,
     /// A worker was left behind, and the kernel may still do what it had in flight.
     pub(crate) is_lost: AtomicBool,
     /// The threads that serve it beside other disks. `None`: its workers have threads of their own.
@@ -102,6 +104,7 @@ impl Device {
             began,
             worker_start: StartHook::default(),
             incidents: IncidentHook::default(),
+            has_shown: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             pool: None,
         }
@@ -139,6 +142,11 @@ impl Device {
     pub fn in_pool(mut self, pool: Option<Arc<Pool>>) -> Device {
         self.pool = pool;
         self
+    }
+
+    /// Forgets the guest of the frontend before: a new frontend may have memory that is not shared.
+    pub fn begin_session(&self) {
+        self.has_shown.store(false, Ordering::Relaxed);
     }
 
     /// Whether its workers share their threads with those of other disks.

@@ -1,5 +1,6 @@
 //! One vring that a worker serves.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 
 use cleave_guest::{Epoch, Vring, VringError};
@@ -145,16 +146,20 @@ impl Lane {
         }
     }
 
-    /// The guest kicked. `true`: for the second time, and it has never made a request available. This is how guest
-    /// memory that is not shared looks from here, because the guest writes to its own copy of the pages. One such kick
-    /// means nothing: QEMU makes it when it starts a vring.
-    pub(crate) fn kicked(&mut self) -> bool {
+    /// Notes a kick. Returns true for the second one if the guest has never made a request available in any vring. This is how guest
+    /// memory that is not shared looks from here, because the guest writes to its own copy of the pages. One such kick means nothing:
+    /// QEMU makes it when it starts a vring. When it connects again it makes two, but then a vring with requests shows that the memory
+    /// is shared.
+    pub(crate) fn kicked(&mut self, has_shown: &AtomicBool) -> bool {
         self.record.count(VringEvent::Kick);
-        let is_silent = self.vring.base() == self.begins_at && self.vring.is_empty();
-        if self.empty_kicks > 1 || !is_silent {
+        if has_shown.load(Ordering::Relaxed) {
             return false;
         }
-        self.empty_kicks += 1;
+        if self.vring.base() != self.begins_at || !self.vring.is_empty() {
+            has_shown.store(true, Ordering::Relaxed);
+            return false;
+        }
+        self.empty_kicks = self.empty_kicks.saturating_add(1);
         self.empty_kicks == 2
     }
 

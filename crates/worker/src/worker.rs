@@ -369,7 +369,7 @@ impl<S: Store> Worker<S> {
 
     fn kicked(&mut self, slot: u16) {
         if let Some(Some(lane)) = self.lanes.get_mut(usize::from(slot)) {
-            let (index, is_empty) = (lane.index, lane.kicked());
+            let (index, is_empty) = (lane.index, lane.kicked(&self.device.has_shown));
             if is_empty {
                 self.log_rarely(|name| {
                     tracing::warn!(
