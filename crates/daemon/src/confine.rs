@@ -6,7 +6,7 @@ use std::sync::{Arc, Once};
 
 use cleave_disk::{Backing, Disk};
 use cleave_engine::Reactor;
-use cleave_sandbox::{Access, Identity, Keep, Reach, Reaches, Role, Sandbox};
+use cleave_sandbox::{Access, Identity, Keep, Missing, Reach, Reaches, Role, Sandbox};
 use cleave_session::offload;
 
 use crate::cpus;
@@ -74,9 +74,15 @@ impl Confinement {
     /// From the confinement of the main thread on.
     fn begin(sandbox: Sandbox, name: &str, log: &log::Guard) -> Result<Confinement, Failure> {
         let sandbox = Arc::new(sandbox);
-        if !sandbox.missing().is_empty() {
-            let missing = sandbox.missing().join("; ");
-            tracing::warn!("{name}: not all is confined, because this kernel lacks {missing}");
+        for missing in sandbox.missing() {
+            match missing {
+                Missing::Layer(what) => {
+                    tracing::warn!("{name}: not all is confined, because this kernel lacks {what}");
+                }
+                Missing::Rules(what) => {
+                    tracing::info!("{name}: not all is confined, because this kernel lacks {what}");
+                }
+            }
         }
         let confinement = Confinement(Some(sandbox.clone()));
         log.order(move || report(sandbox.earlier_thread(Role::Log), Role::Log));

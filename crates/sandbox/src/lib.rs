@@ -90,12 +90,21 @@ pub enum Error {
     Seccomp(String),
 }
 
+/// A limit that this kernel does not have, as the end of a sentence: "this kernel lacks …".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Missing {
+    /// A whole layer.
+    Layer(String),
+    /// Rules that are newer than the kernel, in a layer that it has.
+    Rules(String),
+}
+
 /// A confined process.
 #[derive(Debug)]
 pub struct Sandbox {
     /// `None`: this kernel has no seccomp filters.
     programs: Option<Programs>,
-    missing: Vec<String>,
+    missing: Vec<Missing>,
     /// The further limits of threads that serve a guest.
     serving: Option<Serving>,
     /// Kept, because the rules end with their inodes.
@@ -140,7 +149,8 @@ impl Sandbox {
         let programs = match Programs::compile()?.install_base(role)? {
             Some(programs) => Some(programs),
             None => {
-                missing.push("seccomp filters: system calls are not confined".to_owned());
+                let lacks = "seccomp filters: system calls are not confined";
+                missing.push(Missing::Layer(lacks.to_owned()));
                 None
             }
         };
@@ -185,8 +195,8 @@ impl Sandbox {
         }
     }
 
-    /// The layers that this kernel lacks, as the ends of sentences: "this kernel lacks …".
-    pub fn missing(&self) -> &[String] {
+    /// Returns what this kernel lacks.
+    pub fn missing(&self) -> &[Missing] {
         &self.missing
     }
 }

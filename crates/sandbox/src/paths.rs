@@ -10,7 +10,7 @@ use landlock::{
 };
 use rustix::fs::{FileType, Mode, OFlags, fstat, open as open_at};
 
-use crate::{Access, Error, Reach};
+use crate::{Access, Error, Missing, Reach};
 
 /// The newest rules that are asked for: files, devices' commands, TCP, abstract sockets and signals (Linux 6.12). Of these an
 /// older kernel enforces those that it knows.
@@ -80,28 +80,34 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
 }
 
 /// Confines the calling thread to these rules. Returns what this kernel lacks for it.
-pub(crate) fn restrict(reaches: &Reaches) -> Result<Option<String>, Error> {
+pub(crate) fn restrict(reaches: &Reaches) -> Result<Option<Missing>, Error> {
     restrict_to(reaches, AccessNet::from_all(NEWEST))
 }
 
 /// The same, but the thread, or one that it starts, goes on to connect over TCP. Nothing listens.
-pub(crate) fn restrict_but_connecting(reaches: &Reaches) -> Result<Option<String>, Error> {
+pub(crate) fn restrict_but_connecting(reaches: &Reaches) -> Result<Option<Missing>, Error> {
     restrict_to(reaches, AccessNet::BindTcp.into())
 }
 
-fn restrict_to(reaches: &Reaches, net: BitFlags<AccessNet>) -> Result<Option<String>, Error> {
+fn restrict_to(reaches: &Reaches, net: BitFlags<AccessNet>) -> Result<Option<Missing>, Error> {
     let status = enforce(reaches, net).map_err(|error| Error::Landlock(error.to_string()))?;
-    Ok(match (status.ruleset, status.landlock) {
+    Ok(missing(status.ruleset, status.landlock))
+}
+
+fn missing(ruleset: RulesetStatus, landlock: LandlockStatus) -> Option<Missing> {
+    match (ruleset, landlock) {
         (RulesetStatus::FullyEnforced, _) => None,
         (RulesetStatus::PartiallyEnforced, LandlockStatus::Available { effective_abi, .. }) => {
-            Some(format!(
+            Some(Missing::Rules(format!(
                 "the newer rules of Landlock (it has version {}, and {} is used): access to files is confined, and not all \
                  of devices' commands, TCP, signals and abstract sockets",
                 effective_abi as i32, NEWEST as i32
-            ))
+            )))
         }
-        _ => Some("Landlock: access to files is not confined".to_owned()),
-    })
+        _ => Some(Missing::Layer(
+            "Landlock: access to files is not confined".to_owned(),
+        )),
+    }
 }
 
 fn enforce(
@@ -118,4 +124,26 @@ fn enforce(
         ruleset = ruleset.add_rule(PathBeneath::new(fd, *rights))?;
     }
     ruleset.restrict_self()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_landlock_lacks_rules_and_an_absent_one_is_a_missing_layer() {
+        let old = LandlockStatus::Available {
+            effective_abi: ABI::V2,
+            kernel_abi: None,
+        };
+        let found = missing(RulesetStatus::PartiallyEnforced, old);
+        assert!(
+            matches!(&found, Some(Missing::Rules(text)) if text.contains("version 2")),
+            "{found:?}"
+        );
+        let found = missing(RulesetStatus::NotEnforced, LandlockStatus::NotImplemented);
+        assert!(matches!(found, Some(Missing::Layer(_))), "{found:?}");
+        let whole = missing(RulesetStatus::FullyEnforced, old);
+        assert!(whole.is_none(), "{whole:?}");
+    }
 }

@@ -14,7 +14,7 @@ use std::process::{Command, ExitStatus, Stdio, exit};
 use std::sync::OnceLock;
 use std::thread;
 
-use cleave_sandbox::{Access, Keep, Reach, Reaches, Role, Sandbox};
+use cleave_sandbox::{Access, Keep, Missing, Reach, Reaches, Role, Sandbox};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, getppid, prlimit};
@@ -544,7 +544,9 @@ fn a_kernel_that_lacks_a_layer_is_named_and_the_rest_is_enforced() {
             let sandbox = process(&[Reach::new("/proc/self", Access::Read)]).unwrap();
             assert_eq!(
                 sandbox.missing(),
-                ["Landlock: access to files is not confined"]
+                [Missing::Layer(
+                    "Landlock: access to files is not confined".to_owned()
+                )]
             );
             assert!(File::open("/etc/passwd").is_ok());
             sandbox.thread(Role::Worker).unwrap();
@@ -556,7 +558,9 @@ fn a_kernel_that_lacks_a_layer_is_named_and_the_rest_is_enforced() {
             let sandbox = process(&[]).unwrap();
             assert_eq!(
                 sandbox.missing(),
-                ["seccomp filters: system calls are not confined"]
+                [Missing::Layer(
+                    "seccomp filters: system calls are not confined".to_owned()
+                )]
             );
             sandbox.thread(Role::Worker).unwrap();
             let refused = File::open("/etc/passwd").unwrap_err();
