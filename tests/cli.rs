@@ -454,8 +454,9 @@ fn a_vring_larger_than_allowed_names_the_option() {
     let refused = Client::open(daemon.socket(), &small(1));
     assert!(refused.is_err());
     assert!(
-        wait_until(|| daemon
-            .log_has("vring 0 has 64 entries and --queue-size allows 32: raise that option")),
+        wait_until(|| daemon.log_has(
+            "null:1M: refused: vring 0 has 64 entries and --queue-size allows 32: raise that option"
+        )),
         "{}",
         daemon.log()
     );

@@ -246,8 +246,10 @@ impl Session {
             Err(Refusal::Vring(why)) => why,
             outcome => return outcome,
         };
-        let refused = |more: &str| tracing::warn!("refused: {why}{more}");
-        self.relay.state().device.logs.refused.log(refused);
+        let state = self.relay.state();
+        let name = state.device.disk.name();
+        let refused = |more: &str| tracing::warn!("{name}: refused: {why}{more}");
+        state.device.logs.refused.log(refused);
         Ok(())
     }
 }
