@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(lost(&read().unwrap()), Some(json!(9)));
         assert_eq!(read(), None);
 
-        // What follows a loss stands behind it.
+        // An event that comes after lost ones is read after the line that counts them.
         fill(2);
         read().unwrap();
         events.tell("d2", "failed", Value::Null);

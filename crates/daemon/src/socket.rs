@@ -350,7 +350,7 @@ pub(crate) struct PathLock {
 enum Predecessor {
     /// There was none, or it ended in order.
     None,
-    /// It died, or left requests in flight. The line that it recorded.
+    /// It died, or ended with requests in flight. Holds the line that it recorded.
     Died(String),
     /// The file was not made for this; it stays as it is.
     Foreign,

@@ -98,8 +98,8 @@ impl LimitGroup {
         state.members.iter().filter(|member| member.is_here).count()
     }
 
-    /// Puts limits in force; as in QEMU, buckets begin empty. Reservations and shares begin anew too: they are reckoned in the time
-    /// that requests took under the limits before, which may have been an hour. Returns false if `limits` are those in force.
+    /// Puts `limits` in force. Returns false if they were in force already. As in QEMU, the buckets begin empty. Reservations and shares
+    /// begin anew too, because they are measured in the time that requests took under the old limits, which may have been an hour.
     fn set(&self, limits: Limits) -> bool {
         let mut state = self.state();
         if state.limits == limits {

@@ -51,8 +51,8 @@ pub(super) enum DiskCommand {
     Start(OneArgs),
     /// Retry the requests that are held because the disk failed them, and end its quiet
     ///
-    /// It exits 1 if the disk was not quiesced until then: its time was over, or another command had ended it. A copy that was taken
-    /// meanwhile may then be torn.
+    /// It exits 1 if the quiet had already ended, because its time was over or because another command ended it. A copy that was taken
+    /// in the meantime may then be torn.
     Resume(ResumeArgs),
     /// End the requests that are held because the disk failed them: the guest gets I/O errors
     Fail(OneArgs),

@@ -134,7 +134,7 @@ impl Call {
         Call { socket, deadline }
     }
 
-    /// What follows may take so long from now on.
+    /// Sets how long the next messages may take together, counted from now.
     pub(crate) fn allow(&mut self, time: Duration) {
         self.deadline = Instant::now() + time;
     }
