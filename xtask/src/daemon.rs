@@ -1,6 +1,7 @@
 //! A daemon as a child process: started, watched, ended, and never left behind.
 
-use std::fs::{File, read_link, read_to_string};
+use std::fs::{File, read_link, read_to_string, remove_file, symlink_metadata};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -120,6 +121,15 @@ impl Drop for Daemon {
         // Already ended, or ending: either way nothing more can be done about it here.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // A benchmark starts hundreds of daemons in one folder: what says nothing is not kept.
+        let is_socket = |found: std::fs::Metadata| found.file_type().is_socket();
+        if symlink_metadata(&self.socket).is_ok_and(is_socket) {
+            let _ = remove_file(&self.socket);
+        }
+        let log = self.socket.with_extension("log");
+        if symlink_metadata(&log).is_ok_and(|found| found.is_file() && found.len() == 0) {
+            let _ = remove_file(&log);
+        }
     }
 }
 
@@ -155,6 +165,32 @@ mod tests {
             .unwrap();
         let socket = PathBuf::new();
         assert!(Daemon { child, socket }.stop().is_err());
+    }
+
+    #[test]
+    fn a_daemon_leaves_neither_a_socket_nor_an_empty_log() {
+        let folder = std::env::temp_dir().join(format!("xtask-daemon-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let files = || std::fs::read_dir(&folder).unwrap().count();
+        let start = |line: &str| {
+            let socket = folder.join("disk.sock");
+            let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+            let words = ["sh", "-c", line].map(str::to_owned);
+            let said = folder.join("disk.log");
+            let is_ready = || {
+                !line.starts_with("echo")
+                    || read_to_string(&said).is_ok_and(|said| !said.is_empty())
+            };
+            Daemon::start_until(&words, socket, is_ready).unwrap()
+        };
+        let daemon = start("exec sleep 60");
+        assert_eq!(files(), 2);
+        drop(daemon);
+        assert_eq!(files(), 0);
+        // What a daemon said is kept.
+        drop(start("echo why; exec sleep 60"));
+        assert_eq!(files(), 1);
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -80,15 +80,15 @@ fn verdicts(runs: &[Recorded], drawn: &[Vec<Section>]) -> String {
     }
     let names = runs.iter();
     let names = names.map(|run| format!("<th>{}</th>", escaped(&run.name())));
-    let row = |row: &&&Verdict| {
+    let row = |(at, row): (usize, &&&Verdict)| {
         let cells = columns.iter().map(|column| {
             let own = column.iter().find(|verdict| key(verdict) == key(row));
             let text = own.map_or("not measured".to_owned(), |own| measured(own));
             format!("<td>{text}</td>")
         });
-        let (id, must, what, aim) = (&row.id, row.must, escaped(&row.what), escaped(&row.aim));
-        let cells: String = cells.collect();
-        format!("<tr><td>{id}</td><td>{what}</td><td>{must}</td><td>{aim}</td>{cells}</tr>\n")
+        let (id, must, what) = (&row.id, row.must, escaped(&row.what));
+        let (aim, cells) = (aim(&rows, at), cells.collect::<String>());
+        format!("<tr><td>{id}</td><td>{what}</td><td>{must}</td>{aim}{cells}</tr>\n")
     };
     format!(
         "<h2 id=\"verdicts\">What it must show</h2>\n<p>Each figure is the median of the ratios of rounds that were \
@@ -96,8 +96,19 @@ fn verdicts(runs: &[Recorded], drawn: &[Vec<Section>]) -> String {
          lie on both sides of the bar.</p>\n<div class=\"wide\"><table>\n<tr><th></th><th>what</th>\
          <th>must be</th><th>aim</th>{}</tr>\n{}</table></div>\n",
         names.collect::<String>(),
-        rows.iter().map(row).collect::<String>()
+        rows.iter().enumerate().map(row).collect::<String>()
     )
+}
+
+/// The cell with the aim of the row at this place. Rows with one aim below each other share the cell.
+fn aim(rows: &[&&Verdict], at: usize) -> String {
+    let key = |at: usize| rows.get(at).map(|row| (&row.id, &row.aim));
+    if at > 0 && key(at - 1) == key(at) {
+        return String::new();
+    }
+    let shared = (at..rows.len()).take_while(|next| key(*next) == key(at));
+    let text = escaped(&rows[at].aim);
+    format!("<td rowspan=\"{}\">{text}</td>", shared.count())
 }
 
 fn measured(verdict: &Verdict) -> String {
@@ -207,6 +218,26 @@ mod tests {
             ("All &lt;of&gt; it", 2),
             ("IOPS, depth 32", 1),
             ("http", 0),
+        ] {
+            assert_eq!(page.matches(part).count(), count, "{part}");
+        }
+    }
+
+    #[test]
+    fn rows_with_one_aim_share_its_cell() {
+        let mut all = sections(3.5);
+        for (at, aim) in ["past it", "further", ""].into_iter().enumerate() {
+            let mut row = sections(3.5).remove(0).verdicts.remove(0);
+            row.what = format!("IOPS, depth {at}");
+            row.aim = aim.to_owned();
+            all[0].verdicts.push(row);
+        }
+        let page = html(&[Recorded::default()], &[all]);
+        for (part, count) in [
+            ("<td rowspan=\"2\">past it</td>", 1),
+            ("past it", 1),
+            ("<td rowspan=\"1\">further</td>", 1),
+            ("<td rowspan=\"1\"></td>", 1),
         ] {
             assert_eq!(page.matches(part).count(), count, "{part}");
         }
