@@ -9,6 +9,7 @@ mod disk;
 #[path = "../kill/guest.rs"]
 #[allow(dead_code)]
 mod guest;
+mod held;
 mod kill;
 mod node;
 mod speed;
@@ -27,6 +28,12 @@ use cleave_tests::{
 };
 use serde_json::{Value, json};
 
+use held::{
+    a_flush_that_is_held_fails_if_writes_were_lost,
+    a_server_that_drops_each_connection_is_not_asked_in_a_loop,
+    a_write_and_a_flush_are_held_until_their_server_is_back,
+    an_error_of_the_disk_is_held_when_its_server_is_back,
+};
 use kill::{
     a_killed_daemon_loses_nothing, a_killed_node_loses_nothing,
     the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart,
@@ -58,7 +65,10 @@ fn main() -> ExitCode {
         errors_of_the_server_are_held_until_the_operator_resumes: NBDKIT,
         a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error: QEMU,
         a_killed_server_of_a_qcow2_image_loses_nothing_that_it_answered: QEMU,
-        a_server_that_stays_away_has_its_requests_held: QEMU,
+        a_write_and_a_flush_are_held_until_their_server_is_back: QEMU,
+        an_error_of_the_disk_is_held_when_its_server_is_back,
+        a_flush_that_is_held_fails_if_writes_were_lost,
+        a_server_that_drops_each_connection_is_not_asked_in_a_loop,
         an_operator_has_the_server_flush_with_and_without_a_guest,
         a_killed_daemon_loses_nothing: QEMU,
         a_killed_node_loses_nothing: QEMU,
@@ -445,32 +455,6 @@ fn a_killed_server_of_a_qcow2_image_loses_nothing_that_it_answered() {
     );
     assert_eq!(connections["unflushed_bytes"], json!(0), "{connections}");
     assert!(daemon.log_has("were sent again"));
-    drop(client);
-    daemon.finish();
-}
-
-fn a_server_that_stays_away_has_its_requests_held() {
-    let scratch = Scratch::in_memory();
-    let image = scratch.image("image", SIZE);
-    let at = At::Unix(scratch.join("nbd"));
-    let mut server = qemu_nbd(&image, "raw", &at, &[]);
-    let (daemon, control) = serve(&at.uri("", "reconnect=1"), &["--on-error", "hold"]);
-    let mut client = daemon.open(&small(1));
-    client.queue(0).write(0, &[1; 4096]).unwrap();
-    server.kill();
-    std::thread::scope(|scope| {
-        let write = scope.spawn(|| client.queue(0).write(0, &[2; 4096]));
-        assert!(wait_until(|| holds(&control)), "{}", daemon.log());
-        server.restart(&at);
-        let is_up = || report(&control)["store"]["connections"]["connected"] == json!(1);
-        assert!(wait_until(is_up), "{}", daemon.log());
-        assert!(holds(&control));
-        assert_eq!(order("resume", &control), Some(0));
-        write.join().unwrap().unwrap();
-    });
-    let mut back = [0; 4096];
-    client.queue(0).read(0, &mut back).unwrap();
-    assert_eq!(back, [2; 4096]);
     drop(client);
     daemon.finish();
 }

@@ -385,11 +385,13 @@ pub(crate) struct LiveOptions {
     /// report: the guest gets an I/O error. retry or retry:SECONDS: the request is repeated after 10 ms, 20 ms and so
     /// on, up to once a second, until SECONDS have passed since it first failed (1 to 86400, 30 by default). Then it is
     /// reported, or with `:hold` held. hold: the request waits until `cleave resume` repeats it or `cleave fail` ends
-    /// it. Its vring takes no new requests meanwhile; other vrings continue. `cleave serve` needs --control for it.
+    /// it. Its vring takes no new requests meanwhile; other vrings continue. `cleave serve` needs --control for it. A
+    /// request that is held because an NBD server is away goes on by itself when the server is back.
     ///
     /// Each kind of error can have its own policy: read=..., write=..., enospc=..., separated by commas. write includes
     /// discards and write-zeroes. enospc is a full disk or quota; without it the policy for write applies. A kind that
-    /// is left out is reported. A failed flush is always reported, and so is every failed write after it.
+    /// is left out is reported. A failed flush is always reported, and so is every failed write after it; a flush that
+    /// could not be sent to an NBD server counts as a write.
     #[arg(long, value_name = "POLICY", default_value_t = OnError::default())]
     pub(crate) on_error: OnError,
     /// Most requests and bytes a second: iops-total=5000,bps-write=100M and so on [default: none]

@@ -639,6 +639,9 @@ fn telling(id: Arc<OnceLock<String>>, events: Arc<Events>) -> impl Fn(Incident) 
                     json!({"vring": vring, "verb": verb, "sector": sector, "error": error(errno)});
                 events.tell(id, "held", more);
             }
+            Incident::Released { requests } => {
+                events.tell(id, "released", json!({ "requests": requests }));
+            }
             Incident::Failed {
                 offset_bytes,
                 len_bytes,

@@ -384,6 +384,11 @@ impl Disk {
         }
     }
 
+    /// Returns true if its store connects again to a server that it has lost.
+    pub fn reconnects(&self) -> bool {
+        matches!(self.backing(), Backing::Nbd(_))
+    }
+
     /// Gives up what is in flight: no request is sent to an NBD server any more, and those that wait for it fail. Nobody waits for
     /// them, and the guest may be served elsewhere.
     pub fn abandon(&self) {

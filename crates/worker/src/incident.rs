@@ -3,16 +3,21 @@
 /// Something that happened to a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Incident {
-    /// A request failed and waits for the operator, and its vring with it.
+    /// A request failed and is held, and its vring with it.
     Held {
         /// The vring.
         vring: u16,
-        /// `read`, `write`, `discard` or `write-zeroes`.
+        /// `read`, `write`, `discard`, `write-zeroes` or `flush`.
         verb: &'static str,
         /// The first sector, of 512 bytes.
         sector: u64,
         /// How it failed.
         errno: i32,
+    },
+    /// Held requests are repeated, because the way to the storage is there again.
+    Released {
+        /// Number of requests.
+        requests: u32,
     },
     /// The guest was told that a request failed.
     Failed {

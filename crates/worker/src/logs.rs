@@ -10,6 +10,8 @@ pub struct Logs {
     pub refused: SharedQuota,
     /// Totals of a stripe's legs at the end of a session.
     pub legs: SharedQuota,
+    /// Vrings with held requests, which may go on by themselves and be held again.
+    pub(crate) held: SharedQuota,
     /// Retired vrings.
     pub(crate) retired: SharedQuota,
     /// Requests of an earlier daemon that are repeated.
@@ -32,6 +34,7 @@ impl Default for Logs {
         Logs {
             refused: few(),
             legs: few(),
+            held: few(),
             retired: few(),
             repeated: few(),
             unrecorded: one(),

@@ -50,16 +50,23 @@ impl OnError {
         [self.read, self.write, self.enospc].into_iter().any(holds)
     }
 
-    /// The action for a request that failed with this errno. A failed flush is always reported: the kernel may
-    /// have dropped the pages that it could not write, so a later flush that succeeds proves nothing.
+    /// The action for a request that failed with this errno. A failed flush is reported: the kernel may have dropped the pages
+    /// that it could not write, so a later flush that succeeds proves nothing. One that a store could not send anywhere was not
+    /// done, and is repeated like a write.
     pub(crate) fn action(&self, verb: Verb, errno: i32) -> Action {
         match (verb, kind_of(errno)) {
+            (Verb::Flush, _) if is_unsent(errno) => self.write,
             (Verb::Flush | Verb::GetId, _) | (_, Fault::Ours) => Action::Report,
             (_, Fault::Full) => self.enospc,
             (Verb::Read, Fault::Disk) => self.read,
             (Verb::Write | Verb::Discard | Verb::WriteZeroes { .. }, Fault::Disk) => self.write,
         }
     }
+}
+
+/// Returns true if a store fails requests with this errno while there is no way to its storage. They were not done.
+pub(crate) fn is_unsent(errno: i32) -> bool {
+    errno == Errno::NOTCONN.raw_os_error()
 }
 
 /// Cause of an error.
@@ -308,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn only_errors_of_the_disk_are_not_reported_and_those_of_a_flush_always_are() {
+    fn only_errors_of_the_disk_are_not_reported_and_a_flush_is_repeated_only_if_it_was_not_sent() {
         let policy: OnError = "read=retry:1,write=retry:2,enospc=retry:3".parse().unwrap();
         let [read, write, enospc] = [1, 2, 3].map(|seconds| retry(seconds, false));
         let zeroes = Verb::WriteZeroes { unmap: true };
@@ -336,5 +343,6 @@ mod tests {
                 assert_eq!(policy.action(verb, errno), Action::Report, "{errno}");
             }
         }
+        assert_eq!(policy.action(Verb::Flush, 107), write);
     }
 }

@@ -1,5 +1,5 @@
 //! Requests that the disk failed and that `--on-error` does not report. They stall: they wait until they are
-//! repeated after a pause or on the operator's order. A stalled request keeps its head but no memory. Its chain
+//! repeated after a pause, on the operator's order, or because the way to the storage is there again. A stalled request keeps its head but no memory. Its chain
 //! is read again from guest memory when it is repeated, so a stall does not delay a change of the memory table.
 
 use std::io;
@@ -12,6 +12,7 @@ use crate::Action;
 use crate::accept::{Acceptance, InlineRun, write_status};
 use crate::incident::Incident;
 use crate::lane::{Lane, State};
+use crate::on_error::is_unsent;
 use crate::record::{Stalled, VringEvent};
 use crate::slots::{Ended, Slots};
 use crate::token::Token;
@@ -27,7 +28,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// The event that a stalled request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// The operator.
+    /// The operator, or for a request that could not be sent to its storage, the way there.
     Held,
     /// The end of its vring's rest, when it fails. The operator ordered that while there was no ring for the answer.
     Failing,
@@ -185,6 +186,26 @@ impl Stalls {
         }
     }
 
+    /// Makes the held requests due that could not be sent. The first time they are due at once, later after a pause, because a
+    /// server may come back and go again with each attempt. Returns how many there are.
+    fn resume_unsent(&mut self, now_ns: u64) -> u32 {
+        let mut resumed = 0;
+        for stall in &mut self.list {
+            if stall.phase == Phase::Held && is_unsent(stall.errno) {
+                let pause_ns = match stall.tries {
+                    0 => 0,
+                    tries => pause_ns(tries),
+                };
+                stall.phase = Phase::Due {
+                    at_ns: now_ns.saturating_add(pause_ns),
+                    closes: true,
+                };
+                resumed += 1;
+            }
+        }
+        resumed
+    }
+
     /// Has all held requests fail when the vring's rest ends.
     fn fail_later(&mut self) {
         for stall in &mut self.list {
@@ -254,12 +275,16 @@ fn next_phase(action: Action, first_ns: u64, tries: u32, now_ns: u64) -> Option<
     if now_ns >= end_ns {
         return hold.then_some(Phase::Held);
     }
-    let pause_ns = (PAUSE_FIRST_NS << tries.min(10)).min(PAUSE_MAX_NS);
     Some(Phase::Due {
         // The last try is at the end of the period, not before.
-        at_ns: now_ns.saturating_add(pause_ns).min(end_ns),
+        at_ns: now_ns.saturating_add(pause_ns(tries)).min(end_ns),
         closes: false,
     })
+}
+
+/// Pause before a request is repeated that was repeated `tries` times.
+fn pause_ns(tries: u32) -> u64 {
+    (PAUSE_FIRST_NS << tries.min(10)).min(PAUSE_MAX_NS)
 }
 
 fn verb_of(verb: Verb) -> &'static str {
@@ -268,7 +293,8 @@ fn verb_of(verb: Verb) -> &'static str {
         Verb::Write => "write",
         Verb::Discard => "discard",
         Verb::WriteZeroes { .. } => "write-zeroes",
-        Verb::Flush | Verb::GetId => "other",
+        Verb::Flush => "flush",
+        Verb::GetId => "other",
     }
 }
 
@@ -480,6 +506,33 @@ impl<S: Store> Worker<S> {
         }
     }
 
+    /// Repeats the held requests that could not be sent to their storage: the way there is back. Those that failed for another
+    /// reason wait for the operator.
+    #[cold]
+    pub(crate) fn resume_unsent(&mut self) {
+        let now_ns = self.now_ns();
+        let mut requests = 0;
+        for number in 0..self.lanes.len() {
+            if let Some(Some(lane)) = self.lanes.get_mut(number) {
+                requests += lane.stalls.resume_unsent(now_ns);
+            }
+            self.tidy_stalls(number);
+        }
+        self.schedule_stalls();
+        if requests == 0 {
+            return;
+        }
+        let is_told = self.device.logs.held.log(|more| {
+            let name = self.device.disk.name();
+            tracing::info!(
+                "{name}: the server is back: {requests} held requests are done again{more}"
+            );
+        });
+        if is_told {
+            self.device.incidents.call(Incident::Released { requests });
+        }
+    }
+
     /// Fails the held requests, on the operator's order. Those of a resting vring fail when its ring is back, because
     /// until then the guest cannot be given an answer.
     pub(crate) fn fail_held(&mut self) {
@@ -522,22 +575,37 @@ impl<S: Store> Worker<S> {
         let is_closed = lane.is_closed;
         let index = lane.index;
         self.update_wait_mode();
-        // The operator has to open a closed vring before it can close again, so a guest cannot cause this line
-        // at will.
         if let Some(shown) = shown.filter(|_| is_closed && is_first) {
-            let error = io::Error::from_raw_os_error(shown.errno);
+            self.tell_held(index, shown);
+        }
+    }
+
+    /// Logs a vring that is held, and tells the operator.
+    fn tell_held(&self, vring: u16, shown: Stalled) {
+        let Stalled {
+            verb,
+            sector,
+            errno,
+            ..
+        } = shown;
+        let disk = &self.device.disk;
+        let remedy = match is_unsent(errno) && disk.reconnects() {
+            true => "It goes on by itself when the server is back",
+            false => "When the disk works again, run `cleave resume`",
+        };
+        let is_told = self.device.logs.held.log(|more| {
+            let (name, error) = (disk.name(), io::Error::from_raw_os_error(errno));
             tracing::warn!(
-                "{}: vring {index} is held: a {} at sector {} failed: {error}. The guest waits. When the disk works again, \
-                 run `cleave resume`; to pass the error on to the guest, `cleave fail`",
-                self.device.disk.name(),
-                shown.verb,
-                shown.sector,
+                "{name}: vring {vring} is held: a {verb} at sector {sector} failed: {error}. The guest waits. {remedy}; to pass \
+                 the error on to the guest, `cleave fail`{more}"
             );
+        });
+        if is_told {
             self.device.incidents.call(Incident::Held {
-                vring: index,
-                verb: shown.verb,
-                sector: shown.sector,
-                errno: shown.errno,
+                vring,
+                verb,
+                sector,
+                errno,
             });
         }
     }

@@ -364,6 +364,11 @@ impl<S: Store> Worker<S> {
                 Event::Woken { slot } => self.kicked(slot),
             }
         }
+        // The requests that failed before the storage was back are known by now.
+        let [store] = &mut self.store;
+        if store.came_back() {
+            self.resume_unsent();
+        }
         ended
     }
 

@@ -202,6 +202,10 @@ impl Sim {
 }
 
 impl Store for Sim {
+    fn came_back(&mut self) -> bool {
+        std::mem::take(&mut lock(&self.store).came_back)
+    }
+
     fn room(&self) -> usize {
         self.config.ops.saturating_sub(self.in_flight())
     }

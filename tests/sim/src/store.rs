@@ -24,6 +24,8 @@ pub struct SimStore {
     pub failing_leg: Option<u16>,
     /// Reads, writes, discards and write-zeroes that touch these bytes fail with this errno.
     pub failing: Option<(Range<usize>, i32)>,
+    /// The way to the storage is there again, and the worker has not been told.
+    pub came_back: bool,
     /// A failed op moves whole sectors, like a disk that keeps its power.
     pub whole_sectors: bool,
     /// After so many pushes the next one panics, as a bug of ours would.

@@ -242,11 +242,11 @@ pub(crate) struct InFlight {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Stalled {
     pub(crate) vring: u16,
-    /// Until `resume` or `fail`.
+    /// Until `resume` or `fail`, or until the NBD server that was lost is back.
     pub(crate) held: u32,
     /// Until a pause is over.
     pub(crate) retrying: u32,
-    /// `read`, `write`, `discard` or `write-zeroes`.
+    /// `read`, `write`, `discard`, `write-zeroes` or `flush`.
     pub(crate) verb: String,
     pub(crate) sector: u64,
     /// How it failed last, as a number and in words.

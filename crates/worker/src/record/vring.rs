@@ -67,7 +67,7 @@ pub struct Stalled {
 }
 
 /// The verbs, as a record encodes them.
-const STALL_VERBS: [&str; 5] = ["read", "write", "discard", "write-zeroes", "other"];
+const STALL_VERBS: [&str; 6] = ["read", "write", "discard", "write-zeroes", "flush", "other"];
 
 /// Counters and times of one vring since the daemon started, over all sessions. Aligned so that the records of
 /// two workers share no cache line.

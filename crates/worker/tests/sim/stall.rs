@@ -12,6 +12,7 @@ use crate::{Bench, DISK_BYTES, FEATURES, quiet, vring};
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
+const ENOTCONN: i32 = 107;
 const ALL: std::ops::Range<usize> = 0..DISK_BYTES;
 
 /// A disk that takes some laps for each op, with this policy.
@@ -616,6 +617,82 @@ fn a_chain_that_changed_while_it_was_held_is_a_new_chain() {
     assert_eq!(record.in_flight().0, 0);
     mend_disk(&bench);
     assert_eq!(bench.ask(&write(1, 2)).status, status::OK);
+}
+
+/// Tells the worker that the way to the storage is there again.
+fn come_back(bench: &Bench) {
+    bench.store.lock().unwrap().came_back = true;
+}
+
+/// An NBD server that is back needs no operator. An error of the disk does.
+#[test]
+fn requests_that_found_no_way_to_the_storage_are_repeated_when_it_is_back() {
+    for errno in [EIO, ENOTCONN] {
+        let mut bench = bench(20, "hold");
+        break_disk(&bench, ALL, errno);
+        bench.driver.submit(&write(1, 1)).unwrap();
+        settle(&mut bench);
+        mend_disk(&bench);
+        settle(&mut bench);
+        assert_eq!(held(&bench), 1);
+        come_back(&bench);
+        if errno == EIO {
+            settle(&mut bench);
+            assert_eq!((held(&bench), bench.totals().redone), (1, 0));
+            bench.device.resume();
+        }
+        assert_eq!(statuses(&collect(&mut bench, 1)), [status::OK]);
+        assert_eq!((held(&bench), bench.totals().redone), (0, 1));
+        assert_eq!(bench.ask(&write(2, 2)).status, status::OK);
+    }
+}
+
+/// The guest's requests go to the disk when it is no longer quiesced.
+#[test]
+fn storage_that_is_back_is_given_nothing_while_the_disk_is_quiesced() {
+    let mut bench = bench(21, "hold");
+    break_disk(&bench, ALL, ENOTCONN);
+    bench.driver.submit(&write(1, 1)).unwrap();
+    settle(&mut bench);
+    mend_disk(&bench);
+    bench.device.quiesce();
+    settle(&mut bench);
+    come_back(&bench);
+    settle(&mut bench);
+    assert!(bench.device.is_still());
+    assert_eq!(bench.totals().redone, 0);
+    assert!(bench.driver.collect(|_| 0).is_empty());
+    bench.device.go_on();
+    assert_eq!(statuses(&collect(&mut bench, 1)), [status::OK]);
+}
+
+/// A server may let us in and hang up again and again.
+#[test]
+fn requests_that_fail_each_time_the_storage_is_back_are_repeated_less_and_less_often() {
+    let mut bench = bench(22, "hold");
+    break_disk(&bench, ALL, ENOTCONN);
+    bench.driver.submit(&write(1, 1)).unwrap();
+    settle(&mut bench);
+    let began = Instant::now();
+    while bench.totals().redone < 6 {
+        come_back(&bench);
+        bench.lap();
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
+    // At once, and after 20, 40, 80, 160 and 320 ms.
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(620), "{took:?}");
+    mend_disk(&bench);
+    let answers = loop {
+        come_back(&bench);
+        bench.lap();
+        let answers = bench.driver.collect(|_| 0);
+        if !answers.is_empty() {
+            break answers;
+        }
+        assert!(began.elapsed() < Duration::from_secs(20));
+    };
+    assert_eq!(statuses(&answers), [status::OK]);
 }
 
 /// A held request costs nothing, and a retried one costs a timer.
