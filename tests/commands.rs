@@ -102,6 +102,8 @@ fn a_probe_that_is_interrupted_leaves_a_partial_result() {
     // A partial profile is one that can be served from.
     let daemon = Daemon::serve(&["--disk", text(&image), "--profile", text(&profile)]);
     assert!(daemon.log_has("the profile is partial"));
+    let in_force = format!("profile {} is in force", text(&profile));
+    assert!(daemon.log_has(&in_force), "{}", daemon.log());
     exercise(&mut daemon.open(&small(1))).unwrap();
     daemon.finish();
 }

@@ -78,6 +78,84 @@ fn held_requests_of_a_node_are_resumed_although_a_disk_of_it_has_failed() {
     node.daemon.finish();
 }
 
+/// Its guest has no disk, and somebody has to learn that.
+#[test]
+fn a_disk_that_is_not_served_is_shown_as_such() {
+    let mut node = Node::start();
+    let image = node.daemon.scratch().image("a.img", 1 << 20);
+    node.add("a", &json!({"disk": [image]}));
+    node.add("b", &json!({"disk": ["ram:1M"]}));
+    node.daemon.die().unwrap();
+    std::fs::remove_file(&image).unwrap();
+    let next = node.daemon.start_again().unwrap();
+    node.daemon.abandon();
+    let node = Node { daemon: next };
+    assert!(wait_until(
+        || [node.state("a"), node.state("b")] == ["failed", "serving"]
+    ));
+    let metrics = node.ask("GET", "/metrics", "").body;
+    for line in [
+        "cleave_disk_state{disk=\"a\",state=\"failed\"} 1\n",
+        "cleave_disk_state{disk=\"b\",state=\"serving\"} 1\n",
+        "# TYPE cleave_disk_state gauge\n",
+    ] {
+        assert_eq!(metrics.matches(line).count(), 1, "{line}{metrics}");
+    }
+    let control = node.daemon.socket().to_str().unwrap();
+    let stats = run_to_exit(&["stats", control]);
+    assert_eq!(stats.code, Some(1), "{}", stats.stdout);
+    assert!(
+        stats.stdout.starts_with("a: ") && stats.stdout.contains("\n  failed: disk "),
+        "{}",
+        stats.stdout
+    );
+    assert!(stats.stdout.contains("b: ram:1M\n"), "{}", stats.stdout);
+    assert_eq!(stats.stderr, "cleave: a is not served\n");
+    let stats = run_to_exit(&["stats", control, "--json"]);
+    assert_eq!(stats.code, Some(1));
+    let stats: serde_json::Value = serde_json::from_str(&stats.stdout).unwrap();
+    assert_eq!(
+        (&stats[0]["state"], &stats[1]["store"]["kind"]),
+        (&json!("failed"), &json!("ram"))
+    );
+    let mut command = top(&[node.daemon.socket()]);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let text = read_until(
+        child.stdout.as_mut().unwrap(),
+        ": 2 disks, 1 not served; CPU ",
+        1,
+    );
+    assert!(text.contains("\na: failed: disk "), "{text}");
+    drop(child.stdin.take());
+    assert_eq!(ends(&mut child), Some(0));
+    node.daemon.finish();
+}
+
+#[test]
+fn the_socket_of_a_node_is_the_default() {
+    for command in ["top", "stats", "resume"] {
+        let help = run_to_exit(&[command, "--help"]).stdout;
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            help.contains("without any, /run/cleave/control.sock"),
+            "{command}: {help}"
+        );
+    }
+    if std::path::Path::new("/run/cleave/control.sock").exists() {
+        return ignored("a node runs here");
+    }
+    for command in ["stats", "resume"] {
+        let ended = run_to_exit(&[command]);
+        assert_eq!(ended.code, Some(1), "{command}: {}", ended.stderr);
+        let named = "control socket /run/cleave/control.sock: no such socket";
+        assert!(ended.stderr.contains(named), "{command}: {}", ended.stderr);
+    }
+}
+
 /// The more vrings a guest has used, the longer is the report of its disk.
 #[test]
 fn stats_shows_a_node_whatever_its_disks_have_to_tell() {
@@ -290,14 +368,14 @@ fn top_sorts_selects_and_opens_the_disks_of_a_busy_node() {
         let mut child = command.stdin(copy()).stdout(copy()).spawn().unwrap();
         let mut screen = std::fs::File::from(ours);
         let steps: [(&[u8], &str); 9] = [
-            (b"", "… 1 to 22 of 30"),
-            (b"\x1b[F", "… 9 to 30 of 30"),
+            (b"", "1 to 21 of 30, a line each"),
+            (b"\x1b[F", "10 to 30 of 30, a line each"),
             (b"\x1b[C", "\x1b[7mread/s\x1b[27m"),
             // Its rate is known with the second look. The terminal puts a return before each line feed.
             (b"", "CPU%\r\r\n\x1b[7mz-busy "),
             (b"\x1b[H", "\x1b[7mz-busy "),
             (b"\r", "requests by their time with the device"),
-            (b"\x1b", "… 1 to 22 of 30"),
+            (b"\x1b", "1 to 21 of 30, a line each"),
             (b"r", "\x1b[7mz-busy "),
             (b"\x1b", "\x1b[7mread/s"),
         ];
@@ -396,7 +474,7 @@ fn top_copes_with_a_daemon_that_goes_and_comes_back() {
 
 #[test]
 fn a_socket_that_never_answers_is_not_waited_for() {
-    let missing = run_to_exit(&["top"]);
+    let missing = run_to_exit(&["fail"]);
     assert_eq!(missing.code, Some(2));
     let bad = run_to_exit(&["top", "--control", "x", "--interval", "0"]);
     assert_eq!(bad.code, Some(2));

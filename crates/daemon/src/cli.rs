@@ -38,7 +38,7 @@ use crate::remote::Remote;
 use crate::service::Service;
 use crate::split::SplitOption;
 use crate::stripe::Stripe;
-use crate::view::{Held, Order, Stats, Top};
+use crate::view::{Held, Stats, Top};
 pub(crate) use metrics::MetricsOptions;
 
 /// The action that the command line asks for.
@@ -171,10 +171,10 @@ enum Command {
     /// For disks that are served with --on-error hold. The requests are repeated in the order in which they came. One
     /// that fails again is held again.
     #[command(after_long_help = view::HELD_EXAMPLES)]
-    Resume(view::HeldArgs),
+    Resume(view::ResumeArgs),
     /// End the requests that are held because the disk failed them: the guest gets I/O errors
     #[command(after_long_help = view::HELD_EXAMPLES)]
-    Fail(view::HeldArgs),
+    Fail(view::FailArgs),
     /// See it work on this machine; nothing else is needed
     ///
     /// Makes an image in a temporary folder, serves it on a socket, fills and verifies it through the
@@ -583,8 +583,8 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
         Some(Command::Demo(args)) => Ok(Action::Demo(args.into())),
         Some(Command::Top(args)) => Ok(Action::Top(args.into())),
         Some(Command::Stats(args)) => Ok(Action::Stats(args.into())),
-        Some(Command::Resume(args)) => Ok(Action::Held(args.order(Order::Resume))),
-        Some(Command::Fail(args)) => Ok(Action::Held(args.order(Order::Fail))),
+        Some(Command::Resume(args)) => Ok(Action::Held(args.into())),
+        Some(Command::Fail(args)) => Ok(Action::Held(args.into())),
         Some(Command::Doctor(args)) => Ok(Action::Doctor(args.into())),
         Some(Command::Stripe(command)) => Ok(Action::Stripe(command.into())),
         None if cli.program.help_markdown => Ok(Action::Print(markdown())),

@@ -189,6 +189,7 @@ impl DiskServer {
             confinement.clone(),
         );
         let status = status.named(naming.id).telling(naming.events);
+        let status = status.profiled(service.split.profile.as_deref());
         let _ = id.set(status.id());
         let offload = Offload::default();
         Ok(DiskServer {
@@ -290,6 +291,13 @@ impl DiskServer {
                 "{}: cannot open it once for each worker ({error}): one worker serves all vrings, which \
                  is slower; give this user access to the file, and mount /proc",
                 self.disk.name()
+            );
+        }
+        if let Some(profile) = &self.service.split.profile {
+            tracing::info!(
+                "{}: profile {} is in force: large requests are split as it says, until the load of the guest shows otherwise",
+                self.disk.name(),
+                profile.display()
             );
         }
         if let Some(stripe) = self.disk.stripe() {

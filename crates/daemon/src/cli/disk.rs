@@ -29,6 +29,9 @@ Examples:
 
 Exit codes: 0 done, 1 refused or no answer, 2 bad input.";
 
+/// The control socket of the packaged node.
+pub(super) const NODE_CONTROL: &str = "/run/cleave/control.sock";
+
 /// `cleave disk`.
 #[derive(Debug, Subcommand)]
 pub(super) enum DiskCommand {
@@ -76,7 +79,7 @@ pub(super) enum DiskCommand {
 #[derive(Debug, Clone, Args)]
 pub(super) struct NodeArgs {
     /// The control socket of the node
-    #[arg(long, value_name = "PATH", default_value = "/run/cleave/control.sock")]
+    #[arg(long, value_name = "PATH", default_value = NODE_CONTROL)]
     control: PathBuf,
     /// Print the answer as the node sends it, as JSON
     #[arg(long)]

@@ -7,6 +7,7 @@ use super::*;
 use crate::probe::Depth;
 use crate::service::{Endpoint, Source};
 use crate::split::SplitOption;
+use crate::view::Order;
 
 fn parsed(line: &str) -> Result<Action, Failure> {
     parse(line.split_whitespace().map(OsString::from))
@@ -355,8 +356,6 @@ fn bad_input_is_one_line_that_names_the_thing() {
             "cleave serve --fd 3 --disk null:1G --on-error enospc=retry:9:hold",
             "give --control PATH",
         ),
-        ("cleave resume", "<CONTROL>"),
-        ("cleave probe", "SPEC"),
         ("cleave probe ram:1M ram:1M", "--stripe"),
         ("cleave probe ram:much", "ram:much"),
         ("cleave probe null:1G --destructive", "--writes"),
@@ -391,7 +390,7 @@ fn bad_input_is_one_line_that_names_the_thing() {
             "cleave serve --socket-path /tmp/s --control /tmp/../tmp/./s --disk null:1M",
             "--control and --socket-path are both /tmp/s",
         ),
-        ("cleave top", "<CONTROL>"),
+        ("cleave fail", "<CONTROL>"),
         ("cleave probe null:1G --seconds 0", "--seconds"),
         ("cleave frobnicate", "frobnicate"),
     ];

@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 
+use super::disk::NODE_CONTROL;
 use crate::view::{Held, Order, Stats, Top};
 
 pub(super) const TOP_EXAMPLES: &str = "\
 Examples:
-  What a disk does, once a second:
+  What the disks of the node do, once a second:
+      cleave top
+  A disk of `cleave serve`:
       cleave top --control /run/cleave/a.ctl
   Several disks, every five seconds, into a file:
       cleave top --control /run/cleave/a.ctl --control /run/cleave/b.ctl --interval 5 > log
@@ -35,17 +38,20 @@ Examples:
 /// The control sockets of the daemons to ask.
 #[derive(Debug, Clone, Args)]
 struct Sockets {
-    /// The control socket of a daemon; once for each
+    /// The control socket of a daemon or a node; once for each; without any, /run/cleave/control.sock
     #[arg(long, value_name = "PATH", action = ArgAction::Append)]
     control: Vec<PathBuf>,
     /// The same, without the option's name
-    #[arg(value_name = "CONTROL", required_unless_present = "control")]
+    #[arg(value_name = "CONTROL")]
     plain: Vec<PathBuf>,
 }
 
 impl Sockets {
     fn all(mut self) -> Vec<PathBuf> {
         self.control.append(&mut self.plain);
+        if self.control.is_empty() {
+            self.control.push(NODE_CONTROL.into());
+        }
         self.control
     }
 }
@@ -70,18 +76,38 @@ pub(super) struct StatsArgs {
     json: bool,
 }
 
-/// `cleave resume` and `cleave fail`.
+/// `cleave resume`.
 #[derive(Debug, Clone, Args)]
-pub(super) struct HeldArgs {
+pub(super) struct ResumeArgs {
     #[command(flatten)]
     sockets: Sockets,
 }
 
-impl HeldArgs {
-    pub(super) fn order(self, order: Order) -> Held {
+/// `cleave fail`. It has no default: guests get I/O errors.
+#[derive(Debug, Clone, Args)]
+pub(super) struct FailArgs {
+    /// The control socket of a daemon or a node; once for each
+    #[arg(long, value_name = "PATH", action = ArgAction::Append)]
+    control: Vec<PathBuf>,
+    /// The same, without the option's name
+    #[arg(value_name = "CONTROL", required_unless_present = "control")]
+    plain: Vec<PathBuf>,
+}
+
+impl From<ResumeArgs> for Held {
+    fn from(args: ResumeArgs) -> Held {
         Held {
-            order,
-            sockets: self.sockets.all(),
+            order: Order::Resume,
+            sockets: args.sockets.all(),
+        }
+    }
+}
+
+impl From<FailArgs> for Held {
+    fn from(args: FailArgs) -> Held {
+        Held {
+            order: Order::Fail,
+            sockets: [args.control, args.plain].concat(),
         }
     }
 }

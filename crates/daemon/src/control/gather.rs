@@ -89,7 +89,9 @@ impl DiskStatus {
 
     /// How workers wait, call and split.
     pub(super) fn tuning(&self) -> Tuning {
-        tuning(&self.device)
+        let mut tuning = tuning(&self.device);
+        tuning.profile = self.profile.clone().filter(|_| tuning.split == "auto");
+        tuning
     }
 
     fn process(&self) -> Process {
@@ -237,6 +239,7 @@ fn tuning(device: &Device) -> Tuning {
             Split::Fixed(chunk) => format_size(u64::from(chunk.get())),
             Split::Auto(_) => "auto".to_owned(),
         },
+        profile: None,
         on_error: tuning.on_error.to_string(),
         limits: tuning.limits.settings().into_iter().collect(),
     }

@@ -15,6 +15,7 @@ cleave_info gauge The program and what it serves; always 1.
 cleave_uptime_seconds gauge Time since the daemon started.
 cleave_process_cpu_seconds_total counter CPU time of the daemon, user and system.
 cleave_process_resident_bytes gauge Memory of the daemon, without what it shares with guests.
+cleave_disk_state gauge The state of a disk of a node: opening, serving, ending, failed or ended; always 1.
 cleave_connected gauge 1 while a frontend is connected.
 cleave_sessions_total counter Frontends served so far.
 cleave_vrings_without_recovery gauge Running vrings whose requests in flight are lost if the daemon is killed.
@@ -211,6 +212,13 @@ fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\")
         .replace('"', "\\\"")
         .replace('\n', "\\n")
+}
+
+/// The state of a disk of a node, served or not.
+pub(crate) fn state_of(id: &str, state: &str) -> String {
+    let mut text = Text::new(id);
+    text.by("cleave_disk_state", "state", [(state, 1)]);
+    text.out
 }
 
 impl DiskStatus {

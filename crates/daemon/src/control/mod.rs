@@ -14,6 +14,7 @@ mod serve;
 #[cfg(test)]
 mod tests;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -27,7 +28,7 @@ use tokio::sync::Semaphore;
 use crate::confine::Confinement;
 use crate::events::Events;
 
-pub(crate) use metrics::merged as merged_metrics;
+pub(crate) use metrics::{merged as merged_metrics, state_of as metrics_of_state};
 pub(crate) use quiet::{Flushed, Quiesced};
 pub(crate) use routes::{
     DiskId, Ordered, Problem, Refusal, answer, metrics_of, metrics_only, not_so, read_body,
@@ -46,6 +47,8 @@ pub(crate) struct DiskStatus {
     vrings: u16,
     /// The initial state of automatic splitting, for a change to `auto`.
     auto: Split,
+    /// The profile that this state comes from.
+    profile: Option<String>,
     started: Instant,
     session: Mutex<Option<Remote>>,
     sessions: AtomicU64,
@@ -79,6 +82,7 @@ impl DiskStatus {
             endpoint,
             vrings,
             auto,
+            profile: None,
             started: Instant::now(),
             session: Mutex::new(None),
             sessions: AtomicU64::new(0),
@@ -100,6 +104,12 @@ impl DiskStatus {
     /// It, telling these of what happens to the disk.
     pub(crate) fn telling(mut self, events: Arc<Events>) -> DiskStatus {
         self.events = events;
+        self
+    }
+
+    /// It, with the profile that it was started with.
+    pub(crate) fn profiled(mut self, profile: Option<&Path>) -> DiskStatus {
+        self.profile = profile.map(|path| path.display().to_string());
         self
     }
 

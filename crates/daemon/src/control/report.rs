@@ -156,6 +156,9 @@ pub(crate) struct Tuning {
     pub(crate) coalesce_max: u32,
     /// `off`, `auto` or a size.
     pub(crate) split: String,
+    /// The profile from which `auto` started; null without one.
+    #[serde(default)]
+    pub(crate) profile: Option<String>,
     /// As `--on-error` takes it.
     #[serde(default)]
     pub(crate) on_error: String,

@@ -71,7 +71,7 @@ fn the_shape_of_the_json_is_a_promise() {
         store.kind store.lock store.read_only store.short_bytes store.size_bytes store.sync_failed totals.broken totals.calls \
         totals.calls_coalesced totals.calls_suppressed totals.failed totals.held totals.kicks totals.laps \
         totals.others totals.polled totals.read_bytes totals.reads totals.redone totals.refused totals.retired_vrings totals.throttled \
-        totals.write_bytes totals.writes tuning.coalesce_max tuning.coalesce_us tuning.completion tuning.on_error \
+        totals.write_bytes totals.writes tuning.coalesce_max tuning.coalesce_us tuning.completion tuning.on_error tuning.profile \
         tuning.spin_cpu_max tuning.spin_cpu_total tuning.spin_rate_min tuning.spin_worth tuning.split zero_reads.sampled zero_reads.zero";
     let mut expected: Vec<&str> = expected.split_whitespace().collect();
     expected.sort_unstable();

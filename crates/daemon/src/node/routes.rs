@@ -23,7 +23,8 @@ use super::snapshot;
 use super::spec::DiskFile;
 use super::{DISKS_MAX, ID_CHARS_MAX, Node, descriptors_needed, is_id};
 use crate::control::{
-    DiskId, DiskStatus, Refusal, Streaming, answer, merged_metrics, metrics_of, read_body,
+    DiskId, DiskStatus, Refusal, Streaming, answer, merged_metrics, metrics_of, metrics_of_state,
+    read_body,
 };
 use crate::disk_server::{Order, SizeAsker};
 
@@ -183,7 +184,7 @@ pub(super) const ALL: &[Route] = &[
     Route {
         method: "GET",
         path: "/metrics",
-        does: "Shows all disks that are served, for Prometheus",
+        does: "Shows all disks for Prometheus: of those that are not served, their states",
         query: None,
         body: None,
         answers: &[(200, Shape::Metrics)],
@@ -580,9 +581,13 @@ async fn events(Shared(node): Shared<Arc<Node>>, stream: Extension<Streaming>) -
 
 pub(super) async fn metrics(Shared(node): Shared<Arc<Node>>) -> Response {
     let all = node.all();
-    let texts = all.iter().filter_map(|kept| match kept.state() {
-        State::Serving(status) => Some(status.metrics()),
-        _ => None,
+    let texts = all.iter().flat_map(|kept| {
+        let state = kept.state();
+        let shown = metrics_of_state(&kept.id, state.name());
+        match state {
+            State::Serving(status) => vec![shown, status.metrics()],
+            _ => vec![shown],
+        }
     });
     metrics_of(merged_metrics(texts))
 }

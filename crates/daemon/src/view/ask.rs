@@ -6,7 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use tokio::net::UnixStream;
 
 use crate::control::report::{Entry, Report};
@@ -18,19 +19,84 @@ pub(super) const OTHER_USER: &str = "it is for another user alone";
 /// More than a disk of 256 vrings has to tell.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
-/// All disks behind a socket; else why there are none, in a few words. Each is asked for by itself: what the disks of a node have to
-/// tell has no bound, and a node that told it at once would do nothing else meanwhile.
-pub(super) async fn reports(socket: &Path) -> Result<Vec<Report>, String> {
-    let mut reports = Vec::new();
-    for (_, disk) in each::<Value>(socket, "GET", "", "").await? {
-        if is_served(&disk) {
-            reports.push(serde_json::from_value(disk).map_err(strange)?);
-        }
-    }
-    Ok(reports)
+/// A disk behind a socket.
+#[derive(Debug, Clone, Serialize)]
+#[serde(untagged)]
+pub(super) enum Shown {
+    Served(Box<Report>),
+    Away(Away),
 }
 
-/// Asks something of each disk behind a socket: its answer, with the disk's id. `what` is the last part of the path; an empty `body` is
+/// A disk of a node that is not served.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Away {
+    pub(super) id: String,
+    pub(super) state: String,
+    pub(super) name: String,
+    /// Why it is not served, if that is a fault.
+    pub(super) error: Option<String>,
+    /// The other fields, for those who want all as it came.
+    #[serde(flatten)]
+    more: Map<String, Value>,
+}
+
+impl Shown {
+    pub(super) fn id(&self) -> &str {
+        match self {
+            Shown::Served(report) => &report.id,
+            Shown::Away(away) => &away.id,
+        }
+    }
+
+    pub(super) fn report(&self) -> Option<&Report> {
+        match self {
+            Shown::Served(report) => Some(report),
+            Shown::Away(_) => None,
+        }
+    }
+
+    /// The disk, if it is not served because of a fault.
+    pub(super) fn failed(&self) -> Option<&Away> {
+        match self {
+            Shown::Away(away) if away.error.is_some() => Some(away),
+            _ => None,
+        }
+    }
+}
+
+/// All disks behind a socket; else why there are none, in a few words. Each is asked for by itself: what the disks of a node have to
+/// tell has no bound, and a node that told it at once would do nothing else meanwhile.
+pub(super) async fn disks(socket: &Path) -> Result<Vec<Shown>, String> {
+    let mut shown = Vec::new();
+    for disk in list(socket).await? {
+        if !is_served(&disk) {
+            shown.push(read(disk)?);
+            continue;
+        }
+        let Entry { id, .. } = serde_json::from_value(disk).map_err(strange)?;
+        let path = format!("/v1/disks/{}", encoded(&id));
+        // A disk that has gone since then refuses.
+        if let Some(disk) = in_time(ask(socket, "GET", &path, "")).await? {
+            shown.push(read(disk)?);
+        }
+    }
+    Ok(shown)
+}
+
+fn read(disk: Value) -> Result<Shown, String> {
+    match is_served(&disk) {
+        true => serde_json::from_value(disk).map(Shown::Served),
+        false => serde_json::from_value(disk).map(Shown::Away),
+    }
+    .map_err(strange)
+}
+
+async fn list(socket: &Path) -> Result<Vec<Value>, String> {
+    let all = in_time(ask(socket, "GET", "/v1/disks", "")).await?;
+    all.ok_or_else(|| strange("it refuses"))
+}
+
+/// Orders something of each disk behind a socket that is served: its answer, with the disk's id. `what` is the last part of the path; an empty `body` is
 /// not sent.
 pub(super) async fn each<T: DeserializeOwned>(
     socket: &Path,
@@ -38,10 +104,8 @@ pub(super) async fn each<T: DeserializeOwned>(
     what: &str,
     body: &str,
 ) -> Result<Vec<(String, T)>, String> {
-    let all = in_time(ask::<Vec<Value>>(socket, "GET", "/v1/disks", "")).await?;
-    let all = all.ok_or_else(|| strange("it refuses"))?;
     let mut answers = Vec::new();
-    for disk in all.into_iter().filter(is_served) {
+    for disk in list(socket).await?.into_iter().filter(is_served) {
         let Entry { id, .. } = serde_json::from_value(disk).map_err(strange)?;
         let path = ["/v1/disks", &encoded(&id), what].join("/");
         // A disk that has gone since then refuses.

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::screen::{cut, micros, sheet};
+use super::ask::Away;
+use super::screen::{away_sheet, cut, micros, sheet};
 use crate::control::report::Report;
 
 /// Longest bar, in characters.
@@ -10,15 +11,64 @@ const BAR: usize = 40;
 /// The stages of a request, in their order.
 const STAGES: [&str; 4] = ["ring", "plan", "device", "publish"];
 
+/// Leads back.
+const HINT: &str = "(Esc: all disks, q: quit)";
+
 /// As much of it as there are lines.
-pub(super) fn page(report: &Report, lines_max: usize) -> Vec<String> {
-    let mut lines: Vec<String> = stages(report);
-    lines.extend(histogram(report));
-    lines.extend(sheet(report).lines().map(str::to_owned));
+pub(super) fn page(report: &Report, lines_max: usize, columns: usize) -> Vec<String> {
+    let sheet = sheet(report);
+    let mut sheet = sheet.lines();
     // The name is the sheet's first line; it belongs to the top.
-    let name = format!("{}: {}   (Esc: all disks)", report.id, report.name);
-    lines.insert(0, cut(&name, 80));
-    lines.truncate(lines_max);
+    let name = sheet.next().unwrap_or_default();
+    let mut lines = vec![format!("{name}   {HINT}")];
+    lines.extend(stages(report));
+    lines.extend(histogram(report));
+    lines.extend(sheet.map(str::to_owned));
+    fitted(&lines, lines_max, columns)
+}
+
+/// The same for a disk that is not served.
+pub(super) fn away_page(away: &Away, lines_max: usize, columns: usize) -> Vec<String> {
+    let lines: Vec<_> = away_sheet(away).lines().map(str::to_owned).collect();
+    let [name, rest @ ..] = lines.as_slice() else {
+        return Vec::new();
+    };
+    let lines = [&[format!("{name}   {HINT}")], rest].concat();
+    fitted(&lines, lines_max, columns)
+}
+
+/// Lines that are too long go on below; how many are missing at the end is said.
+fn fitted(lines: &[String], lines_max: usize, columns: usize) -> Vec<String> {
+    let wrapped = lines.iter().flat_map(|line| wrapped(line, columns));
+    let mut all: Vec<String> = wrapped.collect();
+    if all.len() > lines_max {
+        let missing = all.len() - lines_max.saturating_sub(1);
+        all.truncate(lines_max.saturating_sub(1));
+        let more = format!("… {missing} more lines: make the window higher");
+        all.extend((lines_max > 0).then(|| cut(&more, columns)));
+    }
+    all
+}
+
+/// A line as several of at most so many columns, cut at spaces where there are any.
+fn wrapped(line: &str, columns: usize) -> Vec<String> {
+    // The texts of a sheet begin here.
+    const INDENT: usize = 12;
+    if columns <= 2 * INDENT {
+        return vec![cut(line, columns)];
+    }
+    let mut lines = Vec::new();
+    let mut rest: Vec<char> = line.chars().collect();
+    while rest.len() > columns {
+        let fits = rest.get(..=columns).unwrap_or_default();
+        let space = fits.iter().rposition(|c| *c == ' ');
+        let end = space.filter(|end| *end > INDENT).unwrap_or(columns);
+        let more = rest.split_off(end);
+        lines.push(rest.into_iter().collect());
+        let text = more.into_iter().skip_while(|c| *c == ' ');
+        rest = std::iter::repeat_n(' ', INDENT).chain(text).collect();
+    }
+    lines.push(rest.into_iter().collect());
     lines
 }
 
@@ -112,10 +162,10 @@ mod tests {
         };
         let ring = times(240.0);
         report.requests[0].stages.insert("ring".to_owned(), ring);
-        let page = page(&report, 24);
+        let page = page(&report, 24, 80);
         let drawn: Vec<&str> = page.iter().take(7).map(String::as_str).collect();
         let expected = [
-            "a: /images/a   (Esc: all disks)",
+            "a: /images/a   (Esc: all disks, q: quit)",
             "  mean time of a request by stage",
             &format!("  ring          240 us  {}", "█".repeat(30)),
             &format!("  device       80.0 us  {}", "█".repeat(10)),
@@ -126,6 +176,33 @@ mod tests {
         assert_eq!(drawn, expected);
         assert!(page.iter().any(|line| line.starts_with("  frontend")));
         report.requests.clear();
-        assert!(super::page(&report, 3).len() == 3);
+        assert!(super::page(&report, 3, 80).len() == 3);
+        assert_eq!(
+            super::page(&report, 3, 80)[2],
+            "… 11 more lines: make the window higher"
+        );
+    }
+
+    #[test]
+    fn a_long_line_goes_on_below() {
+        let report = report("a", 5.0, 5, &[]);
+        let page = page(&report, 40, 80);
+        let at = page.iter().position(|line| line.starts_with("  waiting"));
+        let at = at.unwrap();
+        assert_eq!(
+            page[at..at + 2],
+            [
+                "  waiting   adaptive, split auto; 1 sleeps, 2 dozes; spun 0.50 s well and 0.00 s",
+                "            in vain"
+            ]
+        );
+        for columns in [1, 24, 25, 40, 80] {
+            let long = format!("{} {}", "a".repeat(100), "b c".repeat(30));
+            for line in wrapped(&long, columns) {
+                assert!(line.chars().count() <= columns, "{columns}: {line}");
+            }
+        }
+        let all = wrapped(&"a".repeat(200), 80).concat();
+        assert_eq!(all.matches('a').count(), 200);
     }
 }

@@ -22,11 +22,12 @@ use crate::control::report::Report;
 use crate::failure::Failure;
 use crate::process::runtime;
 use crate::signals::QuitSignals;
+use ask::Shown;
 pub(crate) use ask::encoded;
 pub(crate) use held::{Held, Order, run as order_held};
 use keys::Key;
 use rates::Rates;
-use screen::Row;
+use screen::{Picture, Row};
 use table::{Name, Named, Table};
 use terminal::Terminal;
 
@@ -45,31 +46,46 @@ pub(crate) struct Stats {
 }
 
 /// The answer of a socket.
-type Heard = Result<Vec<Report>, String>;
+type Heard = Result<Vec<Shown>, String>;
 
-/// Prints all once. A socket that nothing is heard from is an error, after what others say.
+/// Prints all once. A socket that nothing is heard from is an error, after what others say, and so is a disk that cannot be served.
 pub(crate) fn stats(stats: &Stats) -> Result<(), Failure> {
-    let (reports, missing) = runtime()?.block_on(gather(stats));
+    let (disks, missing) = runtime()?.block_on(gather(stats));
     let text = match stats.json {
-        true => serde_json::to_string_pretty(&reports).map_err(Failure::run)? + "\n",
-        false => reports.iter().map(screen::sheet).collect(),
+        true => serde_json::to_string_pretty(&disks).map_err(Failure::run)? + "\n",
+        false => disks.iter().map(page).collect(),
     };
     crate::print(&text)?;
-    missing.map_or(Ok(()), |why| Err(Failure::run(why)))
+    let failed: Vec<_> = disks.iter().filter_map(Shown::failed).collect();
+    let failed = match failed.as_slice() {
+        [] => None,
+        [one] => Some(format!("{} is not served", screen::cut(&one.id, 80))),
+        several => Some(format!("{} disks are not served", several.len())),
+    };
+    missing
+        .or(failed)
+        .map_or(Ok(()), |why| Err(Failure::run(why)))
 }
 
-/// All reports, and what the first socket without any has said.
-async fn gather(stats: &Stats) -> (Vec<Report>, Option<String>) {
-    let (mut reports, mut missing) = (Vec::new(), None);
+fn page(disk: &Shown) -> String {
+    match disk {
+        Shown::Served(report) => screen::sheet(report),
+        Shown::Away(away) => screen::away_sheet(away),
+    }
+}
+
+/// All disks, and what the first socket without any has said.
+async fn gather(stats: &Stats) -> (Vec<Shown>, Option<String>) {
+    let (mut disks, mut missing) = (Vec::new(), None);
     for socket in &stats.sockets {
-        match ask::reports(socket).await {
-            Ok(some) => reports.extend(some),
+        match ask::disks(socket).await {
+            Ok(some) => disks.extend(some),
             Err(why) => {
                 missing.get_or_insert(unheard(socket, &why));
             }
         }
     }
-    (reports, missing)
+    (disks, missing)
 }
 
 /// Why nothing was heard from a socket.
@@ -133,29 +149,49 @@ async fn look(top: &Top, mut quit: QuitSignals) -> io::Result<()> {
         let size = terminal.size();
         let mut rows = rows(top, &heard, &rates);
         table.arrange(&mut rows);
-        terminal.show(&draw(&mut table, &rows, size, terminal.is_interactive()))?;
+        let titles = titles(top, &heard, &rates);
+        terminal.show(&draw(
+            &mut table,
+            &titles,
+            &rows,
+            size,
+            terminal.is_interactive(),
+        ))?;
     }
 }
 
-/// The picture, of so many lines and columns.
+/// The keys, for the last line.
+const KEYS: &str = "↑↓ Enter: one disk  ←→ sort  r reverse  q quit";
+
+/// The picture, of so many lines and columns. `titles` stand above it.
 fn draw(
     table: &mut Table,
+    titles: &[String],
     rows: &[Named<'_>],
     (lines, columns): (usize, usize),
     is_interactive: bool,
 ) -> Vec<String> {
-    let narrow = |picture: Vec<String>| -> Vec<String> {
+    let narrow = |picture: &[String]| -> Vec<String> {
         let cut = |line: &String| screen::cut(line, columns);
         picture.iter().map(cut).collect()
     };
     let opened = table.opened(rows).and_then(|at| rows.get(at));
-    if let Some((_, Row::Disk(report, _))) = opened {
-        return narrow(detail::page(report, lines));
+    match opened {
+        Some((_, Row::Disk(report, _))) => return detail::page(report, lines, columns),
+        Some((_, Row::Away(away))) => return detail::away_page(away, lines, columns),
+        Some((_, Row::Gone(..))) | None => {}
     }
+    // A few rows are worth more than a title.
+    let titles = match titles.len() + 4 < lines {
+        true => titles,
+        false => &[],
+    };
+    let lines = lines.saturating_sub(titles.len());
     if !is_interactive {
         let all: Vec<&Row<'_>> = rows.iter().map(|(_, row)| row).collect();
-        return narrow(screen::picture(&all, lines));
+        return narrow(&[titles, &screen::picture(&all, lines).lines].concat());
     }
+    let lines = lines.saturating_sub(1);
     let (shown, selected) = table.window(rows, lines);
     let visible: Vec<&Row<'_>> = rows
         .get(shown.clone())
@@ -163,12 +199,25 @@ fn draw(
         .iter()
         .map(|(_, row)| row)
         .collect();
-    let (mut picture, starts) = screen::picture_with(&visible, lines);
-    if visible.len() < rows.len() && lines > 1 {
+    let Picture {
+        lines: picture,
+        starts,
+        is_short,
+    } = screen::picture(&visible, lines);
+    let mut hint = Vec::new();
+    if visible.len() < rows.len() {
         let (from, to, all) = (shown.start + 1, shown.end, rows.len());
-        picture.push(format!("… {from} to {to} of {all}: arrows and pages"));
+        hint.push(format!("{from} to {to} of {all}"));
     }
-    let mut picture = narrow(picture);
+    if is_short {
+        hint.push("a line each".to_owned());
+    }
+    let hint = match hint.is_empty() {
+        true => KEYS.to_owned(),
+        false => format!("{}  {KEYS}", hint.join(", ")),
+    };
+    let mut titles = narrow(titles);
+    let mut picture = narrow(&picture);
     // Behind the cut, which would take the marks for characters.
     let selected = selected.and_then(|at| picture.get_mut(*starts.get(at)?));
     if let Some(line) = selected {
@@ -177,7 +226,9 @@ fn draw(
     if let (Some(head), Some(line)) = (table.head(), picture.first_mut()) {
         *line = marked(line, head);
     }
-    picture
+    titles.append(&mut picture);
+    titles.extend(narrow(&[hint]));
+    titles
 }
 
 /// A part of a line in reverse; all of the line as it is, if it ends before.
@@ -206,7 +257,7 @@ async fn listen(top: &Top) -> Vec<Heard> {
         .sockets
         .iter()
         .cloned()
-        .map(|socket| tokio::spawn(async move { ask::reports(&socket).await }))
+        .map(|socket| tokio::spawn(async move { ask::disks(&socket).await }))
         .collect();
     let mut heard = Vec::with_capacity(asked.len());
     for answer in asked {
@@ -219,8 +270,8 @@ async fn listen(top: &Top) -> Vec<Heard> {
 fn remember(past: &mut HashMap<Name, Report>, heard: &[Heard]) -> HashMap<Name, Rates> {
     let mut rates = HashMap::new();
     let mut before = std::mem::take(past);
-    for (at, reports) in heard.iter().enumerate() {
-        for report in reports.iter().flatten() {
+    for (at, disks) in heard.iter().enumerate() {
+        for report in disks.iter().flatten().filter_map(Shown::report) {
             let name = (at, report.id.clone());
             let then = before.remove(&name);
             if let Some(since) = then.and_then(|then| Rates::between(&then, report)) {
@@ -228,7 +279,7 @@ fn remember(past: &mut HashMap<Name, Report>, heard: &[Heard]) -> HashMap<Name, 
             }
             past.insert(name, report.clone());
         }
-        if reports.is_err() {
+        if disks.is_err() {
             // It may answer again.
             past.extend(before.extract_if(|(socket, _), _| *socket == at));
         }
@@ -240,10 +291,18 @@ fn rows<'a>(top: &Top, heard: &'a [Heard], rates: &HashMap<Name, Rates>) -> Vec<
     let mut rows = Vec::new();
     for (at, (socket, heard)) in top.sockets.iter().zip(heard).enumerate() {
         match heard {
-            Ok(reports) => rows.extend(reports.iter().map(|report| {
-                let name = (at, report.id.clone());
-                let since = rates.get(&name).copied();
-                (name, Row::Disk(report, since))
+            Ok(disks) => rows.extend(disks.iter().map(|disk| {
+                let name = (at, disk.id().to_owned());
+                let mut since = rates.get(&name).copied();
+                // The time of a process that serves several disks is in its title.
+                if let Some(rates) = since.as_mut().filter(|_| disks.len() > 1) {
+                    rates.cpu = None;
+                }
+                let row = match disk {
+                    Shown::Served(report) => Row::Disk(report, since),
+                    Shown::Away(away) => Row::Away(away),
+                };
+                (name, row)
             })),
             Err(why) => rows.push((
                 (at, String::new()),
@@ -252,6 +311,28 @@ fn rows<'a>(top: &Top, heard: &'a [Heard], rates: &HashMap<Name, Rates>) -> Vec<
         }
     }
     rows
+}
+
+/// A line for each node with several disks: how many there are, and the CPU time of its process, which is nobody's own.
+fn titles(top: &Top, heard: &[Heard], rates: &HashMap<Name, Rates>) -> Vec<String> {
+    let mut titles = Vec::new();
+    for (at, (socket, heard)) in top.sockets.iter().zip(heard).enumerate() {
+        let Some(disks) = heard.as_ref().ok().filter(|disks| disks.len() > 1) else {
+            continue;
+        };
+        let away = disks.iter().filter(|disk| disk.report().is_none()).count();
+        let mut cpu = disks.iter().filter_map(|disk| {
+            let rates = rates.get(&(at, disk.id().to_owned()))?;
+            rates.cpu
+        });
+        titles.push(screen::title(
+            &socket.display().to_string(),
+            disks.len(),
+            away,
+            cpu.next(),
+        ));
+    }
+    titles
 }
 
 #[cfg(test)]

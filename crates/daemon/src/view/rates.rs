@@ -14,9 +14,9 @@ pub(super) struct Rates {
     /// Median and 99th percentile of the time with the engine; `None`: nothing was timed.
     pub(super) p50_us: Option<f64>,
     pub(super) p99_us: Option<f64>,
-    /// Shares of one core.
+    /// Shares of one core. The CPU time is that of the process; `None`: it is shown elsewhere.
     pub(super) spin: f64,
-    pub(super) cpu: f64,
+    pub(super) cpu: Option<f64>,
 }
 
 impl Rates {
@@ -43,7 +43,7 @@ impl Rates {
             p50_us: quantile_us(&times, 0.5),
             p99_us: quantile_us(&times, 0.99),
             spin: share(spun(now), spun(before)),
-            cpu: share(now.process.cpu_seconds, before.process.cpu_seconds),
+            cpu: Some(share(now.process.cpu_seconds, before.process.cpu_seconds)),
         })
     }
 }
@@ -147,7 +147,7 @@ pub(super) mod tests {
         let rates = Rates::between(&before, &now).unwrap();
         assert_eq!((rates.reads, rates.writes), (2000.0, 0.0));
         assert_eq!(rates.bytes, 2000.0 * 4096.0);
-        assert!((rates.cpu - 0.25).abs() < 1e-9 && (rates.spin - 0.1).abs() < 1e-9);
+        assert!((rates.cpu.unwrap() - 0.25).abs() < 1e-9 && (rates.spin - 0.1).abs() < 1e-9);
         // Of the bucket that begins at 65.536 µs and is an eighth as wide; what was there before does
         // not count.
         assert_eq!(rates.p50_us, Some(65.536 + 4.096));

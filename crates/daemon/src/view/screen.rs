@@ -1,5 +1,6 @@
 //! Formats reports for people: lines of at most eighty columns for `top`, a page for `stats`.
 
+use super::ask::Away;
 use super::rates::Rates;
 use crate::control::report::{Report, SplitCell, Times, Tried};
 
@@ -12,17 +13,23 @@ pub(super) const HEAD: &str =
 pub(super) enum Row<'a> {
     /// A disk; without rates on the first look.
     Disk(&'a Report, Option<Rates>),
+    /// A disk that is not served.
+    Away(&'a Away),
     /// The socket's name, and why nothing was heard.
     Gone(String, &'a str),
 }
 
-/// A whole picture; with details where there is room for them, and then with what adaptive found out.
-pub(super) fn picture(rows: &[&Row<'_>], lines_max: usize) -> Vec<String> {
-    picture_with(rows, lines_max).0
+/// A drawn table.
+pub(super) struct Picture {
+    pub(super) lines: Vec<String>,
+    /// The line of each row.
+    pub(super) starts: Vec<usize>,
+    /// There was room for one line of each disk only.
+    pub(super) is_short: bool,
 }
 
-/// The same, and the line of each row.
-pub(super) fn picture_with(rows: &[&Row<'_>], lines_max: usize) -> (Vec<String>, Vec<usize>) {
+/// Draws a whole table; with details where there is room for them, and then with what adaptive found out.
+pub(super) fn picture(rows: &[&Row<'_>], lines_max: usize) -> Picture {
     let mut lines = vec![HEAD.to_owned()];
     let mut starts = Vec::with_capacity(rows.len());
     let has_room = |each| 1 + each * rows.len() < lines_max;
@@ -41,6 +48,7 @@ pub(super) fn picture_with(rows: &[&Row<'_>], lines_max: usize) -> (Vec<String>,
                     lines.push(cut(&format!("  {found}"), 80));
                 }
             }
+            Row::Away(away) => lines.push(cut(&unserved(away), 80)),
             Row::Gone(socket, why) => lines.push(cut(&format!("{socket}: {why}"), 80)),
         }
     }
@@ -52,7 +60,37 @@ pub(super) fn picture_with(rows: &[&Row<'_>], lines_max: usize) -> (Vec<String>,
             (lines_max > 0).then(|| format!("… and {missing} more: make the window higher")),
         );
     }
-    (lines, starts)
+    Picture {
+        lines,
+        starts,
+        is_short: !rows.is_empty() && !has_room(2),
+    }
+}
+
+/// The line of a disk that is not served.
+fn unserved(away: &Away) -> String {
+    format!("{}: {}", away.id, state(away))
+}
+
+fn state(away: &Away) -> String {
+    match &away.error {
+        Some(why) => format!("{}: {why}", away.state),
+        None => away.state.clone(),
+    }
+}
+
+/// The line of a node above its disks.
+pub(super) fn title(socket: &str, disks: usize, away: usize, cpu: Option<f64>) -> String {
+    let away = match away {
+        0 => String::new(),
+        away => format!(", {away} not served"),
+    };
+    let cpu = cpu.map(|cpu| format!("; CPU {} %", percent(cpu)));
+    format!(
+        "{}: {disks} disks{away}{}",
+        cut(socket, 42),
+        cpu.unwrap_or_default()
+    )
 }
 
 fn line(report: &Report, rates: Rates) -> String {
@@ -67,7 +105,7 @@ fn line(report: &Report, rates: Rates) -> String {
         us(rates.p99_us),
         report.tuning.completion,
         percent(rates.spin),
-        percent(rates.cpu),
+        rates.cpu.map_or_else(|| "-".to_owned(), percent),
     )
 }
 
@@ -240,6 +278,12 @@ fn age(seconds: f64) -> String {
     }
 }
 
+/// A disk that is not served.
+pub(super) fn away_sheet(away: &Away) -> String {
+    let title = cut(&format!("{}: {}", away.id, away.name), usize::MAX);
+    format!("{title}\n  {}\n", cut(&state(away), usize::MAX))
+}
+
 /// All of a disk, once.
 pub(super) fn sheet(report: &Report) -> String {
     let store = &report.store;
@@ -355,10 +399,13 @@ fn size(bytes: u64) -> String {
 
 fn waiting(report: &Report) -> String {
     let pacing = &report.pacing;
+    let profile = report.tuning.profile.as_ref();
+    let profile = profile.map(|path| format!(" by profile {path}"));
     format!(
-        "{}, split {}; {} sleeps, {} dozes; spun {:.2} s well and {:.2} s in vain",
+        "{}, split {}{}; {} sleeps, {} dozes; spun {:.2} s well and {:.2} s in vain",
         report.tuning.completion,
         report.tuning.split,
+        profile.unwrap_or_default(),
         pacing.sleeps,
         pacing.dozes,
         pacing.spin_hit_seconds,
@@ -424,7 +471,7 @@ mod tests {
     use super::*;
 
     fn drawn(rows: &[Row<'_>], lines_max: usize) -> Vec<String> {
-        picture(&rows.iter().collect::<Vec<_>>(), lines_max)
+        picture(&rows.iter().collect::<Vec<_>>(), lines_max).lines
     }
 
     #[test]
@@ -437,7 +484,7 @@ mod tests {
             p50_us: Some(999_999.4),
             p99_us: Some(8_600_000.0),
             spin: 9.999,
-            cpu: 15.0,
+            cpu: Some(15.0),
         };
         let mut long = report("a-very-long-name-of-a-disk\x1b[2J.img", 5.0, 5, &[]);
         long.tuning.completion = "interrupt".to_owned();
@@ -483,7 +530,7 @@ a.img              2000        0     8.2    69.6    73.6  adaptive    10.0  25.0
   1 vring, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
   spinning saves 22 % for 40 % of a core, tried 3 s ago
   reads from 512K in pieces of 16K: 16K saves 48 % on whole, tried 9 s ago
-new                   0        0     0.0       -       -  adaptive     0.0   0.0
+new                   0        0     0.0       -       -  adaptive     0.0     -
   1 vring, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
   spinning saves 22 % for 40 % of a core, tried 3 s ago
   reads from 512K in pieces of 16K: 16K saves 48 % on whole, tried 9 s ago

@@ -41,7 +41,7 @@ const COLUMNS: &[Column] = &[
     },
     Column {
         head: "CPU%",
-        of: |rates| rates.cpu,
+        of: |rates| rates.cpu.unwrap_or(-1.0),
     },
 ];
 
@@ -151,12 +151,8 @@ impl Table {
         rows: &[Named<'_>],
         lines: usize,
     ) -> (Range<usize>, Option<usize>) {
-        // The head, and a line that says which part it is.
-        let fits = rows.len() < lines;
-        let page = match fits {
-            true => rows.len(),
-            false => lines.saturating_sub(2),
-        };
+        // Below the head.
+        let page = rows.len().min(lines.saturating_sub(1));
         self.page = page;
         let selected = self.place(rows);
         if let Some(at) = selected {
@@ -182,7 +178,7 @@ impl Table {
 fn number(column: &Column, row: &Row<'_>) -> f64 {
     match row {
         Row::Disk(_, rates) => rates.as_ref().map_or(0.0, column.of),
-        Row::Gone(..) => f64::NEG_INFINITY,
+        Row::Away(_) | Row::Gone(..) => f64::NEG_INFINITY,
     }
 }
 
@@ -253,7 +249,7 @@ mod tests {
         let reports = hundred();
         let mut rows = rows(&reports);
         let mut table = Table::default();
-        assert_eq!(table.window(&rows, 24), (0..22, None));
+        assert_eq!(table.window(&rows, 23), (0..22, None));
         for (key, shown, at) in [
             (Key::Down, 0..22, 0),
             (Key::Up, 0..22, 0),
@@ -265,12 +261,12 @@ mod tests {
             (Key::Down, 0..22, 1),
         ] {
             table.press(key, &rows);
-            assert_eq!(table.window(&rows, 24), (shown, Some(at)), "{key:?}");
+            assert_eq!(table.window(&rows, 23), (shown, Some(at)), "{key:?}");
         }
         let selected = rows[1].0.clone();
         table.press(Key::Reverse, &rows);
         table.arrange(&mut rows);
-        let (shown, at) = table.window(&rows, 24);
+        let (shown, at) = table.window(&rows, 23);
         assert_eq!(rows[shown.start + at.unwrap()].0, selected);
         table.press(Key::Open, &rows);
         let open = table.opened(&rows).unwrap();
