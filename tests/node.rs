@@ -121,6 +121,7 @@ fn a_put_is_idempotent_by_content() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines)] // a table
 fn bad_input_is_named_in_a_line() {
     let node = Node::start();
     let rows = [
@@ -156,6 +157,31 @@ fn bad_input_is_named_in_a_line() {
             400,
             "start the node with --ceph",
         ),
+        // Nobody can make a file of a device: it would be a file in memory.
+        (
+            "d1",
+            r#"{"disk": ["/dev/mapper/none"]}"#,
+            422,
+            "check the path, and whether the device is attached",
+        ),
+        (
+            "d1",
+            r#"{"disk": ["ram:1M"], "queues": []}"#,
+            400,
+            "queues: write a whole number, or a text",
+        ),
+        (
+            "d1",
+            r#"{"disk": ["ram:1M"], "on_error": 3}"#,
+            400,
+            "on_error: write a policy such as",
+        ),
+        (
+            "d1",
+            r#"{"disk": ["ram:1M"], "on_error": "sulk"}"#,
+            400,
+            "sulk",
+        ),
         ("-d1", r#"{"disk": ["ram:1M"]}"#, 400, "id"),
         // The remedy would be to remove it.
         (
@@ -172,6 +198,9 @@ fn bad_input_is_named_in_a_line() {
         let error = answer.error();
         assert!(error.contains(named), "{body}: {error}");
         assert_eq!(error.lines().count(), 1);
+        // Whoever sends a request has no options.
+        assert!(!error.contains("--help"), "{body}: {error}");
+        assert!(!error.contains("truncate -s 10G /dev"), "{body}: {error}");
     }
     let long = format!("{{\"serial\": \"{}\"}}", "a".repeat(70_000));
     assert_eq!(node.ask("PUT", "/v1/disks/d1", &long).status, 413);
@@ -1204,5 +1233,39 @@ fn a_check_of_the_size_that_hangs_is_answered_with_accepted() {
         answer = Some(again.status);
         again.status == 500
     }));
+    node.daemon.finish();
+}
+
+#[test]
+fn a_policy_for_errors_is_taken_as_a_text_too() {
+    let node = Node::start();
+    let by_kind = json!({"read": "hold", "write": "hold", "enospc": "hold"});
+    let body = |on_error: &Value| json!({"disk": ["ram:1M"], "on_error": on_error});
+    node.add("d1", &body(&json!("hold")));
+    assert_eq!(node.disk("d1")["spec"]["on_error"], by_kind);
+    assert_eq!(node.put("d1", &body(&by_kind)).status, 200);
+    let text = body(&json!("read=retry:5,write=hold"));
+    assert_eq!(node.put("d2", &text).status, 201);
+    let given = json!({"read": "retry:5", "write": "hold"});
+    assert_eq!(node.disk("d2")["spec"]["on_error"], given);
+    let node = killed(node, |_| {});
+    assert!(wait_until(|| node.state("d1") == "serving"));
+    assert_eq!(node.disk("d1")["spec"]["on_error"], by_kind);
+    node.daemon.finish();
+}
+
+/// A disk that was added later does not make its node younger.
+#[test]
+fn the_uptime_of_a_node_is_that_of_its_process() {
+    let node = Node::start();
+    node.add("d1", &ram());
+    let uptime = |id: &str| node.disk(id)["process"]["uptime_seconds"].as_f64().unwrap();
+    assert!(wait_until(|| uptime("d1") > 0.3));
+    node.add("d2", &ram());
+    assert!(uptime("d2") > 0.3, "{}", uptime("d2"));
+    let metrics = node.ask("GET", "/metrics", "").body;
+    let mut lines = metrics.lines();
+    let line = lines.find_map(|line| line.strip_prefix("cleave_uptime_seconds{disk=\"d2\"} "));
+    assert!(line.unwrap().parse::<f64>().unwrap() > 0.3);
     node.daemon.finish();
 }

@@ -194,6 +194,29 @@ fn what_cannot_be_is_refused_in_a_line() {
         let why = refused(&node, line, code);
         assert!(why.contains(named), "{line}: {why}");
     }
+    let control = node.daemon.socket().to_str().unwrap();
+    let spaced = [
+        "disk",
+        "add",
+        "b c",
+        "--disk",
+        "ram:1M",
+        "--control",
+        control,
+    ];
+    let spaced = run_to_exit(&spaced);
+    assert_eq!(spaced.code, Some(2), "{}", spaced.stderr);
+    assert!(
+        spaced.stderr.starts_with("cleave: id: "),
+        "{}",
+        spaced.stderr
+    );
+    done(&node, "add d1 --disk ram:1M");
+    let why = refused(&node, "snapshot d1 /tmp/copy", 2);
+    assert!(
+        why.contains("a disk in memory has no file to copy: copy its content in the guest"),
+        "{why}"
+    );
     node.daemon.finish();
     for command in ["list", "events", "show d1"] {
         let mut words = vec!["disk"];

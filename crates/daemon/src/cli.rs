@@ -685,6 +685,9 @@ fn refused(error: &clap::Error) -> Result<Action, Failure> {
     }
 }
 
+/// The end of a line about bad options.
+pub(crate) const HELP_HINT: &str = " (see --help)";
+
 /// The first paragraphs of a rendered clap error, joined, without its usage.
 fn one_line(rendered: &str) -> String {
     let lines: Vec<&str> = rendered
@@ -700,7 +703,7 @@ fn one_line(rendered: &str) -> String {
         "write a whole number, without sign or unit",
     );
     format!(
-        "{} (see --help)",
+        "{}{HELP_HINT}",
         line.strip_prefix("error: ").unwrap_or(&line)
     )
 }

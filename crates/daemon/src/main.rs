@@ -40,6 +40,7 @@ use cli::Action;
 use failure::Failure;
 
 fn main() -> ExitCode {
+    process::started();
     let ended = match cli::parse(std::env::args_os()) {
         Ok(action) => run(action),
         Err(failure) => Err(failure),

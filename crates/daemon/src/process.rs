@@ -1,5 +1,8 @@
 //! Limits and settings that the process requests from the kernel once, at start.
 
+use std::sync::OnceLock;
+use std::time::Instant;
+
 use rustix::process::{
     Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
 };
@@ -69,4 +72,10 @@ pub(crate) fn end_with_parent(parent: u32) -> Result<(), Failure> {
 pub(crate) fn runtime() -> Result<Runtime, Failure> {
     let runtime = Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::run(format!("cannot start: {error}")))
+}
+
+/// Returns when the process started: at the first call, which `main` makes.
+pub(crate) fn started() -> Instant {
+    static STARTED: OnceLock<Instant> = OnceLock::new();
+    *STARTED.get_or_init(Instant::now)
 }

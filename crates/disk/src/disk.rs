@@ -345,7 +345,7 @@ impl Disk {
                 "an image of a Ceph cluster has snapshots of its own: quiesce the disk, and use rbd snap create",
             ),
             (Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. }, _) => {
-                Some("a disk in memory has no file")
+                Some("a disk in memory has no file to copy: copy its content in the guest")
             }
         }
     }

@@ -74,7 +74,7 @@ pub enum OpenError {
     #[error("cannot open disk {0}: {1}")]
     Io(String, #[source] io::Error),
     /// There is no such file.
-    #[error("disk {0} does not exist; check the path, or create it: truncate -s 10G {0}")]
+    #[error("disk {path} does not exist; check the path, {how}", path = .0, how = how_to_make(.0))]
     Missing(String),
     /// The mode of the file or of a folder above it does not allow reading.
     #[error("no permission to open disk {0} for reading; give this user access")]
@@ -183,6 +183,14 @@ pub enum OpenError {
     /// There is no memory for a RAM disk.
     #[error("cannot create disk {0}: {1}; use a smaller size")]
     Ram(String, #[source] io::Error),
+}
+
+/// Returns how the missing file can be had. What `truncate` made below /dev would be a file in the memory of the host.
+fn how_to_make(name: &str) -> String {
+    match name.starts_with("/dev/") {
+        true => "and whether the device is attached".to_owned(),
+        false => format!("or create it: truncate -s 10G {name}"),
+    }
 }
 
 impl OpenError {
@@ -359,5 +367,11 @@ mod tests {
             assert!(line.contains(wanted) && line.contains("/a/b.img"), "{line}");
             assert!(!line.contains('\n'), "{line}");
         }
+        // It would be a file in the memory of the host.
+        let device = open_error(Path::new("/dev/mapper/a"), false, Errno::NOENT).to_string();
+        assert!(
+            device.ends_with("check the path, and whether the device is attached"),
+            "{device}"
+        );
     }
 }

@@ -15,6 +15,7 @@ use super::report::{
     self, Connections, Entry, InFlight, Leg, Pacing, Process, Report, Requests, RunningVring,
     Session, SplitCell, Store, Times, Totals, Tuning, Vring, ZeroReads,
 };
+use crate::process::started;
 
 impl DiskStatus {
     /// The disk in a line.
@@ -99,7 +100,7 @@ impl DiskStatus {
         Process {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            uptime_seconds: started().elapsed().as_secs_f64(),
             cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
             resident_bytes: resident_bytes(),
         }

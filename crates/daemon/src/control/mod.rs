@@ -17,7 +17,6 @@ mod tests;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use axum::Router;
 use cleave_session::Remote;
@@ -49,7 +48,6 @@ pub(crate) struct DiskStatus {
     auto: Split,
     /// The profile that this state comes from.
     profile: Option<String>,
-    started: Instant,
     session: Mutex<Option<Remote>>,
     sessions: AtomicU64,
     /// The disk takes no requests.
@@ -83,7 +81,6 @@ impl DiskStatus {
             vrings,
             auto,
             profile: None,
-            started: Instant::now(),
             session: Mutex::new(None),
             sessions: AtomicU64::new(0),
             quiet: Mutex::new(None),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::cli;
@@ -52,6 +52,8 @@ pub(crate) struct DiskFile {
     /// Whether the disk comes back when the node starts again.
     pub(crate) persistent: Option<bool>,
     // Tables, and so the last in their file.
+    #[serde(deserialize_with = "policies")]
+    #[schemars(with = "Option<Policy>")]
     pub(crate) on_error: Option<BTreeMap<String, String>>,
     pub(crate) limits: Option<DiskLimits>,
 }
@@ -74,6 +76,28 @@ pub(crate) struct DiskLimits {
 pub(crate) enum Word {
     Number(u32),
     Text(String),
+}
+
+/// What becomes of failed requests: a text such as `write=hold`, or an object of policies by kind.
+#[derive(Deserialize, JsonSchema)]
+#[serde(
+    untagged,
+    expecting = "write a policy such as \"write=hold\", or an object such as {\"write\": \"hold\"}"
+)]
+enum Policy {
+    Text(String),
+    ByKind(BTreeMap<String, String>),
+}
+
+/// Reads either form as the object.
+fn policies<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<BTreeMap<String, String>>, D::Error> {
+    let policy = Option::<Policy>::deserialize(from)?;
+    Ok(policy.map(|policy| match policy {
+        Policy::Text(text) => kinds(&text),
+        Policy::ByKind(each) => each,
+    }))
 }
 
 /// Fields that are no options.
@@ -208,7 +232,11 @@ impl DiskFile {
                 "limits.group: {group:?}: take 1 to 64 letters, digits and _.- that begin with a letter or a digit"
             ));
         }
-        cli::service(line.into_iter().map(Into::into)).map_err(|failure| failure.to_string())
+        cli::service(line.into_iter().map(Into::into)).map_err(|failure| {
+            let why = failure.to_string();
+            // Whoever sends a request has no command line.
+            why.strip_suffix(cli::HELP_HINT).unwrap_or(&why).to_owned()
+        })
     }
 
     /// Its limits, without the group. Zero is none.
@@ -269,13 +297,18 @@ fn merged(limits: Option<Value>, changes: Map<String, Value>) -> Value {
 
 /// A policy such as `read=report,write=hold`, or one word for all kinds, as a table.
 pub(crate) fn by_kind(policy: &str) -> Value {
+    let kinds = kinds(policy).into_iter();
+    Value::Object(kinds.map(|(kind, policy)| (kind, policy.into())).collect())
+}
+
+fn kinds(policy: &str) -> BTreeMap<String, String> {
     let each = |part: &str| match part.split_once('=') {
-        Some((kind, policy)) => vec![(kind.to_owned(), Value::from(policy))],
+        Some((kind, policy)) => vec![(kind.to_owned(), policy.to_owned())],
         None => ["read", "write", "enospc"]
-            .map(|kind| (kind.to_owned(), Value::from(part)))
+            .map(|kind| (kind.to_owned(), part.to_owned()))
             .to_vec(),
     };
-    Value::Object(policy.split(',').flat_map(each).collect())
+    policy.split(',').flat_map(each).collect()
 }
 
 /// The first field that cannot be read by itself.
