@@ -70,6 +70,34 @@ fn the_host_is_described_a_finding_a_line() {
 }
 
 #[test]
+fn a_libvirt_that_forgets_to_reconnect_is_warned_of() {
+    let scratch = Scratch::new();
+    let ask = |version: &str| {
+        let script =
+            format!("#!/bin/sh\n[ $1 = --version ] && echo 'libvirtd (libvirt) {version}'\n");
+        let libvirtd = scratch.join("libvirtd");
+        std::fs::write(&libvirtd, script).unwrap();
+        allow(&libvirtd, 0o755);
+        let path = std::env::var("PATH").unwrap();
+        let output = Command::new(cleave_tests::program_path())
+            .args(["doctor", "--json"])
+            .env("PATH", format!("{}:{path}", scratch.path().display()))
+            .output()
+            .unwrap();
+        let found = findings(&String::from_utf8(output.stdout).unwrap(), "libvirt");
+        (output.status.code(), found)
+    };
+    let (code, found) = ask("9.0.0");
+    assert_eq!((code, found.len()), (Some(0), 1), "{found:?}");
+    assert_eq!(found[0].0, "warning");
+    for says in ["libvirt 9.0.0 forgets", "attach disks with --config"] {
+        assert!(found[0].1.contains(says), "{says} is not in {found:?}");
+    }
+    let (_, found) = ask("11.3.0");
+    assert_eq!(found[0].0, "ok", "{found:?}");
+}
+
+#[test]
 fn what_is_wrong_with_the_limits_is_a_problem() {
     let program = cleave_tests::program_path();
     let line = format!("ulimit -n 100; {} doctor --json", program.display());

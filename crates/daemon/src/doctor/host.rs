@@ -1,6 +1,7 @@
 //! The kernel, io_uring, what watches over programs, and the group of the sockets.
 
 use std::fs;
+use std::process::Command;
 
 use cleave_engine::Reactor;
 use rustix::thread::{CapabilitySet, capabilities};
@@ -10,6 +11,9 @@ use super::users::{self, User};
 
 /// The oldest kernel that the tests of the daemon cover.
 const KERNEL_MIN: (u32, u32) = (5, 19);
+
+/// The newest libvirt that is known to leave `<reconnect>` out when a disk is attached to a running guest.
+const LIBVIRT_FORGETS: (u32, u32) = (9, 0);
 
 /// The group of the sockets that the units make.
 const GROUP: &str = "cleave";
@@ -23,6 +27,7 @@ pub(super) fn check(ours: &User, vmm: &User) -> Vec<Finding> {
     findings.extend(restricted(ours));
     findings.push(mandatory_access());
     findings.push(group(users::group(GROUP), vmm));
+    findings.extend(libvirt_version().and_then(|version| libvirt(&version)));
     findings
 }
 
@@ -98,6 +103,31 @@ fn mandatory_access() -> Finding {
     }
 }
 
+/// Returns what the daemon of libvirt says of its version, if it is installed.
+fn libvirt_version() -> Option<String> {
+    let asked = |program: &&str| Command::new(program).arg("--version").output().ok();
+    let said = ["libvirtd", "virtqemud"].iter().find_map(asked)?;
+    String::from_utf8(said.stdout).ok()
+}
+
+/// Judges a line such as `libvirtd (libvirt) 9.0.0`.
+fn libvirt(version: &str) -> Option<Finding> {
+    let version = version.split_whitespace().last()?;
+    let mut numbers = version.split('.').map_while(|number| number.parse().ok());
+    let numbers: (u32, u32) = (numbers.next()?, numbers.next()?);
+    Some(match numbers <= LIBVIRT_FORGETS {
+        true => Finding::warning(
+            "libvirt",
+            format!(
+                "libvirt {version} forgets the <reconnect> of a disk that attach-device --live adds: after a restart of the daemon \
+                 the disk hangs until its guest is started again"
+            ),
+            "attach disks with --config and start the guest again, or use the lines for the monitor in docs/recipes-node.md",
+        ),
+        false => Finding::ok("libvirt", format!("libvirt {version}")),
+    })
+}
+
 /// The units give their sockets to the group.
 fn group(gid: Option<u32>, vmm: &User) -> Finding {
     let name = &vmm.name;
@@ -137,6 +167,20 @@ mod tests {
             ("", Level::Problem),
         ] {
             assert_eq!(kernel(release).level, level, "{release}");
+        }
+    }
+
+    #[test]
+    fn an_old_libvirt_is_warned_of() {
+        let level = |said: &str| libvirt(said).map(|found| found.level);
+        for (said, wanted) in [
+            ("libvirtd (libvirt) 9.0.0\n", Some(Level::Warning)),
+            ("virtqemud (libvirt) 8.10.0\n", Some(Level::Warning)),
+            ("virtqemud (libvirt) 11.3.0\n", Some(Level::Ok)),
+            ("", None),
+            ("unknown option", None),
+        ] {
+            assert_eq!(level(said), wanted, "{said}");
         }
     }
 
