@@ -186,7 +186,12 @@ fn what_cannot_be_is_refused_in_a_line() {
         ),
         ("add d1 --disk ram:1M --control /c", 2, "--control"),
         ("set d1", 2, "nothing to set"),
-        ("set d1 --queues 3", 2, "--queues"),
+        (
+            "set d1 --queues 2",
+            2,
+            "--queues cannot be changed while the disk is served: remove the disk",
+        ),
+        ("set d1 --queuez 2", 2, "unexpected argument '--queuez'"),
         ("set d1 --completion poll", 1, "no disk `d1`"),
         ("remove d1 --mode softly", 2, "safe, drain, hard"),
         ("quiesce d1 --for 0", 2, "--for"),

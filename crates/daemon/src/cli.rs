@@ -558,7 +558,7 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
     }
     let (mut cli, mut matches) = match read(&line) {
         Ok(parsed) => parsed,
-        Err(error) => return refused(&error),
+        Err(error) => return disk::fixed(&line, &error).map_or_else(|| refused(&error), Err),
     };
     if let Some(Command::Serve(args)) = &cli.command
         && let Some(config) = &args.config

@@ -1,7 +1,9 @@
 //! `cleave disk` on the command line.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Args, Id, Subcommand, ValueEnum};
 use cleave_disk::nbd::Address;
@@ -248,6 +250,27 @@ impl DiskCommand {
             }
         })
     }
+}
+
+/// Returns the refusal of an option after `cleave disk set` that only `cleave disk add` has.
+pub(super) fn fixed(line: &[OsString], error: &clap::Error) -> Option<Failure> {
+    let is_set = line.get(1)? == "disk" && line.get(2)? == "set";
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let option = given.strip_prefix("--")?;
+    let option = option.split('=').next().unwrap_or(option);
+    let all = super::definition();
+    let mut added = all
+        .find_subcommand("disk")?
+        .find_subcommand("add")?
+        .get_arguments();
+    let is_known = is_set && added.any(|argument| argument.get_long() == Some(option));
+    is_known.then(|| {
+        Failure::input(format!(
+            "--{option} cannot be changed while the disk is served: remove the disk, and add it again with the new value"
+        ))
+    })
 }
 
 fn asked(args: OneArgs, ask: impl FnOnce(String) -> Ask) -> Remote {
