@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 
+use cleave_blk::spec::feature;
 use cleave_guest::{Epoch, Vring, VringError};
 
 use crate::command::{Stopped, VringStart};
@@ -198,6 +199,11 @@ impl Lane {
     pub(crate) fn close(&mut self) -> bool {
         let is_closed = !self.may_repeat() || self.stalls.closes();
         std::mem::replace(&mut self.is_closed, is_closed) != is_closed
+    }
+
+    /// Returns true if the guest looks at a flag, not at an event index, to know whether to kick.
+    pub(crate) fn kicks_by_flag(&self) -> bool {
+        self.features & feature::EVENT_IDX == 0
     }
 
     /// Whether its next request may not go yet.

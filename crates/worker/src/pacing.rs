@@ -69,6 +69,8 @@ pub(crate) struct Waiting {
     pub(crate) empty_checks: u32,
     /// Some guest may have been asked for kicks since kicks were last disabled for all.
     pub(crate) armed: bool,
+    /// Some guest has no EVENT_IDX.
+    pub(crate) has_flags: bool,
     /// When the first call that is held back, or the first request that is stalled or throttled, is due, or the disk is settled.
     pub(crate) due_ns: Option<u64>,
     /// The next request of some vring waits for the disk's limits.
@@ -99,6 +101,7 @@ impl Waiting {
             budgeted: BudgetedPolling::default(),
             empty_checks: 0,
             armed: true,
+            has_flags: false,
             due_ns: None,
             throttled: false,
             share_ns,
@@ -123,6 +126,8 @@ impl<S: Store> Worker<S> {
             Completion::Adaptive => WaitMode::Adaptive,
             Completion::Poll => WaitMode::Poll,
         };
+        let mut lanes = self.lanes.iter().flatten();
+        self.waiting.has_flags = lanes.any(Lane::kicks_by_flag);
         let modes = self.lanes.iter().flatten().map(mode);
         self.waiting.mode = modes.max_by_key(|mode| *mode as u8).unwrap_or_default();
         self.meters.stats.set_mode(match self.waiting.mode {
@@ -155,6 +160,7 @@ impl<S: Store> Worker<S> {
             Pace::Sleep => None,
         };
         if self.arm() {
+            self.disarm_flags();
             return Wait::No;
         }
         self.meters.stats.set_mode(Mode::Sleeps);
@@ -296,6 +302,27 @@ impl<S: Store> Worker<S> {
         let asked = Asked::all();
         let mut lanes = self.lanes.iter().flatten();
         lanes.any(|lane| waits(lane) && lane.vring.has_come(&asked))
+    }
+
+    /// Called when the thread has returned from the kernel.
+    #[inline]
+    pub(crate) fn entered(&mut self, wait: Wait) {
+        self.meters.entered(wait);
+        if wait != Wait::No {
+            self.disarm_flags();
+        }
+    }
+
+    /// Disables kicks for guests without EVENT_IDX while the worker is awake. A guest with EVENT_IDX was asked to kick for one
+    /// entry, and does not do so for those that follow.
+    #[inline]
+    fn disarm_flags(&mut self) {
+        if self.waiting.has_flags {
+            let lanes = self.lanes.iter_mut().flatten();
+            for lane in lanes.filter(|lane| lane.kicks_by_flag()) {
+                lane.vring.disarm();
+            }
+        }
     }
 
     /// Disables kicks for all guests, unless they are disabled.

@@ -300,7 +300,7 @@ impl<S: Store> Worker<S> {
             std::hint::spin_loop();
         }
         self.reactor.enter(&mut self.store, wait)?;
-        self.meters.entered(wait);
+        self.entered(wait);
         Ok(self.end_lap())
     }
 

@@ -52,7 +52,7 @@ impl<S: Store> Member for Worker<S> {
     }
 
     fn wake(&mut self) -> io::Result<()> {
-        self.meters.entered(Wait::Until(None));
+        self.entered(Wait::Until(None));
         self.reactor.enter(&mut self.store, Wait::No)
     }
 

@@ -38,6 +38,10 @@ struct World {
     dozes: u64,
     /// Durations of sleeps while an op is in flight that never completes.
     naps: Vec<Duration>,
+    /// Number of requests that the guest adds each time one is pushed to the store, until none is left.
+    follow_ups: u32,
+    /// Kicks that it was asked for with those.
+    follow_up_kicks: u32,
 }
 
 impl World {
@@ -99,6 +103,12 @@ impl Store for Stage {
     fn push(&mut self, _: &mut Reactor, _: &Epoch, _: Op<'_>, token: u64) {
         self.moment();
         self.flying.push(token);
+        let mut world = self.world.borrow_mut();
+        if world.follow_ups > 0 {
+            world.follow_ups -= 1;
+            world.driver.submit(&Ask::flush()).unwrap();
+            world.follow_up_kicks += u32::from(world.driver.wants_kick(world.event_idx));
+        }
     }
     fn reap(&mut self) -> Option<Done> {
         self.moment();
@@ -202,6 +212,8 @@ fn stage_with(
         sleeps: 0,
         dozes: 0,
         naps: Vec::new(),
+        follow_ups: 0,
+        follow_up_kicks: 0,
     }));
     let store = Stage {
         world: world.clone(),
@@ -275,6 +287,29 @@ fn the_worker_never_sleeps_on_a_request() {
             let spun = totals.spin_hit_ns + totals.spin_wasted_ns > 0;
             assert_eq!(spun, name != "interrupt", "{name}: {totals:?}");
             assert!(totals.calls > 0, "{name}");
+        }
+    }
+}
+
+/// A kick costs the guest an exit, so it is asked for none while the worker is awake (virtio 1.3 §2.7.10).
+#[test]
+fn a_guest_that_adds_requests_while_it_is_served_is_not_asked_to_kick() {
+    for completion in [Completion::Interrupt, Completion::Adaptive] {
+        for event_idx in [true, false] {
+            let (mut worker, device, world, _control) =
+                stage(9, event_idx, tuning(completion), Ends::Told);
+            // It adds one request while the worker sleeps, and the others in the lap that serves it.
+            world.borrow_mut().lull = u64::MAX;
+            for sleeps in 2..=52 {
+                while world.borrow().sleeps < sleeps {
+                    worker.lap().unwrap();
+                }
+                assert_eq!(world.borrow().follow_ups, 0);
+                world.borrow_mut().follow_ups = 3;
+            }
+            assert!(device.totals().others >= 4 * 50, "{:?}", device.totals());
+            let kicks = world.borrow().follow_up_kicks;
+            assert_eq!(kicks, 0, "{completion:?}, EVENT_IDX {event_idx}");
         }
     }
 }
