@@ -86,6 +86,8 @@ const TABLE: &[(&str, [End; 7])] = &[
         [Killed, Killed, PERM, Killed, PERM, PERM, PERM],
     ),
     ("trace the parent", [Killed; 7]),
+    #[cfg(target_arch = "x86_64")]
+    ("call by a number of x32", [Killed; 7]),
     ("read the parent's memory", [Killed; 7]),
     ("signal the parent", [PERM; 7]),
     ("limit the parent", [PERM; 7]),
@@ -175,6 +177,8 @@ const NODE_TABLE: &[(&str, [End; 6])] = &[
         [Killed, Killed, PERM, Killed, PERM, PERM],
     ),
     ("trace the parent", [Killed; 6]),
+    #[cfg(target_arch = "x86_64")]
+    ("call by a number of x32", [Killed; 6]),
     ("read the parent's memory", [Killed; 6]),
     ("signal the parent", [PERM; 6]),
     ("limit the parent", [PERM; 6]),
@@ -280,6 +284,7 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
         "execute a program" => Err(Command::new("/bin/true").exec()),
         "start a process" => Command::new("/bin/true").spawn().map(drop),
         "trace the parent" => Ok(nix::sys::ptrace::attach(raw(parent()))?),
+        "call by a number of x32" => call_by_x32(),
         "read the parent's memory" => {
             let remote = nix::sys::uio::RemoteIoVec { base: 4096, len: 1 };
             let mut byte = [0];
@@ -351,6 +356,15 @@ fn wait_for_events() -> io::Result<()> {
         data: epoll::EventData::new_u64(0),
     };
     Ok(epoll::wait(watch, &mut [none], Some(&Timespec::default())).map(drop)?)
+}
+
+fn call_by_x32() -> io::Result<()> {
+    const X32: libc::c_long = 0x4000_0000;
+    // SAFETY: getpid has no arguments and touches no memory, by whatever number it is called.
+    match unsafe { libc::syscall(X32 | libc::SYS_getpid) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
 }
 
 /// CAP_CHOWN and CAP_DAC_OVERRIDE, where this thread has them.
