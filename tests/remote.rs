@@ -401,3 +401,27 @@ fn no_limit_is_left_after_none() {
     assert_eq!(disk["spec"]["limits"], Value::Null);
     node.daemon.finish();
 }
+
+/// A terminal takes U+009B for the beginning of a command, as it does ESC and a bracket.
+#[test]
+fn no_path_commands_a_terminal() {
+    let node = Node::start();
+    let image = node.daemon.scratch().image("a\u{9b}2J\u{7f}.img", 1 << 20);
+    node.add("d1", &json!({"disk": [image]}));
+    for line in ["show d1", "show d1 --json", "list", "list --json"] {
+        let text = done(&node, line);
+        assert!(text.contains("2J"), "{line}: {text:?}");
+        assert!(
+            !text.contains(|c: char| c.is_control() && c != '\n'),
+            "{line}: {text:?}"
+        );
+    }
+    let shown: Value = serde_json::from_str(&done(&node, "show d1 --json")).unwrap();
+    assert_eq!(shown["spec"]["disk"], json!([image]));
+    let control = node.daemon.socket().to_str().unwrap();
+    let stats = run_to_exit(&["stats", "--json", control]).stdout;
+    assert!(!stats.contains('\u{9b}'), "{stats:?}");
+    let stats: Value = serde_json::from_str(&stats).unwrap();
+    assert_eq!(stats[0]["name"], json!(image));
+    node.daemon.finish();
+}

@@ -241,6 +241,21 @@ fn text(value: Option<&Value>) -> String {
     })
 }
 
+/// JSON with the escapes of control characters that may stand in it as they are: a terminal may take U+0080 to U+009F, and DEL, for
+/// commands. Its value stays the same.
+pub(crate) fn visible(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '\u{7f}'..='\u{9f}' => text += &format!("\\u{:04x}", u32::from(c)),
+            '\n' => text.push(c),
+            c if c.is_control() => text.push(' '),
+            c => text.push(c),
+        }
+    }
+    text
+}
+
 /// A terminal obeys control characters, and a path may hold them.
 fn clean(text: &str) -> String {
     text.chars()
@@ -299,6 +314,20 @@ mod tests {
         let line = r#"{"time":1,"event":"ended","disk":"d1","lost":null}"#;
         assert_eq!(event(line), "00:00:01Z d1         ended\n");
         assert_eq!(event("x\u{1b}"), "x?\n");
+    }
+
+    #[test]
+    fn json_moves_no_cursor_and_keeps_its_value() {
+        let value = json!({"name": "a\u{9b}2J\u{1b}[2J\u{7f}\n", "more": [1]});
+        let body = serde_json::to_string_pretty(&value).unwrap() + "\n";
+        assert!(body.contains('\u{9b}'), "{body:?}");
+        let text = visible(&body);
+        assert!(
+            !text.contains(|c: char| c.is_control() && c != '\n'),
+            "{text:?}"
+        );
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+        assert_eq!(visible("\u{1b}[2J"), " [2J");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 use exchange::{Answer, Exchange};
+pub(crate) use lines::visible;
 
 /// A command.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,7 +41,7 @@ pub(crate) fn run(remote: &Remote) -> Result<(), Failure> {
     if remote.ask == Ask::Events {
         return exchange.each_line(|line| {
             crate::print_more(&match remote.json {
-                true => format!("{line}\n"),
+                true => format!("{}\n", lines::visible(line)),
                 false => lines::event(line),
             })
         });
@@ -54,7 +55,7 @@ pub(crate) fn run(remote: &Remote) -> Result<(), Failure> {
     }
     let fault = fault(&remote.ask, &answer)?;
     crate::print(&match remote.json {
-        true => answer.body,
+        true => lines::visible(&answer.body),
         false => told(&remote.ask, &answer)?,
     })?;
     fault.map_or(Ok(()), Err)

@@ -21,6 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::control::report::Report;
 use crate::failure::Failure;
 use crate::process::runtime;
+use crate::remote::visible;
 use crate::signals::QuitSignals;
 use ask::Shown;
 pub(crate) use ask::encoded;
@@ -52,7 +53,7 @@ type Heard = Result<Vec<Shown>, String>;
 pub(crate) fn stats(stats: &Stats) -> Result<(), Failure> {
     let (disks, missing) = runtime()?.block_on(gather(stats));
     let text = match stats.json {
-        true => serde_json::to_string_pretty(&disks).map_err(Failure::run)? + "\n",
+        true => visible(&serde_json::to_string_pretty(&disks).map_err(Failure::run)?) + "\n",
         false => disks.iter().map(page).collect(),
     };
     crate::print(&text)?;
