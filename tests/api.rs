@@ -2,11 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use cleave_tests::http::{Response, converse};
+use cleave_tests::http::{Response, converse, events};
 use cleave_tests::{Node, TIMEOUT, schema, small, wait_until};
 use serde_json::{Value, json};
 
@@ -261,21 +259,9 @@ fn what_the_document_does_not_have_is_refused() {
     api.node.daemon.finish();
 }
 
-/// The events of a node from now on, a line each.
+/// The events of a node from now on.
 fn listen(node: &Node) -> impl Iterator<Item = Value> + use<> {
-    let mut stream = UnixStream::connect(node.daemon.socket()).unwrap();
-    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-    stream
-        .write_all(b"GET /v1/events HTTP/1.0\r\nHost: node\r\n\r\n")
-        .unwrap();
-    let lines = BufReader::new(stream).lines();
-    let lines = lines.map(|line| line.unwrap());
-    let mut events = lines
-        .skip_while(|line| !line.is_empty())
-        .skip(1)
-        .map(|line| serde_json::from_str::<Value>(&line).unwrap());
-    assert_eq!(events.next().unwrap()["event"], "listening");
-    events
+    events(node.daemon.socket())
 }
 
 /// As an orchestrator does when its host starts.

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use cleave_blk::spec::feature;
 use cleave_client::{Error, Workload};
-use cleave_tests::http::{fetch, get};
+use cleave_tests::http::{events, fetch, get};
 use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, chunk, data_at, simple};
 use cleave_tests::{
     Daemon, Model, Requirement, Scratch, assert_serves, pattern, run, run_cases, run_to_exit,
@@ -431,6 +431,7 @@ fn a_killed_server_of_a_qcow2_image_loses_nothing_that_it_answered() {
     let at = At::Unix(scratch.join("nbd"));
     let mut server = qemu_nbd(&image, "qcow2", &at, &["--shared", "8"]);
     let (daemon, control) = serve(&at.uri("", ""), &[]);
+    let mut events = events(&control);
     let mut client = daemon.open(&small(1));
     for number in 0..8_u8 {
         let offset = u64::from(number) << 20;
@@ -455,6 +456,14 @@ fn a_killed_server_of_a_qcow2_image_loses_nothing_that_it_answered() {
     );
     assert_eq!(connections["unflushed_bytes"], json!(0), "{connections}");
     assert!(daemon.log_has("were sent again"));
+    let lost = events.find(|event| event["event"] == "server_lost");
+    let unflushed = lost.unwrap()["unflushed_bytes"].as_u64();
+    assert!(unflushed >= Some(8 * 4096), "{unflushed:?}");
+    let resent = events.next().unwrap();
+    assert_eq!(
+        [&resent["event"], &resent["bytes"], &resent["data_lost"]],
+        [&json!("resent"), &json!(8 * 4096), &json!(false)]
+    );
     drop(client);
     daemon.finish();
 }

@@ -1,6 +1,6 @@
 //! Just enough HTTP to query a control socket: one request for each connection, the response read to its end.
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -42,6 +42,23 @@ impl Response {
             .unwrap_or_default()
             .to_owned()
     }
+}
+
+/// The events of a control socket from now on, as they come.
+pub fn events(socket: &Path) -> impl Iterator<Item = Value> + use<> {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(crate::TIMEOUT)).unwrap();
+    stream
+        .write_all(b"GET /v1/events HTTP/1.0\r\nHost: cleave\r\n\r\n")
+        .unwrap();
+    let lines = BufReader::new(stream).lines();
+    let mut events = lines
+        .map(|line| line.unwrap())
+        .skip_while(|line| !line.is_empty())
+        .skip(1)
+        .map(|line| serde_json::from_str::<Value>(&line).unwrap());
+    assert_eq!(events.next().unwrap()["event"], "listening");
+    events
 }
 
 /// Sends bytes and reads until the peer closes the connection or the time limit passes.

@@ -1,6 +1,7 @@
 //! The server of one disk: opens it, accepts frontends, gives one of them at a time to a session on a thread of its own,
 //! and ends in order. `cleave serve` has one, `cleave node` has many on one runtime.
 
+mod server;
 mod size;
 
 use std::io;
@@ -28,6 +29,7 @@ use crate::resize::Watch;
 use crate::service::Service;
 use crate::socket::{Door, PathLock};
 use crate::split::split_for;
+use server::ServerLosses;
 pub(crate) use size::SizeAsker;
 use size::SizeChecks;
 
@@ -100,6 +102,7 @@ pub(crate) struct DiskServer {
     /// The watch ignores writes until then.
     rearm_at: Option<Instant>,
     size: SizeChecks,
+    losses: ServerLosses,
     listener: Option<UnixListener>,
     /// Accepting failed: not before this.
     accept_after: Option<Instant>,
@@ -197,6 +200,7 @@ impl DiskServer {
             watch,
             rearm_at: None,
             size: SizeChecks::default(),
+            losses: ServerLosses::default(),
             disk,
             device,
             service,
@@ -364,6 +368,7 @@ impl DiskServer {
                 Event::AcceptAgain => self.pause_while_full(),
                 Event::Ready(stream) => self.begin(stream),
                 Event::Changed => {
+                    self.tell_losses();
                     if self.rearm_at.is_none() {
                         self.rearm_at = self
                             .watch

@@ -213,6 +213,10 @@ impl Port {
             if is_new {
                 let _ = self.orders.send(Order::Look);
             }
+            if is_new && self.has_unflushed() {
+                self.shared.lossy.fetch_add(1, Ordering::Relaxed);
+                ring(&self.shared.changed);
+            }
         }
     }
 

@@ -99,6 +99,8 @@ pub struct NbdState {
     pub unflushed_bytes: u64,
     /// Bytes of such changes that were sent again to a server that may have lost them.
     pub replayed_bytes: u64,
+    /// Times that the server was lost while it may have lost such changes.
+    pub lossy: u64,
 }
 
 /// What the ports, the dialler and the disk share.
@@ -116,7 +118,7 @@ pub(super) struct Shared {
     /// No store gets a connection any more.
     is_abandoned: AtomicBool,
     pub(super) size_bytes: AtomicU64,
-    /// Written when the size has changed.
+    /// Written when the size has changed, and when the server may have lost changes or was sent them again.
     pub(super) changed: OwnedFd,
     /// Connections that were made when the disk was opened, for its first stores.
     pub(super) spares: Mutex<Vec<Link>>,
@@ -128,6 +130,7 @@ pub(super) struct Shared {
     pub(super) fenced_until: Mutex<Option<Instant>>,
     pub(super) unflushed: Mutex<Unflushed>,
     pub(super) replayed_bytes: AtomicU64,
+    pub(super) lossy: AtomicU64,
     /// The server refused to do again what it had done.
     has_lost_data: AtomicBool,
     /// Eventfds of ports that are gone, for those to come: a thread that serves a guest can make none.
@@ -211,6 +214,9 @@ impl Shared {
                 done.refused_bytes
             );
         }
+        if done.bytes + done.refused_bytes > 0 {
+            ring(&self.changed);
+        }
         Ok(())
     }
 }
@@ -275,6 +281,7 @@ impl Nbd {
             fenced_until: Mutex::new(None),
             unflushed: Mutex::default(),
             replayed_bytes: AtomicU64::new(0),
+            lossy: AtomicU64::new(0),
             has_lost_data: AtomicBool::new(false),
             bells: Mutex::new(bells),
             traffic: Mutex::default(),
@@ -305,7 +312,7 @@ impl Nbd {
         !self.shared.is_unix()
     }
 
-    /// An eventfd that is written when the size has changed.
+    /// An eventfd that is written when the size has changed, and when the server may have lost changes or was sent them again.
     pub fn size_changed(&self) -> BorrowedFd<'_> {
         self.shared.changed.as_fd()
     }
@@ -343,6 +350,7 @@ impl Nbd {
             received_bytes,
             unflushed_bytes: lock(&self.shared.unflushed).bytes(),
             replayed_bytes: read(&self.shared.replayed_bytes),
+            lossy: read(&self.shared.lossy),
         }
     }
 
@@ -390,7 +398,7 @@ impl Nbd {
     }
 
     /// Returns true if the server did not do again what it had answered and not flushed.
-    pub(crate) fn has_lost_data(&self) -> bool {
+    pub fn has_lost_data(&self) -> bool {
         self.shared.has_lost_data.load(Ordering::SeqCst)
     }
 

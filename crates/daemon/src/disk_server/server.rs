@@ -1,0 +1,39 @@
+//! Tells of changes that the server of a disk may have lost.
+
+use cleave_disk::Backing;
+use serde_json::json;
+
+use super::DiskServer;
+
+/// The counters of the server when they were last looked at.
+#[derive(Debug, Default)]
+pub(super) struct ServerLosses {
+    lossy: u64,
+    replayed_bytes: u64,
+    has_lost_data: bool,
+}
+
+impl DiskServer {
+    /// Tells of what has happened since the last call.
+    pub(super) fn tell_losses(&mut self) {
+        let Backing::Nbd(nbd) = self.disk.backing() else {
+            return;
+        };
+        let state = nbd.state();
+        let now = ServerLosses {
+            lossy: state.lossy,
+            replayed_bytes: state.replayed_bytes,
+            has_lost_data: nbd.has_lost_data(),
+        };
+        let was = std::mem::replace(&mut self.losses, now);
+        if state.lossy > was.lossy {
+            let more = json!({"unflushed_bytes": state.unflushed_bytes});
+            self.status.tell("server_lost", more);
+        }
+        let bytes = state.replayed_bytes.saturating_sub(was.replayed_bytes);
+        if bytes > 0 || self.losses.has_lost_data != was.has_lost_data {
+            let more = json!({"bytes": bytes, "data_lost": self.losses.has_lost_data});
+            self.status.tell("resent", more);
+        }
+    }
+}
