@@ -172,6 +172,27 @@ fn a_disk_grows_is_flushed_and_quiesced() {
 }
 
 #[test]
+fn an_image_of_another_disk_of_the_node_names_that_disk() {
+    let node = Node::start();
+    let scratch = Scratch::new();
+    let (image, link) = (scratch.image("disk", 1 << 20), scratch.join("link"));
+    std::os::unix::fs::symlink(&image, &link).unwrap();
+    let [image, link] = [&image, &link].map(|path| path.display().to_string());
+    done(&node, &format!("add d1 --disk {image}"));
+    for line in [
+        format!("add d2 --disk {link}"),
+        format!("add d2 --disk {image} --read-only"),
+    ] {
+        let why = refused(&node, &line, 1);
+        assert!(why.contains("is in use by disk d1 of this node"), "{why}");
+    }
+    done(&node, "remove d1");
+    done(&node, &format!("add d2 --disk {image} --read-only"));
+    done(&node, &format!("add d3 --disk {link} --read-only"));
+    node.daemon.finish();
+}
+
+#[test]
 fn what_cannot_be_is_refused_in_a_line() {
     let node = Node::start();
     for (line, code, named) in [

@@ -223,6 +223,11 @@ impl Kept {
         }
     }
 
+    /// Returns true while it is served.
+    pub(super) fn is_serving(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Serving(_))
+    }
+
     /// Whether it has been told to end.
     pub(super) fn is_leaving(&self) -> bool {
         matches!(&*self.state.borrow(), State::Ending | State::Ended(_))
@@ -348,12 +353,17 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
     let runtime = Handle::current();
     let held = opener.0.clone();
     let slow = service.disk.slow();
-    let node = node.clone();
+    let (node, id) = (node.clone(), kept.id.clone());
     let spawned = thread.spawn(move || {
         let _opener = held;
         let _inside = runtime.enter();
         if let Some(path) = node.out_of_reach(&service) {
             let _ = reply.send(Err(out_of_reach(&path)));
+            return;
+        }
+        // Waiting for the lock would not help.
+        if let Some((path, user)) = node.in_use(&id, &service) {
+            let _ = reply.send(Err(in_use(&path, &user)));
             return;
         }
         let opened = open_here(folder, service, &file, &node.watches, &|| {
@@ -394,6 +404,13 @@ impl Drop for Opener {
 fn out_of_reach(path: &Path) -> Failure {
     Failure::input(format!(
         "{} is in no folder of --images, so this node cannot open it: move it, or start the node with its folder",
+        path.display()
+    ))
+}
+
+fn in_use(path: &Path, user: &str) -> Failure {
+    Failure::input(format!(
+        "disk {} is in use by disk {user} of this node; remove that one, or serve both read-only",
         path.display()
     ))
 }
