@@ -1,6 +1,5 @@
 //! The null disk: reads return zeroes, everything else succeeds. It is the smallest complete store.
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use cleave_disk::Disk;
 use cleave_guest::{Epoch, Memory};
 
 use crate::memory::{check, fill_with_zeroes, walk};
-use crate::parts::Parts;
+use crate::parts::Ops;
 use crate::{Done, LAP_BYTES_MAX, Reactor, Store, Wait};
 
 /// Ops on a null disk.
@@ -19,13 +18,7 @@ pub struct Null {
     disk: Arc<Disk>,
     /// Whether reads store zeroes. Otherwise they leave their memory unchanged; it must be mapped all the same.
     zeroes: bool,
-    /// Most ops in flight, without those in `parts`.
-    ops: usize,
-    parts: Parts,
-    /// Bytes of guest memory filled in this lap.
-    lap_bytes: u64,
-    /// Ops completed and not yet reported.
-    ended: VecDeque<Done>,
+    ops: Ops,
 }
 
 impl Null {
@@ -34,10 +27,7 @@ impl Null {
         Ok(Null {
             disk,
             zeroes,
-            ops: usize::from(ops),
-            parts: Parts::new(ops)?,
-            lap_bytes: 0,
-            ended: VecDeque::with_capacity(usize::from(ops)),
+            ops: Ops::new(ops)?,
         })
     }
 
@@ -45,33 +35,7 @@ impl Null {
     #[cold]
     fn push_long(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<(), i32> {
         check(&self.disk, op)?;
-        self.parts.push(epoch, op, token)?;
-        self.ops -= 1;
-        self.lap_bytes = LAP_BYTES_MAX;
-        Ok(())
-    }
-
-    /// Runs a part of a long op, if there is one.
-    #[cold]
-    fn run_part(&mut self) -> Option<Duration> {
-        if self.parts.is_empty() {
-            self.lap_bytes = 0;
-            return None;
-        }
-        let zeroes = self.zeroes;
-        let done = self.parts.run(|kind, _, start, len| {
-            if zeroes && kind == OpKind::Read {
-                fill_with_zeroes(start, len);
-            }
-        });
-        self.ops += usize::from(done.is_some());
-        self.ended.extend(done);
-        self.lap_bytes = if self.parts.is_empty() {
-            0
-        } else {
-            LAP_BYTES_MAX
-        };
-        Some(Duration::ZERO)
+        self.ops.start(epoch, op, token)
     }
 
     #[inline]
@@ -79,7 +43,7 @@ impl Null {
         check(&self.disk, op)?;
         match op.kind {
             OpKind::Read if self.zeroes => {
-                self.lap_bytes += op.len_bytes;
+                self.ops.moves(op.len_bytes);
                 walk(memory, op, fill_with_zeroes)
             }
             OpKind::Read => walk(memory, op, |_, _| ()),
@@ -91,12 +55,12 @@ impl Null {
 impl Store for Null {
     #[inline]
     fn room(&self) -> usize {
-        self.ops.saturating_sub(self.ended.len())
+        self.ops.room()
     }
 
     #[inline]
     fn in_flight(&self) -> usize {
-        self.ended.len() + self.parts.len()
+        self.ops.in_flight()
     }
 
     #[inline]
@@ -108,7 +72,7 @@ impl Store for Null {
                 failed => failed,
             },
         };
-        self.ended.push_back(Done { token, result });
+        self.ops.end(Done { token, result });
     }
 
     /// An op that fails here is pushed and fails again there; repeating it does no harm.
@@ -119,25 +83,26 @@ impl Store for Null {
 
     #[inline]
     fn reap(&mut self) -> Option<Done> {
-        self.ended.pop_front()
+        self.ops.reap()
     }
 
     #[inline]
     fn is_ready(&self) -> bool {
-        !self.ended.is_empty()
+        self.ops.is_ready()
     }
 
     #[inline]
     fn before_enter(&mut self, _reactor: &mut Reactor, _wait: Wait) -> Option<Duration> {
-        if self.lap_bytes >= LAP_BYTES_MAX {
-            return self.run_part();
-        }
-        self.lap_bytes = 0;
-        None
+        let zeroes = self.zeroes;
+        self.ops.begin_lap(|kind, _, start, len| {
+            if zeroes && kind == OpKind::Read {
+                fill_with_zeroes(start, len);
+            }
+        })
     }
 
     #[inline]
     fn is_sated(&self) -> bool {
-        self.lap_bytes >= LAP_BYTES_MAX
+        self.ops.is_sated()
     }
 }

@@ -5,7 +5,6 @@
 //! may change either at the same time. Every byte then has one of the values written, as on a real disk, and
 //! nothing here depends on the copied data.
 
-use std::collections::VecDeque;
 use std::io;
 use std::ptr;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use rustix::mm::Advice;
 use vm_memory::MmapRegion;
 
 use crate::memory::{check, walk};
-use crate::parts::Parts;
+use crate::parts::Ops;
 use crate::progress::Direction;
 use crate::{Done, LAP_BYTES_MAX, Reactor, Store, Wait};
 
@@ -27,13 +26,7 @@ use crate::{Done, LAP_BYTES_MAX, Reactor, Store, Wait};
 pub struct Ram {
     disk: Arc<Disk>,
     bytes: Bytes,
-    /// Most ops in flight, without those in `parts`.
-    ops: usize,
-    parts: Parts,
-    /// Bytes copied in this lap.
-    lap_bytes: u64,
-    /// Ops completed and not yet reported.
-    ended: VecDeque<Done>,
+    ops: Ops,
 }
 
 impl Ram {
@@ -53,10 +46,7 @@ impl Ram {
         Ok(Ram {
             disk,
             bytes,
-            ops: usize::from(ops),
-            parts: Parts::new(ops)?,
-            lap_bytes: 0,
-            ended: VecDeque::with_capacity(usize::from(ops)),
+            ops: Ops::new(ops)?,
         })
     }
 
@@ -66,21 +56,60 @@ impl Ram {
         if check(&self.disk, op)? > self.bytes.len {
             return Err(libc::EIO);
         }
-        self.parts.push(epoch, op, token)?;
-        self.ops -= 1;
-        self.lap_bytes = LAP_BYTES_MAX;
-        Ok(())
+        self.ops.start(epoch, op, token)
+    }
+}
+
+impl Store for Ram {
+    #[inline]
+    fn room(&self) -> usize {
+        self.ops.room()
     }
 
-    /// Runs a part of a long op, if there is one.
-    #[cold]
-    fn run_part(&mut self) -> Option<Duration> {
-        if self.parts.is_empty() {
-            self.lap_bytes = 0;
-            return None;
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.ops.in_flight()
+    }
+
+    #[inline]
+    fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
+        let result = match op.len_bytes > LAP_BYTES_MAX {
+            false => {
+                self.ops.moves(op.len_bytes);
+                run(self.bytes, &self.disk, epoch, &op)
+            }
+            true => match self.push_long(epoch, &op, token) {
+                Ok(()) => return,
+                failed => failed,
+            },
+        };
+        self.ops.end(Done { token, result });
+    }
+
+    /// An op that fails here is pushed and fails again there; repeating it does no harm.
+    #[inline]
+    fn at_once(&mut self, memory: &Memory, op: &Op<'_>) -> bool {
+        if op.len_bytes > LAP_BYTES_MAX {
+            return false;
         }
+        self.ops.moves(op.len_bytes);
+        run(self.bytes, &self.disk, memory, op).is_ok()
+    }
+
+    #[inline]
+    fn reap(&mut self) -> Option<Done> {
+        self.ops.reap()
+    }
+
+    #[inline]
+    fn is_ready(&self) -> bool {
+        self.ops.is_ready()
+    }
+
+    #[inline]
+    fn before_enter(&mut self, _reactor: &mut Reactor, _wait: Wait) -> Option<Duration> {
         let bytes = self.bytes;
-        let done = self.parts.run(|kind, offset, start, len| {
+        self.ops.begin_lap(|kind, offset, start, len| {
             // SAFETY: `push_long` checked that the op's range is in the mapping. `start` .. `start` + `len` is guest memory that
             // the op's epoch keeps mapped; the two mappings are distinct.
             unsafe {
@@ -92,76 +121,12 @@ impl Ram {
                     OpKind::Sync => {}
                 }
             }
-        });
-        self.ops += usize::from(done.is_some());
-        self.ended.extend(done);
-        self.lap_bytes = if self.parts.is_empty() {
-            0
-        } else {
-            LAP_BYTES_MAX
-        };
-        Some(Duration::ZERO)
-    }
-}
-
-impl Store for Ram {
-    #[inline]
-    fn room(&self) -> usize {
-        self.ops.saturating_sub(self.ended.len())
-    }
-
-    #[inline]
-    fn in_flight(&self) -> usize {
-        self.ended.len() + self.parts.len()
-    }
-
-    #[inline]
-    fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
-        let result = match op.len_bytes > LAP_BYTES_MAX {
-            false => {
-                self.lap_bytes += op.len_bytes;
-                run(self.bytes, &self.disk, epoch, &op)
-            }
-            true => match self.push_long(epoch, &op, token) {
-                Ok(()) => return,
-                failed => failed,
-            },
-        };
-        self.ended.push_back(Done { token, result });
-    }
-
-    /// An op that fails here is pushed and fails again there; repeating it does no harm.
-    #[inline]
-    fn at_once(&mut self, memory: &Memory, op: &Op<'_>) -> bool {
-        if op.len_bytes > LAP_BYTES_MAX {
-            return false;
-        }
-        self.lap_bytes += op.len_bytes;
-        run(self.bytes, &self.disk, memory, op).is_ok()
-    }
-
-    #[inline]
-    fn reap(&mut self) -> Option<Done> {
-        self.ended.pop_front()
-    }
-
-    #[inline]
-    fn is_ready(&self) -> bool {
-        !self.ended.is_empty()
-    }
-
-    #[inline]
-    fn before_enter(&mut self, _reactor: &mut Reactor, _wait: Wait) -> Option<Duration> {
-        if self.lap_bytes >= LAP_BYTES_MAX {
-            return self.run_part();
-        }
-        self.lap_bytes = 0;
-        None
+        })
     }
 
     #[inline]
     fn is_sated(&self) -> bool {
-        self.lap_bytes >= LAP_BYTES_MAX
+        self.ops.is_sated()
     }
 }
 
