@@ -98,7 +98,7 @@ pub(crate) fn a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_
     let scratch = Scratch::in_memory();
     let server = slow_server(&scratch);
     let uri = server.uri("&connections=4");
-    let probed = run_to_exit(&["probe", &uri, "--seconds", "10", "--json", "-"]);
+    let probed = run_to_exit(&["probe", &uri, "--seconds", "5", "--json", "-"]);
     assert_eq!(probed.code, Some(0), "{}", probed.stderr);
     let found: Value = serde_json::from_str(&probed.stdout).unwrap();
     let judgement = &found["sides"][0]["judgement"];
@@ -116,7 +116,7 @@ pub(crate) fn a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_
             &["--workers", "1", "--split", split],
             1 << 20,
             1,
-            4 * TIME,
+            2 * TIME,
         )
     });
     println!("1 MiB at depth 1: {off:.0} whole, {auto:.0} with --split auto");
