@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::disk::{DISK_BYTES, Disk};
 use crate::guest::Guest;
-use crate::{At, qemu_nbd};
+use crate::{At, qemu_nbd, report};
 
 /// Disks of the node.
 const DISKS: usize = 4;
@@ -206,4 +206,48 @@ pub(crate) fn the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_res
     assert!(!lock.exists());
     let _daemon = start(600);
     write();
+}
+
+/// The copies of what the server answered end with the daemon. The server may have lost it and know nothing of that.
+pub(crate) fn a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(DISK_BYTES));
+    let uri = server.uri("&fence=1");
+    let [socket, control] = ["socket", "control"].map(|name| scratch.join(name));
+    let words = ["serve", "--serial", "disk", "--disk", &uri].map(str::as_ref);
+    let paths = [
+        "--socket-path".as_ref(),
+        socket.as_os_str(),
+        "--control".as_ref(),
+        control.as_ref(),
+    ];
+    let start = || start(&[&words[..], &paths].concat());
+    let open = || connect(|| Client::open(&socket, &small(1)));
+    let lose = || {
+        server.accept(false);
+        server.hang_up();
+        let waits = || report(&control)["store"]["connections"]["waiting"] != json!(0);
+        assert!(wait_until(waits));
+    };
+    let daemon = start();
+    let mut client = open();
+    client.queue(0).write(0, &[1; 512]).unwrap();
+    lose();
+    end(daemon);
+    server.accept(true);
+    let daemon = start();
+    let failed = open().queue(0).flush();
+    let is_failed = matches!(failed, Err(Error::Status { status: 1, .. }));
+    assert!(is_failed, "{failed:?}");
+    end(daemon);
+    // It was told, and nothing more was lost: what the guest had flushed is no cause.
+    let daemon = start();
+    let mut client = open();
+    client.queue(0).write(0, &[1; 512]).unwrap();
+    client.queue(0).flush().unwrap();
+    lose();
+    end(daemon);
+    server.accept(true);
+    let _daemon = start();
+    open().queue(0).flush().unwrap();
 }

@@ -35,6 +35,7 @@ use held::{
     an_error_of_the_disk_is_held_when_its_server_is_back,
 };
 use kill::{
+    a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away,
     a_killed_daemon_loses_nothing, a_killed_node_loses_nothing,
     the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart,
     the_next_daemon_waits_for_the_fence,
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         a_killed_node_loses_nothing: QEMU,
         the_next_daemon_waits_for_the_fence,
         the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart,
+        a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away,
         a_confined_node_connects_again_over_tcp_and_unix_sockets: QEMU,
         a_disk_that_is_removed_writes_nothing_when_its_server_is_back,
         a_disk_that_is_removed_and_added_again_does_what_was_left,

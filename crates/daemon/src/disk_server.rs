@@ -64,6 +64,9 @@ pub(crate) fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc
         if lock.left_a_server() {
             disk.mark_predecessor_died();
         }
+        if lock.left_lost_changes() {
+            disk.mark_changes_lost();
+        }
     }
     if service.iopoll {
         disk = disk.with_iopoll().map_err(Failure::input)?;

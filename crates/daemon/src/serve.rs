@@ -18,7 +18,7 @@ use crate::process;
 use crate::resize::{Watch, Watches};
 use crate::service::{Endpoint, Service};
 use crate::signals::{SignalRequest, Signals};
-use crate::socket::{self, Door, PathLock};
+use crate::socket::{self, Door, Left, PathLock};
 use crate::systemd::Manager;
 
 /// Orders that may wait: signals that came at once.
@@ -63,10 +63,12 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
         manager,
         log: &log,
     };
-    let settled_at = disk.settled_at();
-    let served = process::runtime()?.block_on(control(service, disk, is_locked, outside));
+    let runtime = process::runtime()?;
+    let served = runtime.block_on(control(service, disk.clone(), is_locked, outside));
+    let left = Left::of(&disk, lock.as_ref());
+    drop(disk);
     match (&served, lock) {
-        (Ok(()), Some(lock)) => lock.remove_if_settled(settled_at),
+        (Ok(()), Some(lock)) => lock.end(left),
         (Err(failure), Some(lock)) if failure.is_of_the_run() => lock.leave(),
         _ => {}
     }

@@ -1,16 +1,16 @@
 //! The socket that frontends come through: made at a path, or inherited.
 
 use std::fs;
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cleave_disk::DiskSpec;
+use cleave_disk::{Disk, DiskSpec};
 use cleave_session::Offload;
 use rustix::fs::{
     AtFlags, FlockOperation, Gid, Mode, OFlags, chmod, chownat, fchmod, flock, fstat, open,
@@ -39,6 +39,8 @@ const LOCK_TRIES_QUIET: u32 = 200;
 
 /// Begins the line of a lock file, and the most that is read of one.
 const SERVED: &str = "served ";
+/// The next line of a lock file, if the server of that disk may have lost changes.
+const LOST: &str = "changes are lost\n";
 const LOCK_BYTES_MAX: u64 = 1 << 20;
 
 /// The socket on which frontends connect.
@@ -345,12 +347,33 @@ pub(crate) struct PathLock {
     predecessor: Predecessor,
 }
 
+/// What a daemon that ends leaves of its disk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Left {
+    owes_changes: bool,
+    is_settled: bool,
+}
+
+impl Left {
+    /// Looks at a disk that no session uses any more. What it owes is recorded, however the daemon ends.
+    pub(crate) fn of(disk: &Disk, lock: Option<&PathLock>) -> Left {
+        let owes_changes = disk.owes_changes();
+        if let Some(mut file) = lock.filter(|_| owes_changes).map(|lock| &lock.file) {
+            let _ = file.write_all(LOST.as_bytes());
+        }
+        Left {
+            owes_changes,
+            is_settled: disk.settled_at().is_none_or(|at| Instant::now() >= at),
+        }
+    }
+}
+
 /// How the last daemon at a socket ended, according to the lock file.
 #[derive(Debug, PartialEq, Eq)]
 enum Predecessor {
     /// There was none, or it ended in order.
     None,
-    /// It died, or ended with requests in flight. Holds the line that it recorded.
+    /// It died, or left something that its successor has to know. Holds the lines that it recorded.
     Died(String),
     /// The file was not made for this; it stays as it is.
     Foreign,
@@ -418,20 +441,25 @@ impl PathLock {
 
     /// Returns true if a daemon died here that was serving this disk.
     pub(crate) fn was_serving(&self, disk: &Source) -> bool {
-        matches!(&self.predecessor, Predecessor::Died(line) if *line == served(disk))
+        matches!(&self.predecessor, Predecessor::Died(text) if text.starts_with(&served(disk)))
     }
 
     /// Returns true if a daemon died here that was serving the export of an NBD server. The lock says nothing of what that server
     /// still does.
     pub(crate) fn left_a_server(&self) -> bool {
-        let Predecessor::Died(line) = &self.predecessor else {
+        let Predecessor::Died(text) = &self.predecessor else {
             return false;
         };
-        let disk = line
+        let disk = text
             .lines()
             .next()
             .and_then(|line| line.strip_prefix(SERVED));
         matches!(disk.map(str::parse), Some(Ok(DiskSpec::Nbd(_))))
+    }
+
+    /// Returns true if the server of its disk may have lost what the daemon that ended here could not send again.
+    pub(crate) fn left_lost_changes(&self) -> bool {
+        matches!(&self.predecessor, Predecessor::Died(text) if text.ends_with(&format!("\n{LOST}")))
     }
 
     /// Records that this disk is open, for a successor. A failure, as on a full file system, leaves the successor without
@@ -439,8 +467,10 @@ impl PathLock {
     pub(crate) fn record(&self, disk: &Source) {
         if self.predecessor != Predecessor::Foreign {
             let line = served(disk);
-            let _ = self.file.write_all_at(line.as_bytes(), 0);
-            let _ = self.file.set_len(line.len() as u64);
+            // What the daemon leaves is added where this ends.
+            let mut file = &self.file;
+            let _ = file.rewind().and_then(|()| file.write_all(line.as_bytes()));
+            let _ = file.set_len(line.len() as u64);
         }
     }
 
@@ -451,11 +481,12 @@ impl PathLock {
         }
     }
 
-    /// Removes the file, because the daemon ends in order, unless the disk is not settled yet. Then the successor has to wait as well.
-    pub(crate) fn remove_if_settled(self, settled_at: Option<Instant>) {
-        let is_settled = settled_at.is_none_or(|at| Instant::now() >= at);
-        if is_settled || !self.left_a_server() {
-            self.remove();
+    /// Removes the file, because the daemon ends in order, unless it tells the successor of something.
+    pub(crate) fn end(self, left: Left) {
+        let tells = left.owes_changes || !left.is_settled && self.left_a_server();
+        match tells {
+            true => self.leave_to_rings(),
+            false => self.remove(),
         }
     }
 
@@ -528,7 +559,7 @@ pub(crate) fn recorded(socket: &Path) -> Option<Recorded> {
         true => fs::read_to_string(path).ok()?,
         false => return None,
     };
-    let disk = text.strip_prefix(SERVED)?.trim_end().to_owned();
+    let disk = text.lines().next()?.strip_prefix(SERVED)?.to_owned();
     Some(Recorded { lock, disk })
 }
 

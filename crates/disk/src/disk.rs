@@ -389,6 +389,24 @@ impl Disk {
         matches!(self.backing(), Backing::Nbd(_))
     }
 
+    /// Returns true if an NBD server may have lost what it answered, and was not sent it again.
+    pub fn owes_changes(&self) -> bool {
+        matches!(self.backing(), Backing::Nbd(nbd) if nbd.owes_changes())
+    }
+
+    /// Records that the daemon which served this disk before owed changes when it ended ([`Disk::owes_changes`]). They are gone, so
+    /// every flush fails.
+    pub fn mark_changes_lost(&self) {
+        if let Backing::Nbd(nbd) = self.backing() {
+            tracing::error!(
+                "{}: the daemon before this one ended while its NBD server was away, and what the server had answered and not \
+                 flushed may be lost; every flush fails until the disk is reopened",
+                self.name()
+            );
+            nbd.mark_changes_lost();
+        }
+    }
+
     /// Gives up what is in flight: no request is sent to an NBD server any more, and those that wait for it fail. Nobody waits for
     /// them, and the guest may be served elsewhere.
     pub fn abandon(&self) {

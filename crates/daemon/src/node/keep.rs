@@ -22,7 +22,7 @@ use crate::disk_server::{self, DiskServer, Naming, Order};
 use crate::failure::Failure;
 use crate::resize::{Watch, Watches};
 use crate::service::Service;
-use crate::socket::{self, Door, PathLock};
+use crate::socket::{self, Door, Left, PathLock};
 
 /// Pauses between two attempts to open a disk: the first, and the longest.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -504,12 +504,12 @@ async fn serve(
     // The timer of a quiet would keep the image open until its time is over.
     server.status().forget_quiet();
     drop(server);
-    let settled_at = disk.settled_at();
+    let left = Left::of(&disk, lock.as_ref());
     close(node, disk).await;
     let lost = ended.err().map(|failure| failure.to_string());
     match (lock, &lost) {
         (Some(lock), Some(_)) => lock.leave_to_rings(),
-        (Some(lock), None) => lock.remove_if_settled(settled_at),
+        (Some(lock), None) => lock.end(left),
         (None, _) => {}
     }
     lost

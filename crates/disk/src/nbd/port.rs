@@ -33,6 +33,11 @@ impl Attached {
         self.is_lossy && self.count > 0
     }
 
+    /// Returns true if a connection was lost, and none was made since.
+    pub(super) fn is_lossy(&self) -> bool {
+        self.is_lossy
+    }
+
     /// Ends every connection, as if the server had closed it, if one was lost. Returns true if so.
     pub(super) fn cut(&self) -> bool {
         let live = self.sockets.iter().filter(|_| self.is_lossy);

@@ -402,6 +402,16 @@ impl Nbd {
         self.shared.has_lost_data.load(Ordering::SeqCst)
     }
 
+    /// Returns true if a connection was lost, and changes that the server had answered and not flushed were not written again.
+    pub(crate) fn owes_changes(&self) -> bool {
+        lock(&self.shared.attached).is_lossy() && lock(&self.shared.unflushed).bytes() > 0
+    }
+
+    /// Has every flush fail: nobody has the changes any more that the server may have lost.
+    pub(crate) fn mark_changes_lost(&self) {
+        self.shared.has_lost_data.store(true, Ordering::SeqCst);
+    }
+
     /// When the server has applied what a daemon sent that was killed before this disk was opened. Nothing tells when the server
     /// ended that daemon's connections, so it is the time of the fence.
     pub(crate) fn settled_at(&self) -> Option<Instant> {
