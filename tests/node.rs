@@ -979,6 +979,22 @@ fn disks_whose_server_is_silent_keep_no_other_disk_away() {
     node.daemon.finish();
 }
 
+#[test]
+fn a_disk_whose_server_has_become_silent_keeps_no_other_disk_away() {
+    let Some((mount, silent)) = mounted() else {
+        return;
+    };
+    let node = Node::start();
+    node.add("silent", &json!({"disk": [silent.file()]}));
+    silent.stop_answering();
+    node.add("memory", &ram());
+    node.add("image", &json!({"disk": [mount.image("a.img", 1 << 20)]}));
+    let log = node.daemon.log();
+    assert!(!log.contains("still waiting for"), "{log}");
+    drop(silent);
+    node.daemon.finish();
+}
+
 /// Guests that are served now count for more than those that may need many files.
 #[test]
 fn a_node_whose_disks_may_come_to_need_too_many_files_serves_them_and_says_so() {

@@ -6,6 +6,7 @@ mod files;
 mod folder;
 mod groups;
 mod keep;
+mod open_files;
 mod pools;
 mod routes;
 mod snapshot;
@@ -13,7 +14,6 @@ pub(crate) mod spec;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -40,6 +40,7 @@ pub(crate) use api::document;
 use files::Files;
 use groups::Groups;
 use keep::{Kept, State};
+use open_files::OpenFiles;
 pub(crate) use pools::PoolSpec;
 use pools::{Pools, taken_cpus};
 use spec::DiskFile;
@@ -408,39 +409,21 @@ impl Node {
         files.find(is_outside).map(Path::to_owned)
     }
 
-    /// Finds another disk of this node that has a file of this one open, and returns the file and the name of that disk. Two disks that
-    /// only read may share a file.
-    fn in_use(&self, id: &str, service: &crate::service::Service) -> Option<(PathBuf, String)> {
+    /// Finds another disk of this node that has one of these files open, and returns the file's path and the name of that disk. Two
+    /// disks that only read may share a file.
+    fn in_use(&self, id: &str, is_read_only: bool, own: &OpenFiles) -> Option<(PathBuf, String)> {
         let others = self.all().into_iter();
-        let others = others.filter(|other| other.id != id && other.is_serving());
-        let others = others.map(|other| (other.id.clone(), other.file()));
-        let mut others = others
-            .filter(|(_, file)| !service.open.read_only || file.read_only != Some(true))
-            .flat_map(|(id, file)| file.disk.into_iter().map(move |spec| (id.clone(), spec)));
-        let own = service.disk.specs().iter().filter_map(DiskSpec::path);
-        let own: Vec<_> = own
-            .filter_map(|path| Some((path, identity(path)?)))
-            .collect();
-        others.find_map(|(id, spec)| {
-            let spec: DiskSpec = spec.parse().ok()?;
-            let theirs = identity(spec.path()?)?;
-            let (path, _) = own.iter().find(|(_, own)| *own == theirs)?;
-            Some((path.to_path_buf(), id))
+        let mut others = others.filter(|other| other.id != id && other.is_serving());
+        others.find_map(|other| {
+            let is_shared = is_read_only && other.file().read_only == Some(true);
+            let path = own.shared_with(&other.files()).filter(|_| !is_shared)?;
+            Some((path.to_owned(), other.id.clone()))
         })
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Kept>>> {
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Returns what tells a file or a device from all others.
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    let found = fs::metadata(path).ok()?;
-    Some(match found.file_type().is_block_device() {
-        true => (0, found.rdev()),
-        false => (found.dev(), found.ino()),
-    })
 }
 
 /// Descriptors that the process may come to need with these disks.

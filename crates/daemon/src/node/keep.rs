@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
+use super::open_files::OpenFiles;
 use super::spec::DiskFile;
 use super::{Node, folder};
 use crate::control::DiskStatus;
@@ -43,6 +44,7 @@ pub(super) struct Kept {
     written: Mutex<Option<DiskFile>>,
     /// Why the disk has ended and is still in the list: its file could not be removed.
     leftover: Mutex<Option<String>>,
+    files: Mutex<OpenFiles>,
     /// Origin of what it holds: unknown when the disk is added, and its guest when the node brings it back.
     content: Content,
     /// Descriptors that it may come to need.
@@ -80,6 +82,7 @@ impl State {
 
 /// A disk that is open, with its socket.
 struct Opened {
+    files: OpenFiles,
     service: Service,
     disk: Arc<Disk>,
     watch: Watch,
@@ -115,6 +118,7 @@ impl Kept {
             },
             written: Mutex::new(written),
             leftover: Mutex::default(),
+            files: Mutex::default(),
             descriptors: needs.unwrap_or_default(),
             is_unread: false,
             state: watch::Sender::new(State::Opening),
@@ -140,6 +144,7 @@ impl Kept {
             file: Mutex::default(),
             written: Mutex::default(),
             leftover: Mutex::default(),
+            files: Mutex::default(),
             content: Content::Unknown,
             descriptors: 0,
             is_unread: true,
@@ -147,6 +152,17 @@ impl Kept {
             // Nobody takes them.
             orders: mpsc::channel(1).0,
         })
+    }
+
+    /// The files and devices that it had when it was opened.
+    pub(super) fn files(&self) -> OpenFiles {
+        let files = self.files.lock();
+        files.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_files(&self, opened: OpenFiles) {
+        let files = self.files.lock();
+        *files.unwrap_or_else(PoisonError::into_inner) = opened;
     }
 
     /// The file that describes it.
@@ -362,11 +378,12 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
             return;
         }
         // Waiting for the lock would not help.
-        if let Some((path, user)) = node.in_use(&id, &service) {
+        let files = OpenFiles::of(&service.disk);
+        if let Some((path, user)) = node.in_use(&id, service.open.read_only, &files) {
             let _ = reply.send(Err(in_use(&path, &user)));
             return;
         }
-        let opened = open_here(folder, service, &file, &node.watches, &|| {
+        let opened = open_here(folder, (service, files), &file, &node.watches, &|| {
             !reply.is_closed()
         });
         let _ = reply.send(opened);
@@ -417,7 +434,7 @@ fn in_use(path: &Path, user: &str) -> Failure {
 
 fn open_here(
     folder: PathBuf,
-    mut service: Service,
+    (mut service, files): (Service, OpenFiles),
     file: &DiskFile,
     watches: &Watches,
     is_wanted: &dyn Fn() -> bool,
@@ -432,6 +449,7 @@ fn open_here(
     let watch = watches.watch(&disk);
     let door = socket::listen_for_group(&path, mode, group)?;
     Ok(Opened {
+        files,
         service,
         disk,
         watch,
@@ -449,6 +467,7 @@ struct Serving {
 }
 
 fn start(node: &Node, kept: &Arc<Kept>, mut opened: Opened) -> Result<Serving, Failure> {
+    kept.set_files(std::mem::take(&mut opened.files));
     let file = kept.file();
     let group = file.limit_group();
     // Those of its group may have changed while it was opened.
