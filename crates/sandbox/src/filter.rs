@@ -1,6 +1,6 @@
 //! seccomp: the calls of [`calls`](crate::calls) as programs for the kernel.
 //!
-//! The kernel runs all programs of a thread and takes the severest answer, so each thread has four: two that kill, which
+//! The kernel runs all programs of a thread and takes the severest answer, so each thread has three: one that kills, which
 //! all share; one that makes libc start threads in a way that a filter can judge; and the lists of its role and of the
 //! threads that it descends from. A call that every program permits whatever its arguments are, such as `io_uring_enter`,
 //! costs a look into one bitmap (Linux 5.11).
@@ -43,7 +43,6 @@ impl Programs {
         if !apply_first(&self.0.deadly)? {
             return Ok(None);
         }
-        apply_filter(&x32()).map_err(|error| Error::Seccomp(error.to_string()))?;
         apply_filter(&self.0.clone3).map_err(|error| Error::Seccomp(error.to_string()))?;
         self.install(role)?;
         Ok(Some(self))
@@ -64,10 +63,7 @@ pub(crate) fn install_for_library() -> Result<(), Error> {
     let compiled = deadly().and_then(|deadly| Ok((deadly, clone3()?)));
     let (deadly, clone3) = compiled.map_err(|error| Error::Seccomp(error.to_string()))?;
     match apply_first(&deadly)? {
-        true => [x32(), clone3]
-            .iter()
-            .try_for_each(|program| apply_filter(program))
-            .map_err(|error| Error::Seccomp(error.to_string())),
+        true => apply_filter(&clone3).map_err(|error| Error::Seccomp(error.to_string())),
         false => Ok(()),
     }
 }
@@ -114,44 +110,41 @@ fn clone3() -> Result<BpfProgram, BackendError> {
     program(clone3, errno(libc::ENOSYS), SeccompAction::Allow)
 }
 
-/// Kills the process at a call by a number of x32. A kernel with that ABI makes the same calls by numbers that are in no list, so the
-/// deadly ones would pass where all others are permitted.
+/// The beginning of a program that kills the process at a call by a number of x32. A kernel with that ABI makes the same calls by numbers
+/// that are in no list, so the deadly ones would pass where all others are permitted.
 fn x32() -> BpfProgram {
     const X32: u32 = 0x4000_0000;
     // Numbers below zero, as a tracer sets them, are none of x32.
     const BEYOND: u32 = 0x8000_0000;
+    if cfg!(not(target_arch = "x86_64")) {
+        return Vec::new();
+    }
     let step = |code: u32, jt, jf, k| sock_filter {
         code: code as u16,
         jt,
         jf,
         k,
     };
-    let permit = step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW);
-    if cfg!(not(target_arch = "x86_64")) {
-        return vec![permit];
-    }
     let jump = libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
+    let end = libc::BPF_RET | libc::BPF_K;
     vec![
         // The number is the first field of what the kernel shows.
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        // The others go on behind the end.
         step(jump, 0, 2, X32),
         step(jump, 1, 0, BEYOND),
-        step(
-            libc::BPF_RET | libc::BPF_K,
-            0,
-            0,
-            libc::SECCOMP_RET_KILL_PROCESS,
-        ),
-        permit,
+        step(end, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),
     ]
 }
 
 fn deadly() -> Result<BpfProgram, BackendError> {
-    program(
+    let mut program = x32();
+    program.extend(self::program(
         rules(calls::DEADLY)?,
         SeccompAction::KillProcess,
         SeccompAction::Allow,
-    )
+    )?);
+    Ok(program)
 }
 
 fn program(
