@@ -72,6 +72,21 @@ impl Area {
         self.map_bytes = 0;
     }
 
+    /// Gives the memory of these bytes back to the kernel, but for a page at the beginning; they read as zeroes then.
+    ///
+    /// # Safety
+    /// Nobody, the kernel included, relies on what they hold.
+    pub(crate) unsafe fn give_back(&self, from: usize, to: usize) {
+        let from = from.next_multiple_of(rustix::param::page_size());
+        if from < to {
+            // SAFETY: the range is inside of the mapping, whose start is aligned to pages, and the caller gives up what it holds.
+            // It stays if the kernel refuses.
+            let _ = unsafe {
+                rustix::mm::madvise(self.at(from).cast(), to - from, Advice::LinuxDontNeed)
+            };
+        }
+    }
+
     /// The byte at `offset`, which must be below the length asked for.
     #[inline]
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {

@@ -20,6 +20,8 @@ pub(crate) const RANGES_MAX: usize = SEGMENTS_MAX + 512;
 /// Most host ranges in one system call (UIO_MAXIOV).
 pub(crate) const RANGES_AT_ONCE: usize = 1024;
 const BLOCK_BYTES: usize = RANGES_MAX * size_of::<iovec>();
+/// Blocks that keep their memory while nothing is in flight. A burst of deep queues may have touched a thousand.
+const BLOCKS_KEPT: u16 = 64;
 
 /// The step of an op that is in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,6 +149,8 @@ pub(crate) struct Table {
     entries: Box<[Entry]>,
     free: Vec<u16>,
     blocks: Area,
+    /// The blocks from here on have no memory.
+    blocks_used: u16,
 }
 
 /// Properties of an op's host ranges after all have been collected.
@@ -175,6 +179,7 @@ impl Table {
             entries,
             free: (0..ops).rev().collect(),
             blocks,
+            blocks_used: 0,
         })
     }
 
@@ -191,6 +196,23 @@ impl Table {
         self.get_mut(index).epoch = None;
         debug_assert!(self.free.len() < self.entries.len());
         self.free.push(index);
+        if self.blocks_used > BLOCKS_KEPT && self.free.len() == self.entries.len() {
+            self.give_back();
+        }
+    }
+
+    /// Gives the memory of a burst back, and begins anew with the first entries.
+    #[cold]
+    fn give_back(&mut self) {
+        let bytes = |blocks: u16| usize::from(blocks) * BLOCK_BYTES;
+        // SAFETY: no entry is in use, so nothing refers to any block.
+        unsafe {
+            self.blocks
+                .give_back(bytes(BLOCKS_KEPT), bytes(self.blocks_used))
+        };
+        self.blocks_used = BLOCKS_KEPT;
+        self.free
+            .sort_unstable_by_key(|index| std::cmp::Reverse(*index));
     }
 
     /// Keeps all memory that the kernel may still access mapped for ever.
@@ -224,6 +246,9 @@ impl Table {
     /// Finishes collecting them. `Err`: there are more than a request can have.
     #[inline]
     pub(crate) fn gathered(&mut self, index: u16, gather: Gather) -> Result<Gathered, i32> {
+        if gather.count > 1 {
+            self.blocks_used = self.blocks_used.max(index + 1);
+        }
         let (ranges, gathered) = gather.finish()?;
         self.get_mut(index).ranges = ranges;
         Ok(gathered)
@@ -417,6 +442,48 @@ impl Gather {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Bytes of the blocks that have memory.
+    fn resident_bytes(table: &Table) -> usize {
+        let len = table.entries.len() * BLOCK_BYTES;
+        let mut pages = vec![0_u8; len.div_ceil(4096)];
+        // SAFETY: the range is that of the blocks, and the list has a byte for each of its pages.
+        let told = unsafe { libc::mincore(table.blocks.at(0).cast(), len, pages.as_mut_ptr()) };
+        assert_eq!(told, 0);
+        pages.iter().filter(|page| **page & 1 != 0).count() * 4096
+    }
+
+    #[test]
+    fn the_memory_of_a_burst_is_given_back_when_it_is_over() {
+        let mut table = Table::new(1024).unwrap();
+        let burst = |table: &mut Table, ops: u16| {
+            let taken: Vec<u16> = (0..ops)
+                .map(|_| {
+                    let entry = Entry::new(0, OpKind::Read, 0, 0);
+                    let index = table.take(entry).unwrap();
+                    let mut gather = table.gather(index);
+                    // No two of them are adjacent.
+                    (1..=RANGES_MAX).for_each(|at| {
+                        gather.add(std::ptr::without_provenance_mut(at * 8192), 4096);
+                    });
+                    table.gathered(index, gather).unwrap();
+                    index
+                })
+                .collect();
+            let resident = resident_bytes(table);
+            taken.iter().for_each(|index| table.free(*index));
+            (resident, taken)
+        };
+        let kept = usize::from(BLOCKS_KEPT) * BLOCK_BYTES + 4096;
+        let (resident, _) = burst(&mut table, 1024);
+        assert!(resident > 1000 * BLOCK_BYTES, "{resident}");
+        assert!(resident_bytes(&table) <= kept);
+        // Those that have memory are used first.
+        let (_, taken) = burst(&mut table, 3);
+        assert_eq!(taken, [0, 1, 2]);
+        burst(&mut table, BLOCKS_KEPT);
+        assert!(resident_bytes(&table) > kept - 8192);
+    }
 
     fn table_with(ranges: &[(usize, usize)]) -> (Table, u16, Result<Gathered, i32>) {
         let mut table = Table::new(4).unwrap();
