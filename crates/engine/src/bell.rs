@@ -178,22 +178,29 @@ impl Bells {
     }
 
     fn flush_rung(&mut self, ring: &mut Ring) {
-        let (first, slots) = (self.first, &mut self.slots);
-        self.rung
-            .retain(|slot| match slots.get_mut(usize::from(*slot)) {
+        let mut waiting = 0;
+        for at in 0..self.rung.len() {
+            let slot = self.rung[at];
+            let sent = match self.slots.get_mut(usize::from(slot)) {
                 Some(Bell::Written { rung, queued }) => {
-                    let sent = *queued || push(ring, first + u32::from(*slot));
+                    let sent = *queued || push(ring, self.first + u32::from(slot));
                     *queued = false;
                     *rung = !sent;
-                    !sent
+                    sent
                 }
                 Some(Bell::Signalled { notify_ring, rung }) => {
                     *rung = false;
                     notify_ring.notify();
-                    false
+                    true
                 }
-                _ => false,
-            });
+                _ => true,
+            };
+            if !sent {
+                self.rung[waiting] = slot;
+                waiting += 1;
+            }
+        }
+        self.rung.truncate(waiting);
     }
 
     /// Whether a bell is still waiting for room in the queue.

@@ -614,6 +614,7 @@ impl Vring {
     }
 
     /// [`Vring::ask`] and [`Vring::has_come`], for a vring by itself.
+    #[inline]
     pub fn arm(&mut self) -> bool {
         self.ask();
         self.has_come(&Asked::all())

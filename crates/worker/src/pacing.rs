@@ -295,6 +295,9 @@ impl<S: Store> Worker<S> {
         }
         // A throttled one is looked at by the clock.
         let waits = |lane: &Lane| lane.is_running() && lane.throttled.is_none();
+        if let [Some(lane)] = &mut self.lanes[..] {
+            return waits(lane) && lane.vring.arm();
+        }
         let lanes = self.lanes.iter_mut().flatten();
         lanes
             .filter(|lane| waits(lane))

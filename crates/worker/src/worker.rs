@@ -336,6 +336,11 @@ impl<S: Store> Worker<S> {
         if self.epoch.is_lost() {
             self.lose_memory();
         }
+        // The requests that failed before the storage was back are known by now.
+        let [store] = &mut self.store;
+        if store.came_back() {
+            self.resume_unsent();
+        }
         if worked {
             self.waiting.empty_checks = 0;
         }
@@ -363,11 +368,6 @@ impl<S: Store> Worker<S> {
                 // A kick only ends the sleep: every lap checks every ring.
                 Event::Woken { slot } => self.kicked(slot),
             }
-        }
-        // The requests that failed before the storage was back are known by now.
-        let [store] = &mut self.store;
-        if store.came_back() {
-            self.resume_unsent();
         }
         ended
     }
