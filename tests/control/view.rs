@@ -54,9 +54,8 @@ fn stats_prints_once() {
     one.finish();
 }
 
-/// A disk that is not served holds nothing, and says nothing.
-#[test]
-fn held_requests_of_a_node_are_resumed_although_a_disk_of_it_has_failed() {
+/// Starts a node with the disks `a`, whose image is gone, and `b`, which is served.
+fn half_served() -> Node {
     let mut node = Node::start();
     let image = node.daemon.scratch().image("a.img", 1 << 20);
     node.add("a", &json!({"disk": [image]}));
@@ -69,6 +68,13 @@ fn held_requests_of_a_node_are_resumed_although_a_disk_of_it_has_failed() {
     assert!(wait_until(
         || [node.state("a"), node.state("b")] == ["failed", "serving"]
     ));
+    node
+}
+
+/// A disk that is not served holds nothing, and says nothing.
+#[test]
+fn held_requests_of_a_node_are_resumed_although_a_disk_of_it_has_failed() {
+    let node = half_served();
     let control = node.daemon.socket().to_str().unwrap();
     for order in ["resume", "fail"] {
         let said = run_to_exit(&[order, control]);
@@ -81,18 +87,7 @@ fn held_requests_of_a_node_are_resumed_although_a_disk_of_it_has_failed() {
 /// Its guest has no disk, and somebody has to learn that.
 #[test]
 fn a_disk_that_is_not_served_is_shown_as_such() {
-    let mut node = Node::start();
-    let image = node.daemon.scratch().image("a.img", 1 << 20);
-    node.add("a", &json!({"disk": [image]}));
-    node.add("b", &json!({"disk": ["ram:1M"]}));
-    node.daemon.die().unwrap();
-    std::fs::remove_file(&image).unwrap();
-    let next = node.daemon.start_again().unwrap();
-    node.daemon.abandon();
-    let node = Node { daemon: next };
-    assert!(wait_until(
-        || [node.state("a"), node.state("b")] == ["failed", "serving"]
-    ));
+    let node = half_served();
     let metrics = node.ask("GET", "/metrics", "").body;
     for line in [
         "cleave_disk_state{disk=\"a\",state=\"failed\"} 1\n",

@@ -17,6 +17,7 @@ mod node;
 mod options_doc;
 mod pacing;
 mod pages;
+mod path_lock;
 mod pending;
 mod probe;
 mod process;

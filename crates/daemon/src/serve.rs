@@ -14,11 +14,12 @@ use crate::control::Server;
 use crate::disk_server::{self, DiskServer, Naming, Order, SizeAsker};
 use crate::failure::Failure;
 use crate::log;
+use crate::path_lock::{Left, PathLock};
 use crate::process;
 use crate::resize::{Watch, Watches};
 use crate::service::{Endpoint, Service};
 use crate::signals::{SignalRequest, Signals};
-use crate::socket::{self, Door, Left, PathLock};
+use crate::socket::{self, Door};
 use crate::systemd::Manager;
 
 /// Orders that may wait: signals that came at once.

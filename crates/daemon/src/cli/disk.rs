@@ -56,8 +56,7 @@ pub(super) enum DiskCommand {
     Start(OneArgs),
     /// Retry the requests that are held because the disk failed them, and end its quiet
     ///
-    /// It exits 1 if the quiet had already ended, because its time was over or because another command ended it. A copy that was taken
-    /// in the meantime may then be torn.
+    /// It exits 1 if the quiet had ended before, by itself or by another command. Then a copy that was taken meanwhile may be torn.
     Resume(ResumeArgs),
     /// End the requests that are held because the disk failed them: the guest gets I/O errors
     Fail(OneArgs),

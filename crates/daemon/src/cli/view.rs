@@ -10,7 +10,7 @@ use crate::view::{Held, Order, Stats, Top};
 
 pub(super) const TOP_EXAMPLES: &str = "\
 Examples:
-  What the disks of the node do, once a second:
+  Show what the disks of the node do, once a second:
       cleave top
   A disk of `cleave serve`:
       cleave top --control /run/cleave/a.ctl

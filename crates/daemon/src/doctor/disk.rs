@@ -100,7 +100,7 @@ fn file(spec: &DiskSpec, path: &Path, user: &User, socket: Option<&Path>) -> Vec
 /// Takes the daemon out of `holders` that serves the file `found` at `socket`. It has the socket's lock file open, which names the disk:
 /// a node has other disks open as well.
 fn served(socket: &Path, found: &fs::Metadata, holders: &mut Vec<String>) -> Option<Finding> {
-    let recorded = crate::socket::recorded(socket)?;
+    let recorded = crate::path_lock::recorded(socket)?;
     let is_same = |spec: DiskSpec| {
         let path = spec.path()?;
         // A path that is not absolute starts at the folder of the daemon, which has one disk then.

@@ -21,9 +21,10 @@ use super::{Node, folder};
 use crate::control::DiskStatus;
 use crate::disk_server::{self, DiskServer, Naming, Order};
 use crate::failure::Failure;
+use crate::path_lock::{Left, PathLock};
 use crate::resize::{Watch, Watches};
 use crate::service::Service;
-use crate::socket::{self, Door, Left, PathLock};
+use crate::socket::{self, Door};
 
 /// Pauses between two attempts to open a disk: the first, and the longest.
 const PAUSE_MIN: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Whether two disks of a node have a file in common.
+//! Finds a file that two disks of a node have in common.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};

@@ -78,7 +78,7 @@ pub(crate) enum Word {
     Text(String),
 }
 
-/// What becomes of failed requests: a text such as `write=hold`, or an object of policies by kind.
+/// Policy for failed requests: a text such as `write=hold`, or an object with a policy for each kind.
 #[derive(Deserialize, JsonSchema)]
 #[serde(
     untagged,
