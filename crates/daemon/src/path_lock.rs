@@ -297,8 +297,9 @@ fn is_at(file: &OwnedFd, path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use super::*;
-    use crate::socket::open_private;
 
     /// While one that starts has it locked others wait, and what is not ours stays.
     #[test]
@@ -326,7 +327,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let _lock = PathLock::take(&path).unwrap().unwrap();
-        let _door = open_private(&path).unwrap();
+        let _listener = UnixListener::bind(&path).unwrap();
         let refused = PathLock::take(&path).unwrap_err().to_string();
         assert!(refused.contains("in use by a running program"), "{refused}");
     }
