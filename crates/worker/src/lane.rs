@@ -65,6 +65,8 @@ pub(crate) struct Lane {
     begins_at: u16,
     /// Kicks without a request, before the first request.
     empty_kicks: u8,
+    /// When to warn that guest memory is not shared, unless a request was seen by then.
+    pub(crate) doubted_ns: Option<u64>,
 }
 
 /// A request that waits in the ring for the disk's limits.
@@ -142,26 +144,32 @@ impl Lane {
             record,
             call_history: CallHistory::default(),
             empty_kicks: 0,
+            doubted_ns: None,
             pushed: 0,
             caller: Caller::default(),
         }
     }
 
-    /// Notes a kick. Returns true for the second one if the guest has never made a request available in any vring. This is how guest
-    /// memory that is not shared looks from here, because the guest writes to its own copy of the pages. One such kick means nothing:
-    /// QEMU makes it when it starts a vring. When it connects again it makes two, but then a vring with requests shows that the memory
-    /// is shared.
+    /// Notes a kick. Returns true for the second one if the guest has never made a request available in any vring.
+    /// This is how guest memory that is not shared looks from here, because the guest writes to its own copy of the
+    /// pages. It proves nothing yet: QEMU kicks once or twice, by its version, when it starts a vring.
     pub(crate) fn kicked(&mut self, has_shown: &AtomicBool) -> bool {
         self.record.count(VringEvent::Kick);
-        if has_shown.load(Ordering::Relaxed) {
-            return false;
-        }
-        if self.vring.base() != self.begins_at || !self.vring.is_empty() {
-            has_shown.store(true, Ordering::Relaxed);
+        if self.has_shown(has_shown) {
             return false;
         }
         self.empty_kicks = self.empty_kicks.saturating_add(1);
         self.empty_kicks == 2
+    }
+
+    /// Whether the guest has made a request available in any vring of the device.
+    pub(crate) fn has_shown(&self, has_shown: &AtomicBool) -> bool {
+        if !has_shown.load(Ordering::Relaxed)
+            && (self.vring.base() != self.begins_at || !self.vring.is_empty())
+        {
+            has_shown.store(true, Ordering::Relaxed);
+        }
+        has_shown.load(Ordering::Relaxed)
     }
 
     #[inline]

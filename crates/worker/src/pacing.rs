@@ -397,6 +397,7 @@ impl<S: Store> Worker<S> {
         self.waiting.due_ns = None;
         self.send_due_calls(now_ns);
         self.redo_due(now_ns);
+        self.warn_of_unshared(now_ns);
         if self
             .lanes
             .iter()

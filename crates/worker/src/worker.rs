@@ -39,6 +39,9 @@ const TAKE_MAX_IDLE: usize = 8;
 /// One chain may have half as many, and 64 of those on each of 256 vrings would delay commands and completions
 /// for seconds.
 pub(crate) const DESCRIPTORS_MAX: u32 = 1 << 16;
+/// Time from a vring's kicks until the disk counts as hanging if no request was seen meanwhile. A guest's firmware
+/// may start a disk that nothing reads until the menu of the boot loader ends.
+const DOUBT_NS: u64 = 20_000_000_000;
 /// Watch slot of the command eventfd. Lane `n` watches its kick in slot `n`.
 const COMMAND_WATCH: u16 = LANES_MAX;
 /// Large requests of one kind after which the splitter's findings are worth a log line.
@@ -373,17 +376,39 @@ impl<S: Store> Worker<S> {
     }
 
     fn kicked(&mut self, slot: u16) {
-        if let Some(Some(lane)) = self.lanes.get_mut(usize::from(slot)) {
-            let (index, is_empty) = (lane.index, lane.kicked(&self.device.has_shown));
-            if is_empty {
-                self.log_rarely(|name| {
-                    tracing::warn!(
-                        "{name}: vring {index}: the guest kicked twice and its ring shows no request. If the disk hangs \
-                         in the guest, its memory is not shared: give the VMM's memory backend share=on (libvirt: \
-                         <access mode='shared'/>)"
-                    );
-                });
+        if let Some(Some(lane)) = self.lanes.get_mut(usize::from(slot))
+            && lane.kicked(&self.device.has_shown)
+        {
+            let due_ns = self.device.now_ns() + DOUBT_NS;
+            lane.doubted_ns = Some(due_ns);
+            self.waiting.due_ns = self.waiting.due_ns.into_iter().chain([due_ns]).min();
+        }
+    }
+
+    /// Warns of vrings that were kicked and have shown no request for a while, if no other vring of the device has.
+    pub(crate) fn warn_of_unshared(&mut self, now_ns: u64) {
+        let mut empty = None;
+        for lane in self.lanes.iter_mut().flatten() {
+            let Some(due_ns) = lane.doubted_ns else {
+                continue;
+            };
+            if lane.has_shown(&self.device.has_shown) {
+                lane.doubted_ns = None;
+            } else if due_ns <= now_ns {
+                (lane.doubted_ns, empty) = (None, empty.or(Some(lane.index)));
+            } else {
+                self.waiting.due_ns = self.waiting.due_ns.into_iter().chain([due_ns]).min();
             }
+        }
+        if let Some(index) = empty.filter(|_| !self.device.has_shown.load(Ordering::Relaxed)) {
+            self.log_rarely(|name| {
+                tracing::warn!(
+                    "{name}: vring {index}: the guest kicked and its ring has shown no request for {} s. If the disk hangs \
+                     in the guest, its memory is not shared: give the VMM's memory backend share=on (libvirt: \
+                     <access mode='shared'/>)",
+                    DOUBT_NS / 1_000_000_000
+                );
+            });
         }
     }
 
