@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Error, Options};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::lateness::{Lateness, stolen, unless_late};
 use crate::{Scratch, Stopwatch, TIMEOUT, ensure, time_limit, wait_until, wait_until_within};
@@ -223,10 +223,9 @@ impl Daemon {
     /// Kills it with SIGKILL and waits until a successor can take its files and its socket.
     pub fn die(&self) -> Result<(), String> {
         self.signal(Signal::KILL);
-        // Its descriptors are closed before its status changes, so that a successor finds no lock.
-        let status = format!("/proc/{}/stat", self.pid());
-        let is_dead =
-            || std::fs::read_to_string(&status).map_or(true, |stat| stat.contains(") Z "));
+        // The last of its threads to end closes its descriptors, so that a successor finds no lock. It is left to `wait`.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let is_dead = || !matches!(waitid(WaitId::Pid(self.process()), options), Ok(None));
         ensure(wait_until(is_dead), || "it survives SIGKILL".into())?;
         // The kernel may close its socket later, with its io_uring.
         wait_until_within(TIMEOUT, || !crate::has_listener(&self.socket));
@@ -328,8 +327,11 @@ impl Daemon {
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.child.id() as i32).unwrap();
-        let _ = kill_process(pid, signal);
+        let _ = kill_process(self.process(), signal);
+    }
+
+    fn process(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32).unwrap()
     }
 
     /// Waits until it exits: exit code, and how long that took.
