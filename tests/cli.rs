@@ -4,7 +4,6 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::time::Duration;
 
 use cleave_client::{Client, Frontend};
 use cleave_tests::{
@@ -426,36 +425,6 @@ fn the_log_names_the_cache_the_leg_the_session_and_the_signal() {
     }
     let log = daemon.log();
     assert!(!log.contains("has left after"), "{log}");
-}
-
-/// Guest memory that is not shared looks so from here: kicks, and a ring that never changes. QEMU's own kicks look the same until the
-/// guest's first request.
-#[test]
-fn kicks_without_a_request_are_warned_of_once() {
-    let used = Daemon::serve(&["--disk", "null:1M"]);
-    let hangs = Daemon::serve(&["--disk", "null:1M"]);
-    let mut clients = [used.open(&small(2)), hangs.open(&small(2))];
-    for _ in 0..5 {
-        for client in &mut clients {
-            client.queue(0).ring_kick();
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let [mut user, client] = clients;
-    user.queue(1).read(0, &mut [0; 512]).unwrap();
-    let text = "its memory is not shared: give the VMM's memory backend share=on";
-    let warned =
-        wait_until(|| hangs.log().contains(text)) || wait_until(|| hangs.log().contains(text));
-    assert!(warned, "{}", hangs.log());
-    drop(client);
-    let mut client = hangs.open(&small(1));
-    client.queue(0).read(0, &mut [0; 512]).unwrap();
-    drop((client, user));
-    let log = hangs.log();
-    assert_eq!(log.matches("share=on").count(), 1, "{log}");
-    assert!(!used.log().contains("share=on"), "{}", used.log());
-    used.finish();
-    hangs.finish();
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use cleave_tests::nbd::{Export, NbdServer};
 use cleave_tests::{
-    Daemon, Node, Scratch, ignored, is_root, program_copy, run_to_exit, wait_until,
+    Daemon, Node, Scratch, ignored, is_root, program_copy, run, run_to_exit, wait_until,
 };
 use serde_json::{Value, json};
 
@@ -37,6 +37,15 @@ fn ask(option: &str, path: &Path, more: &[&str]) -> (Option<i32>, Vec<(String, S
     let ended = run_to_exit(&args);
     let check = option.trim_start_matches("--").trim_end_matches("-path");
     (ended.code, findings(&ended.stdout, check))
+}
+
+/// Makes a program. Another writes it: a process that was just being started by another test would have this one's descriptor for a
+/// moment, and Linux runs no program that is open for writing.
+fn install(scratch: &Scratch, name: &str, script: &str) {
+    let text = scratch.join("script");
+    std::fs::write(&text, script).unwrap();
+    let [from, to] = [text, scratch.join(name)].map(|path| path.display().to_string());
+    run("install", &["--mode=755", &from, &to]).unwrap();
 }
 
 fn allow(path: &Path, mode: u32) {
@@ -75,9 +84,7 @@ fn a_libvirt_that_forgets_to_reconnect_is_warned_of() {
     let ask = |version: &str| {
         let script =
             format!("#!/bin/sh\n[ $1 = --version ] && echo 'libvirtd (libvirt) {version}'\n");
-        let libvirtd = scratch.join("libvirtd");
-        std::fs::write(&libvirtd, script).unwrap();
-        allow(&libvirtd, 0o755);
+        install(&scratch, "libvirtd", &script);
         let path = std::env::var("PATH").unwrap();
         let output = Command::new(cleave_tests::program_path())
             .args(["doctor", "--json"])
@@ -239,11 +246,9 @@ fn an_image_that_the_unit_may_not_write_to_is_named() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", 1 << 20);
     // In place of systemctl, for the unit of a single disk, which is confined, and that of a node, which is not.
-    let systemctl = scratch.join("systemctl");
     let script = "#!/bin/sh\necho LoadState=loaded\n\
                   case $4 in cleave@*) echo ProtectSystem=strict ;; esac\necho PrivateTmp=no\n";
-    std::fs::write(&systemctl, script).unwrap();
-    allow(&systemctl, 0o755);
+    install(&scratch, "systemctl", script);
     let ask = |more: &[&str]| {
         let path = format!(
             "{}:{}",

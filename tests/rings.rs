@@ -350,6 +350,7 @@ fn which_vrings_are_recorded_is_reported() {
             .find(|line| line.starts_with("cleave_vrings_without_recovery{"));
         assert!(line.unwrap().ends_with(&sample), "{line:?}");
     }
+    assert!(daemon.log_has("queue-size=1024"), "{}", daemon.log());
     let log = daemon.log();
     let warnings = log.matches("is served without crash recovery").count();
     assert_eq!(warnings, 1, "one for both vrings: {log}");
@@ -357,6 +358,5 @@ fn which_vrings_are_recorded_is_reported() {
         log.contains("1024 entries large") && log.contains("has room for 128"),
         "{log}"
     );
-    assert!(log.contains("queue-size=1024"), "{log}");
     daemon.finish();
 }

@@ -531,6 +531,9 @@ impl Storm<'_> {
 
     /// Disconnects without a message. Requests that were taken have completed before the next frontend gets a reply.
     fn come_again(&mut self) {
+        // A daemon that another test starts just now has a copy of the connection for a moment, which would keep it up.
+        let stream = self.frontend().socket().stream();
+        stream.shutdown(std::net::Shutdown::Both).unwrap();
         self.client = None;
         let frontend = Frontend::connect(&self.socket, TIMEOUT).unwrap();
         let memory = self.memory.clone();

@@ -356,3 +356,34 @@ fn what_is_tried_on_the_live_load_is_shown() {
         daemon.finish();
     }
 }
+
+/// Guest memory that is not shared looks so from here: kicks, and a ring that never changes. QEMU's own kicks look the same until the
+/// guest's first request.
+#[test]
+fn kicks_without_a_request_are_warned_of_once() {
+    let started = [(); 2].map(|()| serve(&["--disk", "null:1M"]));
+    let mut clients = started.each_ref().map(|(daemon, _)| daemon.open(&small(2)));
+    for (client, (daemon, control)) in clients.iter_mut().zip(&started) {
+        for _ in 0..3 {
+            // Kicks that the worker has not seen yet count as one.
+            let kicks = || number(&report(control)["vrings"][0]["kicks"]);
+            let before = kicks();
+            client.queue(0).ring_kick();
+            assert!(wait_until(|| kicks() > before), "{}", daemon.log());
+        }
+    }
+    let [(used, _), (hangs, _)] = started;
+    let [mut user, hanging] = clients;
+    user.queue(1).read(0, &mut [0; 512]).unwrap();
+    let warned = hangs.log_has("its memory is not shared: give the VMM's memory backend share=on");
+    assert!(warned, "{}", hangs.log());
+    drop(hanging);
+    let mut client = hangs.open(&small(1));
+    client.queue(0).read(0, &mut [0; 512]).unwrap();
+    drop((client, user));
+    let log = hangs.log();
+    assert_eq!(log.matches("share=on").count(), 1, "{log}");
+    assert!(!used.log().contains("share=on"), "{}", used.log());
+    used.finish();
+    hangs.finish();
+}

@@ -43,11 +43,8 @@ pub(crate) fn a_write_and_a_flush_are_held_until_their_server_is_back() {
     client.queue(0).read(0, &mut back).unwrap();
     assert_eq!(back, [2; 4096]);
     let totals = &report(&control)["totals"];
-    assert_eq!(
-        (&totals["failed"], &totals["held"]),
-        (&json!(0), &json!(2)),
-        "{totals}"
-    );
+    assert_eq!(totals["failed"], json!(0), "{totals}");
+    assert!(totals["held"].as_u64() >= Some(2), "{totals}");
     assert!(daemon.log_has("goes on by itself"), "{}", daemon.log());
     drop(client);
     daemon.finish();

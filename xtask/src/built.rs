@@ -45,9 +45,10 @@ pub(crate) fn for_release(root: &Path) -> Result<[PathBuf; 2]> {
     Ok([released(root)?, program(&drive, "drive")?])
 }
 
-/// The program whose instructions are counted, as a release is built.
+/// The program whose instructions are counted, as a release is built: with the same crates as the daemon, which are not
+/// built a second time.
 pub(crate) fn instructions(root: &Path) -> Result<PathBuf> {
-    let options = "--release -p cleave-benches --bin instructions";
+    let options = "--release -p cleave-daemon -p cleave-benches --bin instructions";
     program(&cargo(root, options)?, "instructions")
 }
 
