@@ -276,17 +276,17 @@ impl Nbd {
         }
         flight.lost_at = None;
         let is_flush = part.kind == Part::FLUSH.kind;
+        if is_flush {
+            // Even if the flush failed: the guest is told then that the changes may be lost, and they must not keep others waiting.
+            let (line, covers) = (flight.line, flight.covers);
+            self.line(line).port.flushed(covers);
+        }
         match result {
             // The server may have lost something before, and this flush does not tell of it.
             Ok(()) if is_flush && self.disk.sync_failed() => {
                 return self.finish(index, Err(libc::EIO));
             }
-            Ok(()) if is_flush => {
-                let flight = self.flight_mut(index);
-                flight.flushed = true;
-                let (line, covers) = (flight.line, flight.covers);
-                self.line(line).port.flushed(covers);
-            }
+            Ok(()) if is_flush => self.flight_mut(index).flushed = true,
             Ok(()) => {
                 if part.changes() {
                     self.keep(index, part);
@@ -302,11 +302,6 @@ impl Nbd {
             Err(errno) => {
                 if is_flush || (part.flags & 1 != 0 && progress::taints_sync(errno)) {
                     self.taint_sync(errno);
-                }
-                if is_flush {
-                    // The guest is told that they may be lost. They must not keep others waiting.
-                    let flight = self.flight(index);
-                    self.line(flight.line).port.flushed(flight.covers);
                 }
                 return self.finish(index, Err(errno));
             }

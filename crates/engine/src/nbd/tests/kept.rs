@@ -95,26 +95,58 @@ fn so_much_is_kept_and_no_more() {
         FLUSH => Reaction::After(Duration::from_millis(20)),
         _ => Reaction::Honest,
     });
-    let memory = [segment(0, 256 << 10)];
+    let most = write_much(&bench, &mut store, 4);
+    // Those that were sent before the limit was reached come on top.
+    assert!(most <= (1 << 20) + 4 * ((256 << 10) + 64), "{most}");
+    let flushes = flushes(&bench);
+    assert!(flushes >= 8, "{flushes}");
+    assert_eq!(bench.lost(), 0);
+}
+
+/// Pushes 64 writes of 256 KiB, `depth` at a time, all of which succeed. Returns the most bytes that were kept after one of them.
+fn write_much(bench: &Bench, store: &mut Uring, depth: u64) -> u64 {
+    const PART: u64 = 256 << 10;
+    let memory = [segment(0, PART as u32)];
     let (mut pushed, mut done, mut most) = (0, 0, 0);
     while done < 64 {
-        while pushed < 64 && pushed < done + 4 {
-            store.push(
-                op(PLAIN, pushed % 16 * (256 << 10), 256 << 10, &memory),
-                pushed,
-            );
+        while pushed < 64 && pushed < done + depth {
+            store.push(op(PLAIN, pushed % 16 * PART, PART, &memory), pushed);
             pushed += 1;
         }
-        assert_eq!(next_done(&mut store).1, Ok(()));
+        assert_eq!(next_done(store).1, Ok(()), "after {done} writes");
         done += 1;
         most = most.max(bench.state().unflushed_bytes);
     }
-    // Those that were sent before the limit was reached come on top.
-    assert!(most <= (1 << 20) + 4 * ((256 << 10) + 64), "{most}");
+    most
+}
+
+fn flushes(bench: &Bench) -> usize {
     let asked = bench.server.asked();
-    let flushes = asked.iter().filter(|asked| asked.kind == FLUSH).count();
-    assert!(flushes >= 8, "{flushes}");
-    assert_eq!(bench.lost(), 0);
+    asked.iter().filter(|asked| asked.kind == FLUSH).count()
+}
+
+/// The flushes of the store's own still make room for further writes.
+#[test]
+fn writes_go_on_after_a_failed_flush() {
+    let fail: [fn(&Bench, &mut Uring); 2] = [
+        |bench, store| {
+            bench.server.react(|asked| match asked.kind {
+                FLUSH => Reaction::Send(simple(asked.cookie, 5, &[])),
+                _ => Reaction::Honest,
+            });
+            assert_eq!(run(store, op(SYNC, 0, 0, &[])), Err(libc::EIO));
+            bench.server.react(|_| Reaction::Honest);
+        },
+        |bench, _| bench.disk.mark_changes_lost(),
+    ];
+    for fail in fail {
+        let bench = Bench::new(Export::able(SIZE), "&replay=1");
+        let mut store = bench.store();
+        fail(&bench, &mut store);
+        write_much(&bench, &mut store, 4);
+        let flushes = flushes(&bench);
+        assert!(flushes <= 66, "{flushes}");
+    }
 }
 
 #[test]
