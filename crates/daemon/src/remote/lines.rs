@@ -60,7 +60,7 @@ pub(super) fn list(body: &Value) -> String {
 }
 
 /// A key that sorts numbers inside of a name by their value. The name itself decides between `d1` and `d01`.
-fn natural(name: &str) -> (Vec<(String, u128)>, String) {
+pub(crate) fn natural(name: &str) -> (Vec<(String, u128)>, String) {
     let is_digit = |c: char| c.is_ascii_digit();
     let mut parts = Vec::new();
     let mut rest = name;

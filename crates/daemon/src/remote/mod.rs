@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 use exchange::{Answer, Exchange};
-pub(crate) use lines::visible;
+pub(crate) use lines::{natural, visible};
 
 /// A command.
 #[derive(Debug, Clone, PartialEq)]

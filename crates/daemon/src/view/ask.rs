@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use tokio::net::UnixStream;
 
 use crate::control::report::{Entry, Report};
+use crate::remote::natural;
 
 /// An answer takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -91,9 +92,12 @@ fn read(disk: Value) -> Result<Shown, String> {
     .map_err(strange)
 }
 
+/// All disks, `d2` before `d10`.
 async fn list(socket: &Path) -> Result<Vec<Value>, String> {
     let all = in_time(ask(socket, "GET", "/v1/disks", "")).await?;
-    all.ok_or_else(|| strange("it refuses"))
+    let mut all: Vec<Value> = all.ok_or_else(|| strange("it refuses"))?;
+    all.sort_by_cached_key(|disk| disk.get("id").and_then(Value::as_str).map(natural));
+    Ok(all)
 }
 
 /// Orders something of each disk behind a socket that is served: its answer, with the disk's id. `what` is the last part of the path; an empty `body` is
