@@ -328,8 +328,9 @@ fn neighbours_do_not_feel_disks_that_come_and_go() {
     let best = |times: &[Duration]| *times.iter().min().unwrap();
     let (alone, churned) = (best(&quiet), best(&beside));
     println!("99th percentile: {alone:?} alone {quiet:?}, {churned:?} beside churn {beside:?}");
+    // A thread that is held up for a millisecond each time, ten times a second, holds up a hundredth of the reads.
     assert!(
-        churned < alone.mul_f64(1.5) + Duration::from_micros(200),
+        churned < alone.mul_f64(1.5) + Duration::from_millis(2),
         "{alone:?} {churned:?}"
     );
     node.remove("kept");

@@ -28,6 +28,12 @@ pub(crate) fn run_tidy(root: &Path) -> Result {
     let remedy = "drop the dependency, or add its licence in xtask/src/tidy/packages.rs";
     step("licences", remedy, || packages::check_licences(&metadata))?;
     step("dependencies", rules, || packages::check_arrows(&metadata))?;
+    // They are a workspace of their own, which no other step builds.
+    let remedy = "cargo update --workspace --manifest-path fuzz/Cargo.toml";
+    step("fuzz lock", remedy, || {
+        let line = "cargo update --quiet --workspace --locked --manifest-path fuzz/Cargo.toml";
+        quietly(root, line, &[])
+    })?;
     step("house rules", rules, || tidy::check(root))
 }
 
