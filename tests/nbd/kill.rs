@@ -1,10 +1,11 @@
 //! The daemon is killed while it serves the export of a server, and nothing is lost.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cleave_client::{Base, Client, Error};
-use cleave_tests::nbd::{Export, NbdServer, Reaction};
+use cleave_tests::nbd::{Export, NbdServer, Reaction, WRITE, simple};
 use cleave_tests::{
     Killed, Scratch, TIMEOUT, connect, disk_socket, http, outliving, program_path, scale, seeded,
     small, wait_until,
@@ -208,46 +209,127 @@ pub(crate) fn the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_res
     write();
 }
 
+/// A server of a disk that loses its connections, and the daemons in front of it.
+struct Losing {
+    server: NbdServer,
+    socket: PathBuf,
+    control: PathBuf,
+    _scratch: Scratch,
+}
+
+impl Losing {
+    fn new() -> Losing {
+        let scratch = Scratch::in_memory();
+        let server = NbdServer::start(&scratch.join("nbd"), Export::able(DISK_BYTES));
+        let [socket, control] = ["socket", "control"].map(|name| scratch.join(name));
+        Losing {
+            server,
+            socket,
+            control,
+            _scratch: scratch,
+        }
+    }
+
+    fn start(&self) -> Killed {
+        self.serve(&self.server.uri("&fence=1"))
+    }
+
+    /// Serves this disk, and returns when it is open.
+    fn serve(&self, disk: &str) -> Killed {
+        let words = ["serve", "--serial", "disk", "--disk", disk].map(str::as_ref);
+        let paths = [
+            "--socket-path".as_ref(),
+            self.socket.as_os_str(),
+            "--control".as_ref(),
+            self.control.as_ref(),
+        ];
+        let daemon = start(&[&words[..], &paths].concat());
+        assert!(wait_until(|| cleave_tests::has_listener(&self.socket)));
+        daemon
+    }
+
+    fn open(&self) -> Client {
+        connect(|| Client::open(&self.socket, &small(1)))
+    }
+
+    /// The server is away.
+    fn lose(&self) {
+        self.server.accept(false);
+        self.server.hang_up();
+        let waits = || report(&self.control)["store"]["connections"]["waiting"] != json!(0);
+        assert!(wait_until(waits));
+    }
+
+    /// A guest writes and does not flush, and the daemon is stopped while the server is away.
+    fn end_unflushed(&self) {
+        let daemon = self.start();
+        let mut client = self.open();
+        client.queue(0).write(0, &[1; 512]).unwrap();
+        self.lose();
+        end(daemon);
+        self.server.accept(true);
+    }
+
+    fn flush(&self) -> Result<(), Error> {
+        self.open().queue(0).flush()
+    }
+
+    fn assert_flush_fails(&self) {
+        let failed = self.flush();
+        let is_failed = matches!(failed, Err(Error::Status { status: 1, .. }));
+        assert!(is_failed, "{failed:?}");
+    }
+}
+
 /// The copies of what the server answered end with the daemon. The server may have lost it and know nothing of that.
 pub(crate) fn a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away() {
-    let scratch = Scratch::in_memory();
-    let server = NbdServer::start(&scratch.join("nbd"), Export::able(DISK_BYTES));
-    let uri = server.uri("&fence=1");
-    let [socket, control] = ["socket", "control"].map(|name| scratch.join(name));
-    let words = ["serve", "--serial", "disk", "--disk", &uri].map(str::as_ref);
-    let paths = [
-        "--socket-path".as_ref(),
-        socket.as_os_str(),
-        "--control".as_ref(),
-        control.as_ref(),
-    ];
-    let start = || start(&[&words[..], &paths].concat());
-    let open = || connect(|| Client::open(&socket, &small(1)));
-    let lose = || {
-        server.accept(false);
-        server.hang_up();
-        let waits = || report(&control)["store"]["connections"]["waiting"] != json!(0);
-        assert!(wait_until(waits));
-    };
-    let daemon = start();
-    let mut client = open();
-    client.queue(0).write(0, &[1; 512]).unwrap();
-    lose();
+    let losing = Losing::new();
+    losing.end_unflushed();
+    let daemon = losing.start();
+    losing.assert_flush_fails();
     end(daemon);
-    server.accept(true);
-    let daemon = start();
-    let failed = open().queue(0).flush();
-    let is_failed = matches!(failed, Err(Error::Status { status: 1, .. }));
-    assert!(is_failed, "{failed:?}");
-    end(daemon);
-    // It was told, and nothing more was lost: what the guest had flushed is no cause.
-    let daemon = start();
-    let mut client = open();
+    // The guest was told, and nothing more was lost: what it had flushed is no cause.
+    let daemon = losing.start();
+    let mut client = losing.open();
     client.queue(0).write(0, &[1; 512]).unwrap();
     client.queue(0).flush().unwrap();
-    lose();
+    losing.lose();
     end(daemon);
-    server.accept(true);
-    let _daemon = start();
-    open().queue(0).flush().unwrap();
+    losing.server.accept(true);
+    let _daemon = losing.start();
+    losing.flush().unwrap();
+}
+
+/// Daemons that end before a guest has flushed hand the loss on, however they end.
+pub(crate) fn a_loss_is_kept_until_a_flush_has_failed() {
+    let losing = Losing::new();
+    losing.end_unflushed();
+    end(losing.start());
+    losing.start().kill();
+    let daemon = losing.start();
+    losing.assert_flush_fails();
+    // The fence of the daemon that was killed may last still; that is no reason to fail flushes again.
+    end(daemon);
+    let _daemon = losing.start();
+    losing.flush().unwrap();
+}
+
+/// A server that is back may refuse what is sent to it again. Nobody keeps that any more when the daemon has ended.
+pub(crate) fn a_loss_that_the_server_refused_to_mend_is_kept() {
+    let losing = Losing::new();
+    let daemon = losing.start();
+    let mut client = losing.open();
+    client.queue(0).write(0, &[1; 512]).unwrap();
+    losing.server.react(|asked| match asked.kind {
+        WRITE => Reaction::Send(simple(asked.cookie, 28, &[])),
+        _ => Reaction::Honest,
+    });
+    losing.server.hang_up();
+    assert!(wait_until(
+        || report(&losing.control)["store"]["sync_failed"] == json!(true)
+    ));
+    end(daemon);
+    losing.server.react(|_| Reaction::Honest);
+    let _daemon = losing.start();
+    losing.assert_flush_fails();
 }

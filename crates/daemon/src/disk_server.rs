@@ -78,7 +78,7 @@ pub(crate) fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc
     }
     service.tuning.split = split_for(&service.split, &disk, service.open.block_bytes)?;
     if let Some(lock) = lock {
-        lock.record(&service.disk);
+        lock.record(&service.disk, disk.owes_changes());
     }
     Ok(disk)
 }

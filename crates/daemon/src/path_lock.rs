@@ -51,8 +51,8 @@ impl Left {
     /// Looks at a disk that no session uses any more. What it owes is recorded, however the daemon ends.
     pub(crate) fn of(disk: &Disk, lock: Option<&PathLock>) -> Left {
         let owes_changes = disk.owes_changes();
-        if let Some(mut file) = lock.filter(|_| owes_changes).map(|lock| &lock.file) {
-            let _ = file.write_all(LOST.as_bytes());
+        if let Some(lock) = lock {
+            lock.record_loss(owes_changes);
         }
         Left {
             owes_changes,
@@ -155,16 +155,31 @@ impl PathLock {
         matches!(&self.predecessor, Predecessor::Died(text) if text.ends_with(&format!("\n{LOST}")))
     }
 
-    /// Records that this disk is open, for a successor. A failure, as on a full file system, leaves the successor without
-    /// that knowledge. A death in between leaves the end of an older line after this one.
-    pub(crate) fn record(&self, disk: &Source) {
+    /// Records that this disk is open, and whether it owes changes, for a successor. A failure, as on a full file system, leaves the
+    /// successor without that knowledge. A death in between leaves the end of an older line after this one.
+    pub(crate) fn record(&self, disk: &Source, owes_changes: bool) {
         if self.predecessor != Predecessor::Foreign {
             let line = served(disk);
-            // `Left::of` writes behind it.
             let mut file = &self.file;
             let _ = file.rewind().and_then(|()| file.write_all(line.as_bytes()));
-            let _ = file.set_len(line.len() as u64);
+            self.record_loss(owes_changes);
         }
+    }
+
+    /// Ends the file after the line of its disk, where the file's position is and stays, or after the line that tells of a loss. No
+    /// order of these steps loses that line while the loss is owed.
+    fn record_loss(&self, owes_changes: bool) {
+        if self.predecessor == Predecessor::Foreign {
+            return;
+        }
+        let mut file = &self.file;
+        let Ok(end) = file.stream_position() else {
+            return;
+        };
+        let lost = if owes_changes { LOST } else { "" };
+        let _ = file.write_all(lost.as_bytes());
+        let _ = file.set_len(end + lost.len() as u64);
+        let _ = file.seek(io::SeekFrom::Start(end));
     }
 
     /// Removes the file: the daemon ends in order.

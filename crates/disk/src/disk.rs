@@ -389,7 +389,8 @@ impl Disk {
         matches!(self.backing(), Backing::Nbd(_))
     }
 
-    /// Returns true if an NBD server may have lost what it answered, and was not sent it again.
+    /// Returns true if an NBD server may have lost what it answered and was not sent it again, and no flush of the guest has failed
+    /// since.
     pub fn owes_changes(&self) -> bool {
         matches!(self.backing(), Backing::Nbd(nbd) if nbd.owes_changes())
     }
@@ -404,6 +405,13 @@ impl Disk {
                 self.name()
             );
             nbd.mark_changes_lost();
+        }
+    }
+
+    /// Records that a flush of the guest fails. The next daemon need not tell it of earlier losses.
+    pub fn mark_loss_told(&self) {
+        if let Backing::Nbd(nbd) = self.backing() {
+            nbd.mark_loss_told();
         }
     }
 

@@ -69,7 +69,10 @@ pub(crate) fn remote_range(
     if op.kind == OpKind::Sync {
         // A failed flush may have dropped data, and the next one would not report that.
         return match disk.sync_failed() {
-            true => Err(Err(libc::EIO)),
+            true => {
+                disk.mark_loss_told();
+                Err(Err(libc::EIO))
+            }
             false => Ok((0, 0)),
         };
     }

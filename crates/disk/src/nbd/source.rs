@@ -131,8 +131,10 @@ pub(super) struct Shared {
     pub(super) unflushed: Mutex<Unflushed>,
     pub(super) replayed_bytes: AtomicU64,
     pub(super) lossy: AtomicU64,
-    /// The server refused to do again what it had done.
+    /// The server refused to do again what it had done, or nobody has it any more.
     has_lost_data: AtomicBool,
+    /// A flush of the guest has failed since.
+    has_told_loss: AtomicBool,
     /// Eventfds of ports that are gone, for those to come: a thread that serves a guest can make none.
     pub(super) bells: Mutex<Vec<Arc<OwnedFd>>>,
     pub(super) traffic: Mutex<Ledger>,
@@ -283,6 +285,7 @@ impl Nbd {
             replayed_bytes: AtomicU64::new(0),
             lossy: AtomicU64::new(0),
             has_lost_data: AtomicBool::new(false),
+            has_told_loss: AtomicBool::new(false),
             bells: Mutex::new(bells),
             traffic: Mutex::default(),
             told: [Mutex::new(None), Mutex::new(None)],
@@ -402,9 +405,18 @@ impl Nbd {
         self.shared.has_lost_data.load(Ordering::SeqCst)
     }
 
-    /// Returns true if a connection was lost, and changes that the server had answered and not flushed were not written again.
+    /// Returns true if changes that the server had answered and not flushed were not written again, and the guest does not know.
     pub(crate) fn owes_changes(&self) -> bool {
-        lock(&self.shared.attached).is_lossy() && lock(&self.shared.unflushed).bytes() > 0
+        let shared = &self.shared;
+        let is_untold = self.has_lost_data() && !shared.has_told_loss.load(Ordering::SeqCst);
+        is_untold || lock(&shared.attached).is_lossy() && lock(&shared.unflushed).bytes() > 0
+    }
+
+    /// Records that a flush of the guest fails.
+    pub(crate) fn mark_loss_told(&self) {
+        self.shared
+            .has_told_loss
+            .store(self.has_lost_data(), Ordering::SeqCst);
     }
 
     /// Has every flush fail: nobody has the changes any more that the server may have lost.
