@@ -314,6 +314,22 @@ pub(crate) fn a_loss_is_kept_until_a_flush_has_failed() {
     losing.flush().unwrap();
 }
 
+/// What one server lost is no reason to fail the flushes of a disk on another, and other options do not make another disk.
+pub(crate) fn a_loss_is_of_one_export_whatever_its_options() {
+    let losing = Losing::new();
+    losing.end_unflushed();
+    let daemon = losing.serve(&losing.server.uri("&fence=2&connections=2"));
+    losing.assert_flush_fails();
+    end(daemon);
+    losing.end_unflushed();
+    let other = NbdServer::start(
+        &losing.control.with_file_name("other"),
+        Export::able(DISK_BYTES),
+    );
+    let _daemon = losing.serve(&other.uri("&fence=1"));
+    losing.flush().unwrap();
+}
+
 /// A server that is back may refuse what is sent to it again. Nobody keeps that any more when the daemon has ended.
 pub(crate) fn a_loss_that_the_server_refused_to_mend_is_kept() {
     let losing = Losing::new();

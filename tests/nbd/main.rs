@@ -37,7 +37,8 @@ use held::{
 use kill::{
     a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away,
     a_killed_daemon_loses_nothing, a_killed_node_loses_nothing,
-    a_loss_is_kept_until_a_flush_has_failed, a_loss_that_the_server_refused_to_mend_is_kept,
+    a_loss_is_kept_until_a_flush_has_failed, a_loss_is_of_one_export_whatever_its_options,
+    a_loss_that_the_server_refused_to_mend_is_kept,
     the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart,
     the_next_daemon_waits_for_the_fence,
 };
@@ -78,6 +79,7 @@ fn main() -> ExitCode {
         the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart,
         a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away,
         a_loss_is_kept_until_a_flush_has_failed,
+        a_loss_is_of_one_export_whatever_its_options,
         a_loss_that_the_server_refused_to_mend_is_kept,
         a_confined_node_connects_again_over_tcp_and_unix_sockets: QEMU,
         a_disk_that_is_removed_writes_nothing_when_its_server_is_back,

@@ -65,7 +65,7 @@ pub(crate) fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc
         if lock.left_a_server() {
             disk.mark_predecessor_died();
         }
-        if lock.left_lost_changes() {
+        if lock.left_lost_changes(&service.disk) {
             disk.mark_changes_lost();
         }
     }

@@ -140,19 +140,27 @@ impl PathLock {
     /// Returns true if a daemon died here that was serving the export of an NBD server. The lock says nothing of what that server
     /// still does.
     pub(crate) fn left_a_server(&self) -> bool {
-        let Predecessor::Died(text) = &self.predecessor else {
-            return false;
-        };
-        let disk = text
-            .lines()
-            .next()
-            .and_then(|line| line.strip_prefix(SERVED));
-        matches!(disk.map(str::parse), Some(Ok(DiskSpec::Nbd(_))))
+        matches!(self.disk_left(), Some(DiskSpec::Nbd(_)))
     }
 
-    /// Returns true if the server of its disk may have lost what the daemon that ended here could not send again.
-    pub(crate) fn left_lost_changes(&self) -> bool {
-        matches!(&self.predecessor, Predecessor::Died(text) if text.ends_with(&format!("\n{LOST}")))
+    /// Returns true if a daemon ended here that served the same export, whose server may have lost what it could not send again. Another
+    /// export lacks nothing.
+    pub(crate) fn left_lost_changes(&self, disk: &Source) -> bool {
+        let (Some(DiskSpec::Nbd(left)), Source::One(DiskSpec::Nbd(now))) = (self.disk_left(), disk)
+        else {
+            return false;
+        };
+        let is_same = left.address == now.address && left.export == now.export;
+        matches!(&self.predecessor, Predecessor::Died(text) if is_same && text.ends_with(&format!("\n{LOST}")))
+    }
+
+    /// The disk that the daemon which ended here was serving, unless that was a stripe.
+    fn disk_left(&self) -> Option<DiskSpec> {
+        let Predecessor::Died(text) = &self.predecessor else {
+            return None;
+        };
+        let line = text.lines().next()?;
+        line.strip_prefix(SERVED)?.parse().ok()
     }
 
     /// Records that this disk is open, and whether it owes changes, for a successor. A failure, as on a full file system, leaves the
