@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cleave_disk::{Disk, DiskSpec};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open};
 
 use crate::failure::Failure;
 use crate::service::Source;
@@ -284,18 +284,37 @@ fn served(disk: &Source) -> String {
     format!("{SERVED}{}\n", disk.line())
 }
 
-/// Creates a lock file, or opens the one that is there. Returns true with it if it was created.
+/// Creates a lock file, or opens the one that is there. Returns true with it if it was created. One that another user made is refused:
+/// it could tell anything, and its maker could keep it locked. Opening it without O_CREAT evades `fs.protected_regular`, which
+/// would refuse it too.
 fn open_lock(path: &Path) -> rustix::io::Result<(OwnedFd, bool)> {
-    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // The open of a FIFO does not wait for its other end, nor does a read.
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let mode = Mode::RUSR | Mode::WUSR;
     match open(path, flags | OFlags::CREATE | OFlags::EXCL, mode) {
         Err(rustix::io::Errno::EXIST) => match open(path, flags, mode) {
             // Removed in between: to be tried again.
             Err(rustix::io::Errno::NOENT) => Err(rustix::io::Errno::INTR),
-            found => Ok((found?, false)),
+            found => {
+                let found = found?;
+                match is_ours(&found)? {
+                    true => Ok((found, false)),
+                    false => Err(rustix::io::Errno::PERM),
+                }
+            }
         },
         created => Ok((created?, true)),
     }
+}
+
+/// Returns true for a regular file of this user or of root.
+fn is_ours(file: &OwnedFd) -> rustix::io::Result<bool> {
+    let found = fstat(file)?;
+    let owners = [0, rustix::process::geteuid().as_raw()];
+    Ok(
+        FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
+            && owners.contains(&found.st_uid),
+    )
 }
 
 impl Predecessor {
@@ -343,6 +362,28 @@ mod tests {
         fs::write(&beside, "kept").unwrap();
         drop(PathLock::take(&path).unwrap());
         assert_eq!(fs::read_to_string(&beside).unwrap(), "kept");
+    }
+
+    /// In a folder where others may write, a file that one of them made there first tells nothing, and nobody waits for it.
+    #[test]
+    fn what_another_user_made_is_no_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let beside = folder.path().join("s.lock");
+        rustix::fs::mknodat(rustix::fs::CWD, &beside, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        assert!(PathLock::take(&path).unwrap().is_none());
+        fs::remove_file(&beside).unwrap();
+        let text = format!("{SERVED}ram:64M\n{LOST}");
+        fs::write(&beside, &text).unwrap();
+        assert!(PathLock::take(&path).unwrap().is_some());
+        // Only root can give a file away.
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&beside, Some(65_534), None).unwrap();
+            let theirs = fs::File::open(&beside).unwrap();
+            flock(&theirs, FlockOperation::LockExclusive).unwrap();
+            assert!(PathLock::take(&path).unwrap().is_none());
+            assert_eq!(fs::read_to_string(&beside).unwrap(), text);
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ way() {
     case $1 in
     "README.md: cargo run --release -- demo" | "README.md: cargo xtask test") echo "not here: it builds from source" ;;
     # The package is installed already, from the same file.
-    "README.md: cargo xtask dist") echo "serves pasting /tmp/cleave.sock" ;;
+    "README.md: cargo xtask dist") echo "serves pasting cleave.sock" ;;
     "README.md: qemu-system-x86_64 "*) echo "guest pasting" ;;
     "install.md: usermod "* | "install.md: truncate "* | "install.md: systemctl disable "*) echo "runs root" ;;
     "qemu.md: mkdir "*) echo "serves root /run/cleave/a.sock" ;;
@@ -41,7 +41,7 @@ $text" >"$work.log" 2>&1 || fail "$1: $text: $(cat "$work.log")" ;;
     serves)
         text=$(printf '%s\n' "$text" | grep -v -e '^cargo ' -e '^sudo apt ')
         paste_as "$4" "$text" >"$work.serve" 2>&1 &
-        until_true inside test -S "$5" ;;
+        until_true paste_as "$4" "test -S $5" ;;
     guest)
         text=$(printf '%s\n' "$text" | sed "s/-accel kvm/-accel tcg -S -display none/; s/reconnect-ms=10/$reconnect/")
         paste_as "$4" "qemu-img create -q -f qcow2 boot.qcow2 1G"
