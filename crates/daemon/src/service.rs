@@ -29,9 +29,9 @@ const OPS_MIN: u16 = 128;
 const STRIPE_OPS: u16 = 4096;
 
 /// Descriptors that every daemon may have open, whatever its vrings and workers: the standard streams, the sockets, 16
-/// pending, the connections of the control socket and of that for metrics, the descriptors of a message, and the runtime with its
-/// watches.
-const DESCRIPTORS_OWN: u64 = 96 + 2 * CONNECTIONS_MAX as u64;
+/// pending, the descriptors of a message, and the runtime with its watches. The connections of the control socket and of that for
+/// metrics come on top.
+const DESCRIPTORS_OWN: u64 = 96;
 /// The same for each disk of a node, which has the others once for all: its socket and locks, 16 pending connections, those of its
 /// session, and the descriptors of a message.
 const DESCRIPTORS_OF_DISK: u64 = 64;
@@ -221,7 +221,9 @@ impl Service {
 
     /// Descriptors that it may come to need, with a frontend that uses all that is offered.
     pub(crate) fn descriptors(&self) -> u64 {
-        DESCRIPTORS_OWN + self.descriptors_of_vrings()
+        let sockets = [self.control.as_deref(), self.metrics.path()];
+        let sockets = sockets.into_iter().flatten().count() as u64;
+        DESCRIPTORS_OWN + sockets * CONNECTIONS_MAX as u64 + self.descriptors_of_vrings()
     }
 
     /// The same for a disk of a node.
