@@ -30,7 +30,10 @@ const CONNECTION_TIME: Duration = Duration::from_secs(60);
 const HEADER_TIME: Duration = Duration::from_secs(5);
 /// A client that takes nothing of its answer for so long has gone.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
-/// Most bytes of it, and most lines.
+/// So long after its client had to be waited for first, a connection that waits again ends. No request comes after
+/// [`CONNECTION_TIME`], so each answer has at least a minute.
+const TAKE_TIME: Duration = Duration::from_secs(120);
+/// Most bytes of a header, and most lines.
 const HEADER_BYTES_MAX: usize = 16 << 10;
 const HEADERS_MAX: usize = 64;
 /// No connection is accepted for so long after accepting failed (no descriptors left, say).
@@ -72,7 +75,8 @@ async fn accept(listener: UnixListener, router: Router) {
             Some(_) = open.join_next() => {}
             accepted = listener.accept(), if open.len() < CONNECTIONS_MAX => match accepted {
                 Ok((stream, _)) => {
-                    open.spawn(converse(stream, router.clone(), sleep(CONNECTION_TIME)));
+                    let over = sleep(CONNECTION_TIME);
+                    open.spawn(converse(stream, router.clone(), over, TAKE_TIME));
                 }
                 Err(_) => sleep(ACCEPT_PAUSE).await,
             }
@@ -90,13 +94,21 @@ impl Streaming {
     }
 }
 
-/// Serves a connection until its client has gone. After `over` it takes no further request.
-async fn converse(stream: UnixStream, router: Router, over: impl Future<Output = ()>) {
+/// Serves a connection until its client has gone. After `over` it takes no further request, and its client takes all that it was
+/// sent within `take_time`.
+async fn converse(
+    stream: UnixStream,
+    router: Router,
+    over: impl Future<Output = ()>,
+    take_time: Duration,
+) {
     let streaming = Streaming::default();
     let stream = Impatient {
         stream,
         streaming: streaming.clone(),
         patience: None,
+        take_time,
+        waited: None,
     };
     let service = TowerToHyperService::new(router.layer(Extension(streaming)));
     let conversation = http1::Builder::new()
@@ -116,12 +128,16 @@ async fn converse(stream: UnixStream, router: Router, over: impl Future<Output =
     let _ = conversation.await;
 }
 
-/// A connection that fails when its client has taken nothing of an answer for [`ANSWER_TIME`].
+/// A connection that fails when its client has taken nothing of an answer for [`ANSWER_TIME`], or has taken little by little for
+/// `take_time`.
 struct Impatient {
     stream: UnixStream,
     streaming: Streaming,
     /// Runs while the client does not take what is written.
     patience: Option<Pin<Box<Sleep>>>,
+    take_time: Duration,
+    /// Runs since the client did not take what was written for the first time.
+    waited: Option<Pin<Box<Sleep>>>,
 }
 
 impl Impatient {
@@ -138,10 +154,14 @@ impl Impatient {
         let patience = self
             .patience
             .get_or_insert_with(|| Box::pin(sleep(ANSWER_TIME)));
-        patience
-            .as_mut()
-            .poll(context)
-            .map(|()| Err(io::ErrorKind::TimedOut.into()))
+        let waited = self
+            .waited
+            .get_or_insert_with(|| Box::pin(sleep(self.take_time)));
+        let is_over = [patience, waited].map(|time| time.as_mut().poll(context).is_ready());
+        match is_over.contains(&true) {
+            true => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            false => Poll::Pending,
+        }
     }
 }
 
@@ -224,7 +244,7 @@ mod tests {
             reached.acquire().await.unwrap().forget();
             released.add_permits(1);
         };
-        let conversation = tokio::spawn(converse(served, router, over));
+        let conversation = tokio::spawn(converse(served, router, over, TAKE_TIME));
         let read = spawn_blocking(move || {
             let mut text = String::new();
             client.read_to_string(&mut text).map(|_| text)
@@ -241,9 +261,30 @@ mod tests {
     async fn a_client_that_does_not_read_its_answer_is_let_go() {
         let router = Router::new().route("/", get(|| async { vec![7; 8 << 20] }));
         let (mut client, served) = asked();
-        converse(served, router, sleep(CONNECTION_TIME)).await;
+        converse(served, router, sleep(CONNECTION_TIME), TAKE_TIME).await;
         let mut text = Vec::new();
         let _ = client.read_to_end(&mut text);
         assert!(text.len() < 8 << 20, "{}", text.len());
+    }
+
+    /// Each of its answers is held in memory until it has read it.
+    #[tokio::test]
+    async fn a_client_that_reads_its_answer_slowly_is_let_go() {
+        let router = Router::new().route("/", get(|| async { vec![7; 8 << 20] }));
+        let (mut client, served) = asked();
+        let read = spawn_blocking(move || {
+            let (mut piece, mut len) = ([0; 4 << 10], 0);
+            loop {
+                match client.read(&mut piece) {
+                    Ok(0) | Err(_) => return len,
+                    Ok(more) => len += more,
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        let take_time = Duration::from_millis(300);
+        converse(served, router, sleep(CONNECTION_TIME), take_time).await;
+        let len = read.await.unwrap();
+        assert!(len < 8 << 20, "{len}");
     }
 }
