@@ -11,6 +11,7 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerPidfd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 
 use super::dial::{Call, NbdError, Target, resolve, wait};
 use super::dialler::{Dialler, Order};
@@ -53,10 +54,11 @@ impl Link {
         })
     }
 
-    /// Takes leave of the server, which closes the connection. Only for a connection on which nothing is under way, so that its
-    /// socket has room.
+    /// Takes leave of the server, which closes the connection. Only for a connection on which nothing is under way. Its socket then
+    /// has room, unless the server answered what it did not read; that server is not told.
     pub fn part(&self) {
-        let _ = rustix::io::write(&self.socket, &wire::Request::DISCONNECT.bytes());
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let _ = send(&self.socket, &wire::Request::DISCONNECT.bytes(), flags);
     }
 
     /// Returns false if it was lost while nobody used it.
@@ -480,4 +482,36 @@ fn fit(first: &Export, now: &Export, is_read_only: bool) -> Result<(), NbdError>
         return unfit("its smallest block is larger now");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    /// It answered requests that it did not read, so they count as done.
+    #[test]
+    fn a_server_that_reads_nothing_does_not_keep_us_from_leaving() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        while send(&ours, &[0; 4096], SendFlags::DONTWAIT).is_ok() {}
+        let link = Link {
+            socket: Arc::new(ours.into()),
+            export: Export {
+                size_bytes: 0,
+                flags: 0,
+                block_min: 1,
+                block_preferred: 1,
+                payload_max: 1,
+                structured: false,
+            },
+            server: None,
+        };
+        let (to, parted) = channel();
+        thread::spawn(move || {
+            link.part();
+            to.send(()).unwrap();
+        });
+        parted.recv_timeout(Duration::from_secs(20)).unwrap();
+    }
 }
