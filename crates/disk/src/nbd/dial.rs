@@ -18,8 +18,8 @@ use rustix::net::{
 
 use super::Address;
 
-/// When an idle connection is probed first, and how often then. It is given up when the time-out of the disk has passed
-/// (TCP_USER_TIMEOUT, which replaces the number of probes).
+/// When an idle connection is probed first, and how often then. It is given up when the time that `Call::place` is told has passed
+/// without an answer (TCP_USER_TIMEOUT, which replaces the number of probes).
 const PROBE_AFTER: Duration = Duration::from_secs(30);
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 /// Pause while the queue of a unix socket is full.
@@ -111,7 +111,8 @@ pub(crate) struct Call {
 
 impl Call {
     /// Connects to the first target that accepts. Each gets its share of the time, so that a silent one leaves some for the next.
-    /// `timeout`: for how long the server's host may be silent on the connection, now or later.
+    /// `timeout`: for how long the server's host may be silent on the connection, and the server not read, now or later: Linux
+    /// gives up a connection whose window stays closed for so long, although the host answers.
     pub(crate) fn place(
         targets: &[Target],
         deadline: Instant,

@@ -26,8 +26,8 @@ pub(super) const DIAL_TIME: Duration = Duration::from_secs(10);
 pub(super) const MORE_TIME: Duration = Duration::from_secs(2);
 /// Most connections of a disk.
 const CONNECTIONS_MAX: usize = 256;
-/// The operator's flush may take so many times the time-out of the disk.
-const FLUSH_PATIENCE: u32 = 4;
+/// So many times the time-out of the disk, a server may be busy with a slow request, and with what waits for that.
+pub const PATIENCE: u32 = 4;
 
 /// A connection whose negotiation is over.
 #[derive(Debug)]
@@ -387,7 +387,7 @@ impl Nbd {
             }
         };
         let covered = port.answered();
-        let time = self.shared.spec.timeout * FLUSH_PATIENCE;
+        let time = self.shared.spec.timeout * PATIENCE;
         let mut call = Call::on(link.socket.clone(), Instant::now() + time);
         let error = replay::flush(&mut call).map_err(io::Error::other)?;
         link.part();
@@ -460,7 +460,7 @@ fn wanted(spec: &NbdSpec, export: &Export, workers: u16) -> usize {
 }
 
 fn dial(targets: &[Target], spec: &NbdSpec, time: Duration) -> Result<(Call, Export), NbdError> {
-    let mut call = Call::place(targets, Instant::now() + time, spec.timeout)?;
+    let mut call = Call::place(targets, Instant::now() + time, spec.timeout * PATIENCE)?;
     let export = negotiate(&mut call, &spec.export)?;
     Ok((call, export))
 }

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use cleave_disk::nbd::NbdSpec;
+use cleave_disk::nbd::{NbdSpec, PATIENCE};
 use io_uring::opcode;
 use io_uring::types::Fixed;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,9 +19,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::line::{Entry as RingEntry, Phase};
 use super::{FULL_PAUSE, Nbd, Sent, part, socket_of};
 use crate::Reactor;
-
-/// A request that is not answered for this multiple of the time-out ends its connection, even if others are answered.
-const PATIENCE: u32 = 4;
 
 /// The times that the operator chose.
 #[derive(Debug, Clone, Copy)]

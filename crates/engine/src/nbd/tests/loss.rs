@@ -147,6 +147,43 @@ fn the_time_for_a_connection_begins_after_the_fence() {
     assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
 }
 
+/// Linux aborts a connection whose window stays closed for TCP_USER_TIMEOUT, although the server's host answers each probe.
+#[test]
+fn a_server_that_reads_nothing_while_it_flushes_is_not_lost() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 128 << 10).unwrap();
+    let at = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        greet(&mut stream, ABLE);
+        let mut request = [0; 28];
+        while stream.read_exact(&mut request).is_ok() {
+            let cookie = u64::from_be_bytes(request[8..16].try_into().unwrap());
+            let len = u32::from_be_bytes(request[24..].try_into().unwrap());
+            match u16::from(request[7]) {
+                FLUSH => std::thread::sleep(Duration::from_millis(2500)),
+                WRITE => stream.read_exact(&mut vec![0; len as usize]).unwrap(),
+                _ => return,
+            }
+            stream.write_all(&simple(cookie, 0, &[])).unwrap();
+        }
+    });
+    let uri = format!("nbd://{at}/?timeout=1&reconnect=1&fence=1");
+    let disk = Arc::new(Disk::open(&uri.parse().unwrap(), &OpenOptions::default()).unwrap());
+    let guest = Guest::new();
+    let mut store = Uring::new(disk.clone(), guest.memory.clone(), 64, 4, 4).unwrap();
+    store.push(op(SYNC, 0, 0, &[]), 0);
+    let memory = [segment(0, 512 << 10)];
+    (1..17).for_each(|number| store.push(op(PLAIN, 0, 512 << 10, &memory), number));
+    for _ in 0..17 {
+        assert_eq!(next_done(&mut store).1, Ok(()));
+    }
+    let cleave_disk::Backing::Nbd(nbd) = disk.backing() else {
+        panic!("another store");
+    };
+    assert_eq!(nbd.state().lost, 0);
+}
+
 #[test]
 fn requests_fail_in_time_although_the_server_lets_in_whom_it_turns_away() {
     let bench = Bench::new(Export::able(SIZE), "&timeout=1&reconnect=2&fence=1");
