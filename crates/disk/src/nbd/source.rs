@@ -197,10 +197,10 @@ impl Shared {
     /// Writes the kept changes again. Nobody adds to them meanwhile, because no store has a connection.
     fn replay(&self, call: &mut Call, export: &Export) -> Result<(), NbdError> {
         // Not under the lock: a store that closes must not wait for the server here.
-        let kept = std::mem::take(&mut *lock(&self.unflushed));
+        let kept = lock(&self.unflushed).lend();
         let is_abandoned = || self.is_abandoned();
-        let done = replay::replay(call, export, kept.all(), self.spec.timeout, is_abandoned);
-        *lock(&self.unflushed) = kept;
+        let done = replay::replay(call, export, kept.iter(), self.spec.timeout, is_abandoned);
+        lock(&self.unflushed).give_back(kept);
         let done = done?;
         if done.bytes > 0 {
             self.replayed_bytes.fetch_add(done.bytes, Ordering::Relaxed);

@@ -72,14 +72,20 @@ impl Unflushed {
         durable
     }
 
+    /// Lends the changes, to be sent again. They are still owed, and what they occupy counts, but nobody may add one or flush.
+    pub(super) fn lend(&mut self) -> VecDeque<Change> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Takes the lent changes back.
+    pub(super) fn give_back(&mut self, lent: VecDeque<Change>) {
+        debug_assert!(self.changes.is_empty());
+        self.changes = lent;
+    }
+
     /// Returns what the changes occupy.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
-    }
-
-    /// Returns the changes, the oldest first.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Change> {
-        self.changes.iter()
     }
 }
 
@@ -108,7 +114,10 @@ mod tests {
         // An older flush that is answered later covers nothing more.
         assert_eq!(log.flushed(end - 1).len(), 0);
         assert_eq!(
-            log.all().map(|change| change.offset).collect::<Vec<_>>(),
+            log.changes
+                .iter()
+                .map(|change| change.offset)
+                .collect::<Vec<_>>(),
             [4096]
         );
         assert_eq!(log.flushed(log.end()).len(), 1);
@@ -123,7 +132,7 @@ mod tests {
         assert_eq!(log.bytes(), 0);
         log.add(write(0, 0));
         log.add(write(0, request::FUA));
-        assert_eq!(log.all().count(), 2);
+        assert_eq!(log.changes.len(), 2);
     }
 
     #[test]

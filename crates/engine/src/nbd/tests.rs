@@ -233,6 +233,15 @@ fn errors_of_the_server_become_errnos() {
     assert_eq!(bench.lost(), 0);
 }
 
+/// Runs the store for a moment in which no op ends.
+fn nothing_ends(store: &mut Uring) {
+    let end = Instant::now() + Duration::from_millis(200);
+    while Instant::now() < end {
+        store.enter(Wait::Until(Some(end))).unwrap();
+        assert_eq!(store.reap(), None);
+    }
+}
+
 /// A request after which the server reacts once in this way, and behaves from then on.
 fn once(bench: &Bench, react: impl Fn(&Asked) -> Reaction + Send + Sync + 'static) {
     let is_first = std::sync::atomic::AtomicBool::new(true);

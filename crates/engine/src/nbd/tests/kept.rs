@@ -86,6 +86,24 @@ fn a_server_that_refuses_them_fails_every_flush() {
     assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Err(libc::EIO));
 }
 
+/// The next daemon has to know of them, however long the server takes.
+#[test]
+fn changes_that_are_being_sent_again_are_still_owed() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=60&fence=1");
+    let mut store = bench.store();
+    put(&bench, &mut store, PLAIN, 0, 1);
+    bench.server.react(|_| Reaction::Dead(Vec::new()));
+    bench.server.hang_up();
+    store.push(op(SYNC, 0, 0, &[]), 1);
+    while bench.server.asked().len() < 2 {
+        nothing_ends(&mut store);
+    }
+    assert!(bench.disk.owes_changes());
+    let unflushed = bench.state().unflushed_bytes;
+    assert!(unflushed >= 4096, "{unflushed}");
+    bench.disk.abandon();
+}
+
 /// The guest never flushes.
 #[test]
 fn so_much_is_kept_and_no_more() {

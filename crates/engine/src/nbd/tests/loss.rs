@@ -43,15 +43,6 @@ fn instead(
     });
 }
 
-/// Runs the store for a moment in which no op ends.
-fn nothing_ends(store: &mut Uring) {
-    let end = Instant::now() + Duration::from_millis(200);
-    while Instant::now() < end {
-        store.enter(Wait::Until(Some(end))).unwrap();
-        assert_eq!(store.reap(), None);
-    }
-}
-
 /// Otherwise the op would end while its request waits to be sent. The next op takes its place, and its request would be sent twice,
 /// from memory that may be gone by then.
 #[test]
