@@ -27,7 +27,7 @@ impl DiskServer {
         };
         let was = std::mem::replace(&mut self.losses, now);
         if state.lossy > was.lossy {
-            let more = json!({"unflushed_bytes": state.unflushed_bytes});
+            let more = json!({"unflushed_bytes": state.lossy_bytes});
             self.status.tell("server_lost", more);
         }
         let bytes = state.replayed_bytes.saturating_sub(was.replayed_bytes);

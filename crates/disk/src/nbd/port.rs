@@ -218,8 +218,11 @@ impl Port {
             if is_new {
                 let _ = self.orders.send(Order::Look);
             }
-            if is_new && self.has_unflushed() {
-                self.shared.lossy.fetch_add(1, Ordering::Relaxed);
+            let unflushed = lock(&self.shared.unflushed).bytes();
+            if is_new && unflushed > 0 {
+                // Whoever tells of it may come when they have been sent again and flushed.
+                self.shared.lossy_bytes.store(unflushed, Ordering::Relaxed);
+                self.shared.lossy.fetch_add(1, Ordering::Release);
                 ring(&self.shared.changed);
             }
         }

@@ -103,6 +103,8 @@ pub struct NbdState {
     pub replayed_bytes: u64,
     /// Times that the server was lost while it may have lost such changes.
     pub lossy: u64,
+    /// Bytes of such changes the last time.
+    pub lossy_bytes: u64,
 }
 
 /// What the ports, the dialler and the disk share.
@@ -133,6 +135,7 @@ pub(super) struct Shared {
     pub(super) unflushed: Mutex<Unflushed>,
     pub(super) replayed_bytes: AtomicU64,
     pub(super) lossy: AtomicU64,
+    pub(super) lossy_bytes: AtomicU64,
     /// The server refused to do again what it had done, or nobody has it any more.
     has_lost_data: AtomicBool,
     /// A flush of the guest has failed since.
@@ -286,6 +289,7 @@ impl Nbd {
             unflushed: Mutex::default(),
             replayed_bytes: AtomicU64::new(0),
             lossy: AtomicU64::new(0),
+            lossy_bytes: AtomicU64::new(0),
             has_lost_data: AtomicBool::new(false),
             has_told_loss: AtomicBool::new(false),
             bells: Mutex::new(bells),
@@ -355,7 +359,9 @@ impl Nbd {
             received_bytes,
             unflushed_bytes: lock(&self.shared.unflushed).bytes(),
             replayed_bytes: read(&self.shared.replayed_bytes),
-            lossy: read(&self.shared.lossy),
+            // Before its bytes, which are written first.
+            lossy: self.shared.lossy.load(Ordering::Acquire),
+            lossy_bytes: read(&self.shared.lossy_bytes),
         }
     }
 
