@@ -32,7 +32,10 @@ pub(super) enum Phase {
     /// Requests are sent and answered.
     Up,
     /// It counts as lost. Its requests wait until the server cannot apply them any more. `None`: it has none that matters.
-    Ending { fence_at: Option<Instant> },
+    Ending {
+        lost_at: Instant,
+        fence_at: Option<Instant>,
+    },
 }
 
 /// The meaning of the next received bytes.

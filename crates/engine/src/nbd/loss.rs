@@ -65,9 +65,10 @@ impl Nbd {
             return;
         }
         let needs_fence = self.has_unanswered_changes(line);
-        let fence_at = needs_fence.then(|| Instant::now() + self.times.fence);
+        let lost_at = Instant::now();
+        let fence_at = needs_fence.then(|| lost_at + self.times.fence);
         self.line(line).port.lost(why, fence_at);
-        self.line_mut(line).phase = Phase::Ending { fence_at };
+        self.line_mut(line).phase = Phase::Ending { lost_at, fence_at };
     }
 
     fn has_unanswered_changes(&self, line: u8) -> bool {
@@ -110,6 +111,7 @@ impl Nbd {
         let now = Instant::now();
         let state = self.line_mut(line);
         let Phase::Ending {
+            lost_at,
             fence_at: Some(mut fence_at),
         } = state.phase
         else {
@@ -119,7 +121,7 @@ impl Nbd {
             state.server = None;
             fence_at = fence_at.min(now + AFTER_END);
             let fence_at = Some(fence_at);
-            state.phase = Phase::Ending { fence_at };
+            state.phase = Phase::Ending { lost_at, fence_at };
         }
         let left = fence_at.saturating_duration_since(now);
         match state.server {
@@ -143,6 +145,10 @@ impl Nbd {
         let now = Instant::now();
         let reconnect = self.times.reconnect;
         let state = self.line_mut(line);
+        let lost_at = match state.phase {
+            Phase::Ending { lost_at, .. } => lost_at,
+            Phase::Up | Phase::Down { .. } => now,
+        };
         state.queue.clear();
         state.phase = Phase::Down {
             since: now,
@@ -164,7 +170,8 @@ impl Nbd {
                 // report that.
                 entry.pos = 0;
             }
-            let waited = now.saturating_duration_since(*flight.lost_at.get_or_insert(begins));
+            // Without the fence of this loss, which is no fault of the server's.
+            let waited = lost_at.saturating_duration_since(*flight.lost_at.get_or_insert(begins));
             if flight.doomed {
                 self.finish(index, Err(libc::EFAULT));
             } else if waited > reconnect {

@@ -138,6 +138,23 @@ fn the_time_for_a_connection_begins_after_the_fence() {
     assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
 }
 
+/// The server was away for an instant each time.
+#[test]
+fn the_fence_of_a_later_loss_is_no_part_of_the_time_either() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=60&reconnect=2&fence=3");
+    let mut store = bench.store();
+    let losses = std::sync::atomic::AtomicU64::new(0);
+    bench.server.react(
+        move |_| match losses.fetch_add(1, std::sync::atomic::Ordering::SeqCst) {
+            0 | 1 => Reaction::Close(Vec::new()),
+            _ => Reaction::Honest,
+        },
+    );
+    let memory = [segment(0, 512)];
+    assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
+    assert_eq!(bench.lost(), 2);
+}
+
 /// Linux aborts a connection whose window stays closed for TCP_USER_TIMEOUT, although the server's host answers each probe.
 #[test]
 fn a_server_that_reads_nothing_while_it_flushes_is_not_lost() {
