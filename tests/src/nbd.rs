@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -104,6 +105,7 @@ struct Shared {
 /// A running server; its threads end with the process.
 pub struct NbdServer {
     path: PathBuf,
+    listener: UnixListener,
     shared: Arc<Shared>,
 }
 
@@ -128,8 +130,9 @@ impl NbdServer {
             open: Mutex::new(Vec::new()),
         });
         let server = shared.clone();
+        let incoming = listener.try_clone().unwrap();
         std::thread::spawn(move || {
-            for stream in listener.incoming() {
+            for stream in incoming.incoming() {
                 let stream = stream.unwrap();
                 // Only this thread counts down.
                 match server.places.load(Ordering::SeqCst) {
@@ -151,8 +154,14 @@ impl NbdServer {
         });
         NbdServer {
             path: path.to_owned(),
+            listener,
             shared,
         }
+    }
+
+    /// The socket on which it listens.
+    pub fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 
     /// The disk for `--disk`, with options.

@@ -182,6 +182,11 @@ impl Call {
         Ok(())
     }
 
+    /// The socket.
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
     /// The socket, for an io_uring, which waits on it only while it is blocking.
     pub(crate) fn into_socket(self) -> Result<Arc<OwnedFd>, NbdError> {
         let flags = fcntl_getfl(&self.socket)?;

@@ -8,8 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::NbdError;
+use super::fence::Fence;
 use super::port::{Mailbox, Want};
-use super::source::{DIAL_TIME, MORE_TIME, Shared, lock};
+use super::source::{DIAL_TIME, Failed, MORE_TIME, Shared, lock};
 
 /// Pause after a failed attempt, or one that was of no use; it doubles up to the second one.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
@@ -33,6 +34,8 @@ pub(super) struct Dialler {
     pause: Duration,
     /// Not before this, because the last attempt failed, or brought a connection that was of no use.
     next_at: Option<Instant>,
+    /// Of the changes that were sent again since the last connection was made.
+    fence: Option<Fence>,
     /// When the last connection was made.
     made_at: Option<Instant>,
     reported: Option<Instant>,
@@ -45,6 +48,7 @@ impl Dialler {
             wanted: VecDeque::new(),
             pause: Duration::ZERO,
             next_at: None,
+            fence: None,
             made_at: None,
             reported: None,
         };
@@ -55,10 +59,7 @@ impl Dialler {
 
     fn run(mut self, inbox: &Receiver<Order>) {
         loop {
-            let now = Instant::now();
-            let left = self
-                .next_at
-                .map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+            let left = self.left();
             let is_idle = self.wanted.is_empty() || lock(&self.shared.attached).is_closing();
             let order = match is_idle {
                 true => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -107,7 +108,7 @@ impl Dialler {
         // Only this thread hands connections out, so there still is none when it has made the first.
         match self.make(is_first) {
             Ok(link) => {
-                (self.next_at, self.reported) = (None, None);
+                (self.next_at, self.fence, self.reported) = (None, None, None);
                 self.made_at = Some(Instant::now());
                 let needy =
                     |port: &Weak<Mailbox>| port.upgrade().is_some_and(|port| port.is_needy());
@@ -117,14 +118,28 @@ impl Dialler {
                     _ => drop(self.wanted.remove(at)),
                 }
             }
-            Err(error) => {
+            Err(Failed { error, fence }) => {
                 self.report(&error);
                 self.pause_longer();
+                self.await_fence(fence);
             }
         }
     }
 
-    fn make(&self, is_first: bool) -> Result<super::Link, NbdError> {
+    /// Nothing newer may reach the server before it cannot apply any more what was sent again.
+    fn await_fence(&mut self, fence: Option<Fence>) {
+        let Some(fence) = fence else {
+            return;
+        };
+        if self.fence.is_none() {
+            // The time of the requests that wait begins after it. It does not begin again after each further one: a server that
+            // fails every time must not keep them for longer.
+            lock(&self.shared.fences).add(fence.until, Instant::now());
+        }
+        self.fence = Some(fence);
+    }
+
+    fn make(&self, is_first: bool) -> Result<super::Link, Failed> {
         let spare = lock(&self.shared.spares).pop();
         if let Some(link) = spare.filter(|link| link.is_alive()) {
             return Ok(link);
@@ -152,8 +167,18 @@ impl Dialler {
         }
     }
 
-    fn is_early(&self) -> bool {
-        self.next_at.is_some_and(|at| Instant::now() < at)
+    fn is_early(&mut self) -> bool {
+        !self.left().is_zero()
+    }
+
+    /// Returns the longest sleep until the next attempt may be made.
+    fn left(&mut self) -> Duration {
+        let now = Instant::now();
+        let pause = self.next_at.map(|at| at.saturating_duration_since(now));
+        let fence = self.fence.as_mut().and_then(|fence| {
+            lock(&self.shared.fences).left(&mut fence.until, &mut fence.server, now)
+        });
+        pause.max(fence).unwrap_or_default()
     }
 
     fn pause_longer(&mut self) {

@@ -5,6 +5,7 @@
 
 mod dial;
 mod dialler;
+mod fence;
 mod handshake;
 mod port;
 mod replay;

@@ -208,9 +208,9 @@ impl Port {
                 self.shared.name
             );
         }
-        let mut fenced_until = lock(&self.shared.fenced_until);
-        *fenced_until = (*fenced_until).max(fence_at);
-        drop(fenced_until);
+        if let Some(until) = fence_at {
+            lock(&self.shared.fences).add(until, Instant::now());
+        }
         if self.shared.keeps_changes() {
             let mut attached = lock(&self.shared.attached);
             let is_new = !std::mem::replace(&mut attached.is_lossy, true);
@@ -230,7 +230,19 @@ impl Port {
 
     /// Returns when the last fence of a lost connection of this disk ends, if that is later than `time`.
     pub fn fenced(&self, time: Instant) -> Instant {
-        lock(&self.shared.fenced_until).map_or(time, |until| until.max(time))
+        lock(&self.shared.fences)
+            .last()
+            .map_or(time, |until| until.max(time))
+    }
+
+    /// Returns the longest sleep until the fence of a lost connection is over, or may be; `None`: it is over. It is shortened when
+    /// the server's process, by its pidfd, has ended.
+    pub fn fence_left(
+        &self,
+        fence_at: &mut Instant,
+        server: &mut Option<OwnedFd>,
+    ) -> Option<Duration> {
+        lock(&self.shared.fences).left(fence_at, server, Instant::now())
     }
 
     fn may_tell(&self, what: usize) -> bool {

@@ -15,6 +15,7 @@ use rustix::net::{SendFlags, send};
 
 use super::dial::{Call, NbdError, Target, resolve, wait};
 use super::dialler::{Dialler, Order};
+use super::fence::{Fence, Fences};
 use super::handshake::{Export, negotiate};
 use super::port::{Attached, Port, Store, Traffic};
 use super::unflushed::Unflushed;
@@ -42,13 +43,9 @@ pub struct Link {
 
 impl Link {
     pub(super) fn of(call: Call, export: Export, is_unix: bool) -> Result<Link, NbdError> {
-        let socket = call.into_socket()?;
-        let server = is_unix.then(|| getsockopt(&socket, PeerPidfd).ok());
-        // A process that has ended already only made the socket, and left it to another one that serves us: nbdkit does that when
-        // it goes to the background.
-        let server = server.flatten().filter(|process| !is_ready(process));
+        let server = process_of(call.socket(), is_unix);
         Ok(Link {
-            socket,
+            socket: call.into_socket()?,
             export,
             server,
         })
@@ -67,8 +64,16 @@ impl Link {
     }
 }
 
+/// Returns a pidfd of the process that listens at the other end. `None`: it is not known.
+fn process_of(socket: &OwnedFd, is_unix: bool) -> Option<OwnedFd> {
+    let process = is_unix.then(|| getsockopt(socket, PeerPidfd).ok());
+    // A process that has ended already only made the socket, and left it to another one that serves us: nbdkit does that when it
+    // goes to the background.
+    process.flatten().filter(|process| !is_ready(process))
+}
+
 /// Returns true if a descriptor can be read: a socket that has data or is closed, a process that has ended.
-fn is_ready(fd: &OwnedFd) -> bool {
+pub(super) fn is_ready(fd: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(fd, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
@@ -130,8 +135,7 @@ pub(super) struct Shared {
     pub(super) waiting: AtomicU64,
     pub(super) lost: AtomicU64,
     pub(super) reconnects: AtomicU64,
-    /// When all lost connections have passed their fences.
-    pub(super) fenced_until: Mutex<Option<Instant>>,
+    pub(super) fences: Mutex<Fences>,
     pub(super) unflushed: Mutex<Unflushed>,
     pub(super) replayed_bytes: AtomicU64,
     pub(super) lossy: AtomicU64,
@@ -168,6 +172,20 @@ pub(super) fn ring(bell: &OwnedFd) {
     let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
 }
 
+/// A connection that was not made.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) error: NbdError,
+    /// If changes were sent again on it and may not have been answered.
+    pub(super) fence: Option<Fence>,
+}
+
+impl From<NbdError> for Failed {
+    fn from(error: NbdError) -> Failed {
+        Failed { error, fence: None }
+    }
+}
+
 impl Shared {
     pub(super) fn is_unix(&self) -> bool {
         matches!(self.spec.address, super::Address::Unix(_))
@@ -184,7 +202,7 @@ impl Shared {
     }
 
     /// Connects and negotiates. While no store has a connection, the changes that the server may have lost are written again first.
-    pub(super) fn connect(&self, time: Duration, is_alone: bool) -> Result<Link, NbdError> {
+    pub(super) fn connect(&self, time: Duration, is_alone: bool) -> Result<Link, Failed> {
         let (mut call, export) = dial(&self.targets, &self.spec, time)?;
         fit(&self.export, &export, self.is_read_only)?;
         if is_alone {
@@ -194,17 +212,24 @@ impl Shared {
         if self.size_bytes.swap(size, Ordering::Relaxed) != size {
             ring(&self.changed);
         }
-        Link::of(call, export, self.is_unix())
+        Ok(Link::of(call, export, self.is_unix())?)
     }
 
     /// Writes the kept changes again. Nobody adds to them meanwhile, because no store has a connection.
-    fn replay(&self, call: &mut Call, export: &Export) -> Result<(), NbdError> {
+    fn replay(&self, call: &mut Call, export: &Export) -> Result<(), Failed> {
+        let server = process_of(call.socket(), self.is_unix());
         // Not under the lock: a store that closes must not wait for the server here.
         let kept = lock(&self.unflushed).lend();
-        let is_abandoned = || self.is_abandoned();
+        let (has_some, is_abandoned) = (!kept.is_empty(), || self.is_abandoned());
         let done = replay::replay(call, export, kept.iter(), self.spec.timeout, is_abandoned);
         lock(&self.unflushed).give_back(kept);
-        let done = done?;
+        let done = done.map_err(|error| Failed {
+            error,
+            fence: has_some.then(|| Fence {
+                until: Instant::now() + self.spec.fence,
+                server,
+            }),
+        })?;
         if done.bytes > 0 {
             self.replayed_bytes.fetch_add(done.bytes, Ordering::Relaxed);
             tracing::warn!(
@@ -285,7 +310,7 @@ impl Nbd {
             waiting: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             reconnects: AtomicU64::new(0),
-            fenced_until: Mutex::new(None),
+            fences: Mutex::default(),
             unflushed: Mutex::default(),
             replayed_bytes: AtomicU64::new(0),
             lossy: AtomicU64::new(0),
@@ -372,8 +397,8 @@ impl Nbd {
         (0..self.shared.connections).map(place).collect()
     }
 
-    /// Has the server flush, through a connection of its own: while a store has them all, only that can. The inner result is the
-    /// server's.
+    /// Has the server flush, through a connection of its own. Not for a disk that a store uses: that may have every connection that
+    /// the server lets in, and flushes through them. The inner result is the server's.
     pub(crate) fn sync_at_rest(&self) -> io::Result<io::Result<()>> {
         if !self.shared.export.has(wire::export::FLUSH) {
             return Ok(Ok(()));

@@ -8,15 +8,13 @@
 //! on which nothing that changes the disk is unanswered needs no fence.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use cleave_disk::nbd::{NbdSpec, PATIENCE};
 use io_uring::opcode;
 use io_uring::types::Fixed;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::line::{Entry as RingEntry, Phase};
+use super::line::{Entry as RingEntry, Line, Phase};
 use super::{FULL_PAUSE, Nbd, Sent, part, socket_of};
 use crate::Reactor;
 
@@ -44,18 +42,6 @@ impl Times {
             fence: spec.fence,
         }
     }
-}
-
-/// After the server's process has ended: what it handed to the kernel may take so long. A process does not wait at its end for what
-/// it began with io_uring.
-const AFTER_END: Duration = Duration::from_secs(1);
-/// How often to look whether the process has ended, which it does a little later than its connections.
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
-
-/// Returns true if a process has ended, by its pidfd.
-fn has_ended(process: &OwnedFd) -> bool {
-    let mut polled = [PollFd::new(process, PollFlags::IN)];
-    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
 impl Nbd {
@@ -108,27 +94,19 @@ impl Nbd {
 
     /// Returns the longest sleep until the fence is over, or may be; `None`: it is over.
     fn fence_left(&mut self, line: u8) -> Option<Duration> {
-        let now = Instant::now();
-        let state = self.line_mut(line);
-        let Phase::Ending {
-            lost_at,
-            fence_at: Some(mut fence_at),
-        } = state.phase
-        else {
-            return None;
-        };
-        if state.server.as_ref().is_some_and(has_ended) {
-            state.server = None;
-            fence_at = fence_at.min(now + AFTER_END);
-            let fence_at = Some(fence_at);
-            state.phase = Phase::Ending { lost_at, fence_at };
+        let Line {
+            port,
+            server,
+            phase,
+            ..
+        } = self.line_mut(line);
+        match phase {
+            Phase::Ending {
+                fence_at: Some(fence_at),
+                ..
+            } => port.fence_left(fence_at, server),
+            _ => None,
         }
-        let left = fence_at.saturating_duration_since(now);
-        match state.server {
-            Some(_) => Some(left.min(LOOK_PAUSE)),
-            None => Some(left),
-        }
-        .filter(|_| !left.is_zero())
     }
 
     /// Closes the socket, which drops what it has not sent. If it went on sending in the fence, a write could reach the server at

@@ -56,6 +56,14 @@ impl Bench {
         }
     }
 
+    /// For a server that belongs to a process of its own.
+    fn with_process(options: &str) -> (Bench, Process) {
+        let scratch = Scratch::in_memory();
+        let server = NbdServer::start(&scratch.join("nbd"), Export::able(SIZE));
+        let process = Process::listening(&server);
+        (Bench::with(scratch, server, options), process)
+    }
+
     fn store(&self) -> Uring {
         Uring::new(self.disk.clone(), self.guest.memory.clone(), 64, 4, 4).unwrap()
     }
@@ -69,6 +77,39 @@ impl Bench {
             cleave_disk::Backing::Nbd(nbd) => nbd.state(),
             _ => panic!("another store"),
         }
+    }
+}
+
+/// A process that counts as a server's, because it was the last to listen. The server itself is in this one.
+struct Process(std::process::Child);
+
+impl Process {
+    fn listening(server: &NbdServer) -> Process {
+        use std::os::fd::AsRawFd as _;
+        use std::os::unix::process::CommandExt as _;
+        let socket = server.listener().as_raw_fd();
+        let mut command = std::process::Command::new("sleep");
+        command.arg("600");
+        // SAFETY: `listen` may be called between fork and exec, and the child has the descriptor by then.
+        let command = unsafe {
+            command.pre_exec(move || match libc::listen(socket, 64) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            })
+        };
+        Process(command.spawn().unwrap())
+    }
+
+    fn end(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -106,6 +106,64 @@ fn changes_that_are_being_sent_again_are_still_owed() {
     bench.disk.abandon();
 }
 
+/// Has the server lose what it answered, and closes the connection on which it gets that again. Returns when it did the latter.
+fn lose_again(bench: &Bench, store: &mut Uring) -> Instant {
+    put(bench, store, PLAIN, 0, 1);
+    let (to, cut) = channel();
+    once(bench, move |_| {
+        to.send(Instant::now()).unwrap();
+        Reaction::Close(Vec::new())
+    });
+    lose_all(bench);
+    store.push(op(SYNC, 0, 0, &[]), 1);
+    loop {
+        nothing_ends(store);
+        if let Ok(at) = cut.try_recv() {
+            return at;
+        }
+    }
+}
+
+/// The server may have them in a queue, and would replace what the guest writes to the same place on the next connection.
+#[test]
+fn changes_that_were_sent_again_and_not_answered_have_a_fence() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=60&fence=2");
+    let mut store = bench.store();
+    let cut = lose_again(&bench, &mut store);
+    assert_eq!(next_done(&mut store), (1, Ok(())));
+    let took = cut.elapsed();
+    assert!(took >= Duration::from_secs(2), "{took:?}");
+    assert!(bench.server.bytes()[..4096].iter().all(|byte| *byte == 1));
+}
+
+#[test]
+fn the_fence_of_changes_that_were_sent_again_ends_with_the_servers_process() {
+    let (bench, mut process) = Bench::with_process("&timeout=60&fence=60");
+    let mut store = bench.store();
+    let cut = lose_again(&bench, &mut store);
+    process.end();
+    assert_eq!(next_done(&mut store), (1, Ok(())));
+    let took = cut.elapsed();
+    assert!(took >= Duration::from_secs(1), "{took:?}");
+    assert!(took < Duration::from_secs(30), "{took:?}");
+}
+
+/// A server that ends whenever it gets them.
+#[test]
+fn requests_fail_in_time_although_the_changes_are_never_answered() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=60&reconnect=3&fence=1");
+    let mut store = bench.store();
+    put(&bench, &mut store, PLAIN, 0, 1);
+    bench.server.react(|_| Reaction::Close(Vec::new()));
+    bench.server.hang_up();
+    let begun = Instant::now();
+    store.push(op(GET, 0, 4096, &[segment(0, 4096)]), 1);
+    assert_eq!(next_done(&mut store), (1, Err(libc::ENOTCONN)));
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_secs(3), "{took:?}");
+    assert!(took < Duration::from_secs(20), "{took:?}");
+}
+
 /// The guest never flushes.
 #[test]
 fn so_much_is_kept_and_no_more() {

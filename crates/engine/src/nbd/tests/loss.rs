@@ -155,6 +155,24 @@ fn the_fence_of_a_later_loss_is_no_part_of_the_time_either() {
     assert_eq!(bench.lost(), 2);
 }
 
+#[test]
+fn requests_fail_in_time_after_the_end_of_the_servers_process() {
+    let (bench, mut process) = Bench::with_process("&timeout=60&reconnect=1&fence=60");
+    let mut store = bench.store();
+    bench.server.react(|_| Reaction::Close(Vec::new()));
+    nothing_ends(&mut store);
+    bench.server.accept(false);
+    let begun = Instant::now();
+    store.push(op(PLAIN, 0, 512, &[segment(0, 512)]), 1);
+    while bench.lost() == 0 {
+        nothing_ends(&mut store);
+    }
+    process.end();
+    assert_eq!(next_done(&mut store), (1, Err(libc::ENOTCONN)));
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(30), "{took:?}");
+}
+
 /// Linux aborts a connection whose window stays closed for TCP_USER_TIMEOUT, although the server's host answers each probe.
 #[test]
 fn a_server_that_reads_nothing_while_it_flushes_is_not_lost() {
