@@ -68,6 +68,7 @@ fn main() -> ExitCode {
         errors_of_the_server_are_held_until_the_operator_resumes: NBDKIT,
         a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error: QEMU,
         a_killed_server_of_a_qcow2_image_loses_nothing_that_it_answered: QEMU,
+        writes_that_outlive_their_guest_are_told_of_and_sent_again,
         a_write_and_a_flush_are_held_until_their_server_is_back: QEMU,
         an_error_of_the_disk_is_held_when_its_server_is_back,
         a_flush_that_is_held_fails_if_writes_were_lost,
@@ -471,6 +472,31 @@ fn a_killed_server_of_a_qcow2_image_loses_nothing_that_it_answered() {
         [&resent["event"], &resent["bytes"], &resent["data_lost"]],
         [&json!("resent"), &json!(8 * 4096), &json!(false)]
     );
+    drop(client);
+    daemon.finish();
+}
+
+fn writes_that_outlive_their_guest_are_told_of_and_sent_again() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
+    let (daemon, control) = serve(&server.uri("&fence=1"), &[]);
+    let mut client = daemon.open(&small(1));
+    client.queue(0).write(0, &[1; 4096]).unwrap();
+    server.accept(false);
+    server.fill(|_| 0);
+    server.hang_up();
+    let connections = || report(&control)["store"]["connections"].clone();
+    assert!(wait_until(|| connections()["lost"] == json!(1)));
+    drop(client);
+    let told = "no guest is left, and the NBD server is away";
+    assert!(wait_until(|| daemon.log_has(told)), "{}", daemon.log());
+    assert!(daemon.log_has("remove the disk here"), "{}", daemon.log());
+    server.accept(true);
+    let mut client = daemon.open(&small(1));
+    client.queue(0).flush().unwrap();
+    let mut bytes = [0; 4096];
+    client.queue(0).read(0, &mut bytes).unwrap();
+    assert!(bytes == [1; 4096]);
     drop(client);
     daemon.finish();
 }

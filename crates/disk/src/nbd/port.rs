@@ -257,6 +257,19 @@ impl Port {
         is_due
     }
 
+    /// Warns of changes that outlive the guest: if it goes on elsewhere and comes back, they replace what it wrote there.
+    fn tell_owed(&self) {
+        let owed_bytes = self.shared.owed_bytes();
+        if owed_bytes > 0 && !self.is_abandoned() && self.may_tell(2) {
+            tracing::warn!(
+                "{}: no guest is left, and the NBD server is away; {owed_bytes} bytes of its writes that the server had not flushed are \
+                 kept and sent to it again when the next guest connects; if the guest goes on elsewhere, remove the disk here, or stop \
+                 this daemon, before the server is back",
+                self.shared.name
+            );
+        }
+    }
+
     /// Keeps a change that was answered until it is flushed. `change` is called if that is of use. Returns true if so much is kept
     /// that a flush is due.
     pub fn keep(&self, change: impl FnOnce() -> Option<Change>) -> bool {
@@ -376,6 +389,11 @@ impl Drop for Port {
         ledger
             .ports
             .retain(|port| !Arc::ptr_eq(port, &self.traffic));
+        let is_last = ledger.ports.is_empty();
+        drop(ledger);
+        if is_last {
+            self.tell_owed();
+        }
     }
 }
 

@@ -147,8 +147,8 @@ pub(super) struct Shared {
     /// Eventfds of ports that are gone, for those to come: a thread that serves a guest can make none.
     pub(super) bells: Mutex<Vec<Arc<OwnedFd>>>,
     pub(super) traffic: Mutex<Ledger>,
-    /// When a lost connection, and a new one, were last told of.
-    pub(super) told: [Mutex<Option<Instant>>; 2],
+    /// When a lost connection, a new one, and a guest that left while its server was away were last told of.
+    pub(super) told: [Mutex<Option<Instant>>; 3],
 }
 
 /// The counts of all ports.
@@ -193,6 +193,14 @@ impl Shared {
 
     pub(super) fn is_abandoned(&self) -> bool {
         self.is_abandoned.load(Ordering::SeqCst)
+    }
+
+    /// Returns what those changes occupy that a lost server may lack and was not sent again.
+    pub(super) fn owed_bytes(&self) -> u64 {
+        match lock(&self.attached).is_lossy() {
+            true => lock(&self.unflushed).bytes(),
+            false => 0,
+        }
     }
 
     /// Returns true if changes are kept until the server has flushed them. A server without flushes has nothing that is not
@@ -319,7 +327,7 @@ impl Nbd {
             has_told_loss: AtomicBool::new(false),
             bells: Mutex::new(bells),
             traffic: Mutex::default(),
-            told: [Mutex::new(None), Mutex::new(None)],
+            told: Default::default(),
         });
         let (orders, inbox) = channel();
         Dialler::start(Arc::clone(&shared), inbox)?;
@@ -440,9 +448,8 @@ impl Nbd {
 
     /// Returns true if changes that the server had answered and not flushed were not written again, and the guest does not know.
     pub(crate) fn owes_changes(&self) -> bool {
-        let shared = &self.shared;
-        let is_untold = self.has_lost_data() && !shared.has_told_loss.load(Ordering::SeqCst);
-        is_untold || lock(&shared.attached).is_lossy() && lock(&shared.unflushed).bytes() > 0
+        let has_told = self.shared.has_told_loss.load(Ordering::SeqCst);
+        self.has_lost_data() && !has_told || self.shared.owed_bytes() > 0
     }
 
     /// Records that a flush of the guest fails.
