@@ -25,7 +25,8 @@ Examples:
   Another limit while a guest uses it:
       cleave disk set d1 --limit iops-total=0,bps-total=100M
   A moment of rest for a snapshot by other means:
-      cleave disk quiesce d1 --for 30 && lvcreate -s -n s vg0/a; cleave disk resume d1 || lvremove -y vg0/s
+      cleave disk quiesce d1 --for 30 && if lvcreate -s -n s vg0/a
+          then cleave disk resume d1 || lvremove -y vg0/s; else cleave disk resume d1; fi
   The guest is gone:
       cleave disk remove d1
 
