@@ -107,8 +107,7 @@ impl DiskServer {
         };
         let is_signal = |asker: &SizeAsker| matches!(asker, SizeAsker::Signal);
         if outcome == Ok(false) && askers.iter().any(is_signal) {
-            let (name, bytes) = (self.disk.name(), self.disk.capacity_bytes());
-            tracing::info!("{name}: SIGHUP received: its size has not changed ({bytes} bytes)");
+            self.tell_unchanged();
         }
         for asker in askers {
             if let SizeAsker::Request(reply) = asker {
@@ -119,6 +118,28 @@ impl DiskServer {
         if std::mem::take(&mut self.size.is_due) {
             self.check_size();
         }
+    }
+
+    /// Answers a SIGHUP after which the size is what it was.
+    fn tell_unchanged(&self) {
+        match self.size.short {
+            Some((leg, _)) => tracing::warn!(
+                "{}: SIGHUP received: {} bytes are still missing at its end, and reads and writes there fail",
+                self.leg_name(leg),
+                self.disk.short_bytes()
+            ),
+            None => tracing::info!(
+                "{}: SIGHUP received: its size has not changed ({} bytes)",
+                self.disk.name(),
+                self.disk.capacity_bytes()
+            ),
+        }
+    }
+
+    /// Returns the name of a leg, which is the disk's if it is the only one.
+    fn leg_name(&self, leg: u16) -> &str {
+        let found = self.disk.legs().get(usize::from(leg));
+        found.map_or(self.disk.name(), Leg::name)
     }
 
     /// Takes a size that was found. Returns true if it differs from the last one.
@@ -138,11 +159,7 @@ impl DiskServer {
                 }
             }
             Resized::Short(leg, bytes) if short != was => {
-                let leg = self
-                    .disk
-                    .legs()
-                    .get(usize::from(leg))
-                    .map_or(name, Leg::name);
+                let leg = self.leg_name(leg);
                 tracing::warn!(
                     "{leg}: has shrunk to {bytes} bytes; its guest still sees a disk of {served}, and reads and writes \
                      beyond the end fail until it is as large as before"
