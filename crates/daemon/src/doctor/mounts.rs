@@ -20,13 +20,13 @@ pub(super) fn check(check: &'static str, image: &Path, socket: Option<&Path>) ->
     let unit = unit_of(socket, Path::new(SETTINGS))?;
     let shown = Command::new("systemctl")
         .args(["show", "--property"])
-        .arg("LoadState,ProtectSystem,ProtectHome,PrivateTmp,TemporaryFileSystem,BindPaths,ReadWritePaths")
+        .arg("LoadState,Environment,ProtectSystem,ProtectHome,PrivateTmp,TemporaryFileSystem,BindPaths,ReadWritePaths")
         .arg(format!("{unit}.service"))
         .output()
         .ok()?;
     let image = image.canonicalize().ok()?;
     let shown = String::from_utf8_lossy(&shown.stdout);
-    let (what, lines) = withheld(&shown, &image)?;
+    let (what, lines) = hindrance(&shown, &unit, &image)?;
     let edited = match unit.split_once('@') {
         Some((template, _)) => format!("{template}@"),
         None => unit.clone(),
@@ -56,6 +56,38 @@ fn unit_of(socket: Option<&Path>, settings: &Path) -> Option<String> {
         true => format!("cleave@{name}"),
         false => "cleave".to_owned(),
     })
+}
+
+/// Returns what a unit with these properties does to an image, or what the node in it does, and the lines that change it.
+fn hindrance(properties: &str, unit: &str, image: &Path) -> Option<(&'static str, String)> {
+    let is_node = !unit.contains('@');
+    let unlisted = is_node.then(|| unlisted(properties, image)).flatten();
+    match (withheld(properties, image), unlisted) {
+        (Some((what, lines)), Some(more)) => Some((what, format!("{lines} and {more}"))),
+        (withheld, None) => withheld,
+        (None, Some(more)) => Some(("does not open", more)),
+    }
+}
+
+/// Returns the line that has the node of the packaged unit open an image, if none of the folders that it is given holds it.
+fn unlisted(properties: &str, image: &Path) -> Option<String> {
+    let environment = properties
+        .lines()
+        .find_map(|line| line.strip_prefix("Environment="))?;
+    let words = environment.split([' ', '"', '=']);
+    let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
+    let folders = words.windows(2).filter_map(|pair| match pair {
+        ["--images", folder] => Some(*folder),
+        _ => None,
+    });
+    let folders: Vec<_> = folders.collect();
+    if folders.is_empty() || folders.iter().any(|folder| image.starts_with(folder)) {
+        return None;
+    }
+    let kept = folders.iter().map(|folder| format!("--images {folder} "));
+    let kept: String = kept.collect();
+    let folder = access::folder(image).display().to_string();
+    Some(format!("Environment=\"IMAGES={kept}--images {folder}\""))
 }
 
 /// Returns what a unit with these properties does to an image, and the lines that change it.
@@ -137,6 +169,30 @@ mod tests {
         let open = absent.replace("not-found", "loaded");
         assert_eq!(withheld(&open, Path::new(&home)), None);
         assert_eq!(withheld("", Path::new("/srv/a.img")), None);
+    }
+
+    /// What the unit permits is of no use if the node does not open it.
+    #[test]
+    fn the_node_opens_the_images_of_its_folders_only() {
+        let node = format!(
+            "{PACKAGED}Environment=\"IMAGES=--images /var/lib/images --images /dev\" OPTIONS=\n"
+        );
+        let listed = "Environment=\"IMAGES=--images /var/lib/images --images /dev --images /srv";
+        let both = format!("ReadWritePaths=/srv and {listed}\"");
+        let own = format!("{listed}/vm\"");
+        for (unit, image, wanted) in [
+            ("cleave", "/srv/a.img", Some(("may only read", both))),
+            ("cleave", "/srv/vm/a.img", Some(("does not open", own))),
+            ("cleave", "/var/lib/images/a.img", None),
+            ("cleave", "/dev/vg/a", None),
+            ("cleave@a", "/srv/vm/a.img", None),
+        ] {
+            let found = hindrance(&node, unit, Path::new(image));
+            assert_eq!(found, wanted, "{unit} {image}");
+        }
+        // Without the option it opens any.
+        let found = hindrance(PACKAGED, "cleave", Path::new("/srv/vm/a.img"));
+        assert_eq!(found, None);
     }
 
     #[test]
