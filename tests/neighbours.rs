@@ -6,6 +6,7 @@
 
 use std::ffi::OsStr;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -13,9 +14,10 @@ use cleave_blk::spec::request_type;
 use cleave_client::{
     Buffer, Client, GuestMemory, Offered, Options, Queue, RegionOptions, Sample, Workload,
 };
+use cleave_tests::nbd::{Export, NbdServer};
 use cleave_tests::{
-    Daemon, Lateness, LoopDevice, Node, Scratch, TIMEOUT, UnresponsiveFs, ensure, exercise, flood,
-    ignored, is_root, run_on, scale, small, unless_late, wait_until,
+    Daemon, Lateness, LoopDevice, Node, Scratch, TIMEOUT, UnresponsiveFs, connect, ensure,
+    exercise, flood, ignored, is_root, run_on, scale, small, unless_late, wait_until,
 };
 use rustix::thread::sched_getcpu;
 use serde_json::{Value, json};
@@ -271,6 +273,48 @@ fn a_file_whose_server_hangs_delays_its_disk_alone() {
     wait_all(other.queue(0), HUNG);
     drop(other);
     street.node.daemon.finish();
+}
+
+/// The guest of the server's disk wrote and did not flush, so its worker has the server flush at its end.
+#[test]
+fn a_server_that_is_slow_to_flush_delays_its_disk_alone() {
+    let mut street = Street::new();
+    let folder = Scratch::in_memory();
+    let server = NbdServer::start(&folder.join("nbd"), Export::able(SPAN));
+    let is_held = Arc::new(AtomicBool::new(false));
+    server.hold_flushes(&is_held);
+    let disk = json!(server.uri(""));
+    street.node.add("other", &pooled(&disk, "auto"));
+    let (other, file) = (street.node.socket("other"), street.node.socket("file"));
+    street.compare("a server that is slow to flush", |done| {
+        let mut client = connect(|| Client::open(&other, &small(1)));
+        client.queue(0).write(0, &[1; 4096]).unwrap();
+        let before = server.flushes();
+        is_held.store(true, Ordering::SeqCst);
+        drop(client);
+        assert!(wait_until(|| server.flushes() > before));
+        assert!(wait_until(|| done.load(Ordering::Relaxed)));
+        is_held.store(false, Ordering::SeqCst);
+    });
+    let mut client = street.node.open("other", &small(1));
+    client.queue(0).write(0, &[2; 4096]).unwrap();
+    let before = server.flushes();
+    is_held.store(true, Ordering::SeqCst);
+    drop(client);
+    assert!(wait_until(|| server.flushes() > before));
+    // Workers begin and end on the thread meanwhile.
+    street.assert_file_is_served();
+    let Street {
+        node,
+        quick,
+        file: old,
+    } = street;
+    drop(old);
+    exercise(&mut connect(|| Client::open(&file, &small(1)))).unwrap();
+    is_held.store(false, Ordering::SeqCst);
+    exercise(&mut node.open("other", &small(1))).unwrap();
+    drop(quick);
+    node.daemon.finish();
 }
 
 /// The frontend adds memory, and the daemon acknowledges it.

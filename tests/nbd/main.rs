@@ -46,8 +46,10 @@ use node::{
     a_confined_node_connects_again_over_tcp_and_unix_sockets,
     a_disk_that_is_removed_and_added_again_does_what_was_left,
     a_disk_that_is_removed_and_added_again_waits_for_the_fence,
+    a_disk_that_is_removed_does_not_wait_for_its_last_flush,
     a_disk_that_is_removed_writes_nothing_when_its_server_is_back,
-    a_limit_holds_for_a_disk_on_a_server, disks_of_a_pool_connect_again,
+    a_limit_holds_for_a_disk_on_a_server,
+    a_server_that_is_stopped_does_not_keep_a_node_from_its_end, disks_of_a_pool_connect_again,
 };
 use speed::{
     a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order,
@@ -84,6 +86,8 @@ fn main() -> ExitCode {
         a_loss_that_the_server_refused_to_mend_is_kept,
         a_confined_node_connects_again_over_tcp_and_unix_sockets: QEMU,
         a_disk_that_is_removed_writes_nothing_when_its_server_is_back,
+        a_disk_that_is_removed_does_not_wait_for_its_last_flush,
+        a_server_that_is_stopped_does_not_keep_a_node_from_its_end: QEMU,
         a_disk_that_is_removed_and_added_again_does_what_was_left,
         a_disk_that_is_removed_and_added_again_waits_for_the_fence,
         disks_of_a_pool_connect_again: QEMU,

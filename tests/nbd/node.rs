@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_client::{Base, Error, Order, Stop, Workload};
@@ -9,6 +11,7 @@ use cleave_tests::nbd::{Export, NbdServer, WRITE};
 use cleave_tests::{
     Daemon, Node, Scratch, TIMEOUT, connect, exercise, outliving, small, wait_until, writes_all,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::sched_getcpu;
 use serde_json::{Value, json};
 
@@ -214,6 +217,58 @@ pub(crate) fn a_disk_that_is_removed_and_added_again_does_what_was_left() {
     client.queue(0).wait_used().unwrap();
     assert_eq!(server.bytes()[..512], [2; 512]);
     drop(client);
+    node.daemon.finish();
+}
+
+/// The guest wrote and did not flush, so its worker has the server flush at its end, and gets no answer.
+pub(crate) fn a_server_that_is_stopped_does_not_keep_a_node_from_its_end() {
+    let servers = Scratch::in_memory();
+    let (stopped, at) = server(&servers, "image", At::Unix(servers.join("socket")));
+    let pool = format!("one={}", sched_getcpu());
+    let node = Node::start_with(Scratch::in_memory(), &["--pool", &pool].map(OsStr::new));
+    let body = |disk: &str| json!({"disk": [disk], "pool": "one", "stop_deadline": 1, "persistent": false});
+    node.add("d", &body(&at.uri("", "")));
+    node.add("quick", &body("ram:4M"));
+    let mut client = node.open("d", &small(1));
+    client.queue(0).write(0, &[1; 512]).unwrap();
+    let process = Pid::from_child(&stopped.child);
+    kill_process(process, Signal::STOP).unwrap();
+    drop(client);
+    exercise(&mut node.open("quick", &small(1))).unwrap();
+    let mut daemon = node.daemon;
+    daemon.signal(Signal::TERM);
+    let ended = daemon.wait();
+    let log = daemon.log();
+    match ended {
+        Some((Some(1), took)) if took < Duration::from_secs(4) => {}
+        other => panic!("{other:?}\n{log}"),
+    }
+    assert!(log.contains("did not answer the last flush"), "{log}");
+}
+
+/// The rings of a worker keep others from its socket until it has ended.
+pub(crate) fn a_disk_that_is_removed_does_not_wait_for_its_last_flush() {
+    let servers = Scratch::in_memory();
+    let server = NbdServer::start(&servers.join("nbd"), Export::able(8 << 20));
+    let node = Node::start();
+    let body = json!({"disk": [server.uri("&fence=1")], "stop_deadline": 1, "persistent": false});
+    node.add("d", &body);
+    let mut client = node.open("d", &small(1));
+    client.queue(0).write(0, &[1; 512]).unwrap();
+    let is_held = Arc::new(AtomicBool::new(true));
+    server.hold_flushes(&is_held);
+    drop(client);
+    let gone = node.ask("DELETE", "/v1/disks/d?mode=drain", "");
+    assert_eq!(gone.status, 200, "{}", gone.body);
+    assert_eq!(server.flushes(), 1);
+    node.add("d", &body);
+    let mut back = [0; 512];
+    node.open("d", &small(1))
+        .queue(0)
+        .read(0, &mut back)
+        .unwrap();
+    assert_eq!(back, [1; 512]);
+    is_held.store(false, Ordering::SeqCst);
     node.daemon.finish();
 }
 

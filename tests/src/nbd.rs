@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -172,6 +172,23 @@ impl NbdServer {
     /// Changes how it reacts to requests from now on.
     pub fn react(&self, react: impl Fn(&Asked) -> Reaction + Send + Sync + 'static) {
         *self.shared.react.lock().unwrap() = Arc::new(react);
+    }
+
+    /// Answers no flush from now on while `is_held` is true, and reads nothing more on that connection.
+    pub fn hold_flushes(&self, is_held: &Arc<AtomicBool>) {
+        let is_held = is_held.clone();
+        self.react(move |asked| {
+            while asked.kind == FLUSH && is_held.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Reaction::Honest
+        });
+    }
+
+    /// The number of flushes so far.
+    pub fn flushes(&self) -> usize {
+        let asked = self.shared.asked.lock().unwrap();
+        asked.iter().filter(|asked| asked.kind == FLUSH).count()
     }
 
     /// Changes the export for connections to come.

@@ -611,6 +611,12 @@ impl DiskServer {
                 self.disk.abandon();
                 let seconds = deadline.as_secs();
                 self.close_guest();
+                let Some(out) = out else {
+                    return Err(Failure::run(format!(
+                        "{name}: the disk did not answer the last flush within {seconds} s; no request is in flight, but what the \
+                         guest wrote since it last flushed may be lost if the disk's server fails now; see why the disk hangs"
+                    )));
+                };
                 Err(Failure::run(match keeps {
                     true => format!(
                         "{name}: {out} left to the next daemon: still in flight after {seconds} s; the guest waits, and \
@@ -625,17 +631,18 @@ impl DiskServer {
         }
     }
 
-    /// How many requests are in flight, as the subject of a sentence. Nothing counts them with `--stats off`.
-    fn in_flight(&self) -> String {
+    /// Returns how many requests are in flight, as the subject of a sentence; `None`: none is. Nothing counts them with `--stats off`.
+    fn in_flight(&self) -> Option<String> {
         let records = self.device.records.all();
         match records
             .iter()
             .map(|record| record.in_flight().0)
             .sum::<u32>()
         {
-            0 => "requests are".to_owned(),
-            1 => "1 request is".to_owned(),
-            several => format!("{several} requests are"),
+            0 if self.device.records.is_on() => None,
+            0 => Some("requests are".to_owned()),
+            1 => Some("1 request is".to_owned()),
+            several => Some(format!("{several} requests are")),
         }
     }
 }

@@ -151,6 +151,10 @@ impl Store for AnyStore {
         inside!(self, store => store.is_sated())
     }
 
+    fn prepare_close(&mut self) {
+        inside!(self, store => store.prepare_close());
+    }
+
     fn close(&mut self, reactor: &mut Reactor) -> bool {
         inside!(self, store => store.close(reactor))
     }

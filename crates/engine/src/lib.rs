@@ -104,7 +104,7 @@ pub trait Store {
     /// How many more ops `push` accepts now.
     fn room(&self) -> usize;
 
-    /// Ops pushed and not yet reported.
+    /// Ops pushed and not yet reported, and those of the store's own, which are not reported.
     fn in_flight(&self) -> usize;
 
     /// Queues an op. Its addresses are translated in the memory of `epoch`. This call cannot fail: a bad
@@ -160,7 +160,13 @@ pub trait Store {
         false
     }
 
-    /// Waits until nothing of this store is in flight. Ops that have not started are dropped, and nothing is
+    /// Begins the last work of the store, such as a flush. The work is in flight until it is done or the disk is given up. The owner
+    /// calls this when nothing is in flight, and pushes nothing afterwards; a second call does nothing. If it then enters until nothing
+    /// is in flight, `close` does not wait for the disk. Without this call there is no last work.
+    #[inline]
+    fn prepare_close(&mut self) {}
+
+    /// Waits until no pushed op is in flight. Ops that have not started are dropped, and nothing is
     /// reported. Returns false if that cannot be waited for: the kernel may still do what was asked.
     fn close(&mut self, _reactor: &mut Reactor) -> bool {
         true

@@ -94,7 +94,7 @@ impl<S: Store> Worker<S> {
     /// Whether something that control waits for has completed.
     pub(crate) fn can_reply(&self) -> bool {
         self.has_waiters()
-            && (self.is_ended()
+            && (self.inbox.exiting && self.is_at_rest()
                 || self.wants_sync() && self.store().room() > 0
                 || self.inbox.draining && self.is_at_rest()
                 || self
@@ -104,8 +104,14 @@ impl<S: Store> Worker<S> {
                     .any(|lane| lane.is_drained() || lane.can_release_memory()))
     }
 
-    fn is_ended(&self) -> bool {
-        self.inbox.exiting && self.is_at_rest()
+    /// Has the store begin its last work as soon as nothing is in flight. Returns true if the store can be closed without waiting for
+    /// its disk.
+    pub(crate) fn prepare_close(&mut self) -> bool {
+        let [store] = &mut self.store;
+        if store.in_flight() == 0 {
+            store.prepare_close();
+        }
+        store.in_flight() == 0
     }
 
     /// Whether the disk has nothing to do for this worker, and its guests have been shown every answer.
@@ -141,10 +147,9 @@ impl<S: Store> Worker<S> {
         self.schedule_stalls();
         self.release_drained_lanes();
         self.update_wait_mode();
-        if self.is_ended() {
-            Lap::Ended
-        } else {
-            Lap::Again
+        match self.inbox.exiting && self.is_at_rest() && self.prepare_close() {
+            true => Lap::Ended,
+            false => Lap::Again,
         }
     }
 

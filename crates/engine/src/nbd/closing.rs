@@ -1,5 +1,8 @@
 //! The end of a store. Its requests must be answered first, or fenced: another store of the same disk may follow at once.
 //! It takes leave of the server, which would report a connection that just breaks.
+//!
+//! The last flush begins before that (`prepare_close`), and the owner waits for it in its laps, because a server may need minutes.
+//! The end itself does not wait for a flush of the store's own: a flush that the server does later harms nobody.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -13,14 +16,25 @@ use crate::Reactor;
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
 impl Nbd {
-    /// Waits until nothing is in flight. `Err`: the ring is broken.
+    /// Returns true if a flush of the store's own is under way. If the disk is given up, nobody waits for it any more.
+    #[inline]
+    pub(super) fn awaits_flush(&self) -> bool {
+        self.is_flushing && !self.lines.iter().any(|line| line.port.is_abandoned())
+    }
+
+    /// Returns the longest sleep while the last flush is under way. A store that has its connections is not woken when its disk is
+    /// given up.
+    #[inline]
+    pub(super) fn look_pause(&self) -> Option<Duration> {
+        (self.is_closing && self.awaits_flush()).then_some(SLEEP_MAX)
+    }
+
+    /// Waits until no op of the owner is in flight. `Err`: the ring is broken.
     pub(super) fn close_lines(&mut self, reactor: &mut Reactor) -> io::Result<()> {
         self.is_closing = true;
         for line in self.line_numbers() {
             self.drop_unsent(line);
         }
-        self.await_answers(reactor)?;
-        self.flush_at_end();
         self.await_answers(reactor)?;
         self.part(reactor)
     }
@@ -29,23 +43,23 @@ impl Nbd {
     fn drop_unsent(&mut self, line: u8) {
         let is_kept = |sent| matches!(sent, Sent::Partly | Sent::Whole);
         let mut queue = std::mem::take(&mut self.line_mut(line).queue);
-        queue.retain(|index| is_kept(self.flight(*index).sent) || self.is_last_flush(*index));
+        queue.retain(|index| is_kept(self.flight(*index).sent));
         self.line_mut(line).queue = queue;
         for index in 0..self.flights.len() as u16 {
             let flight = self.flight(index);
             let is_ours = flight.is_used && flight.line == line;
-            if is_ours && !is_kept(flight.sent) && !self.is_last_flush(index) {
+            if is_ours && !is_kept(flight.sent) {
                 self.finish(index, Err(libc::ECANCELED));
             }
         }
     }
 
-    /// Returns true for a flush of this store's own that can still be sent.
-    fn is_last_flush(&self, index: u16) -> bool {
-        let port = &self.line(self.flight(index).line).port;
-        self.table.get(index).token == TOKEN
-            && self.flight(index).sent == Sent::Queued
-            && !port.is_abandoned()
+    /// Returns true if no op of the owner is on this connection.
+    fn has_answers(&self, line: u8) -> bool {
+        let mut flights = (0_u16..).zip(&self.flights);
+        flights.all(|(index, flight)| {
+            !flight.is_used || flight.line != line || self.table.get(index).token == TOKEN
+        })
     }
 
     /// Waits for the answers to what was sent, or for the fence of a connection that is lost.
@@ -57,8 +71,8 @@ impl Nbd {
                 self.drop_unsent(line);
             }
             let limit = self.turn(reactor).unwrap_or(SLEEP_MAX).min(SLEEP_MAX);
-            let is_over = self.lines.iter().all(|line| match line.phase {
-                Phase::Up => line.ops == 0 && !line.sending,
+            let is_over = self.line_numbers().all(|line| match self.line(line).phase {
+                Phase::Up => self.has_answers(line) && !self.line(line).sending,
                 Phase::Down { .. } => true,
                 Phase::Ending { .. } => false,
             });

@@ -86,7 +86,8 @@ impl Nbd {
         }
     }
 
-    /// A store that ends leaves nothing behind that a later server may not know: has the server flush.
+    /// Has the server flush, if it has changes that it was not asked to flush. A daemon that replaces this one would not know them, and
+    /// this one would write them again after the guest has run elsewhere.
     pub(super) fn flush_at_end(&mut self) {
         let has_link = self.lines.iter().any(|line| line.phase == Phase::Up);
         let unflushed = self.lines.iter().any(|line| line.port.has_unflushed());

@@ -464,7 +464,7 @@ impl Store for Nbd {
 
     #[inline]
     fn in_flight(&self) -> usize {
-        self.in_flight
+        self.in_flight + usize::from(self.awaits_flush())
     }
 
     fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
@@ -507,12 +507,13 @@ impl Store for Nbd {
 
     #[inline]
     fn before_enter(&mut self, reactor: &mut Reactor, _wait: Wait) -> Option<Duration> {
-        self.turn(reactor)
+        let limit = self.turn(reactor);
+        limit.into_iter().chain(self.look_pause()).min()
     }
 
     #[inline]
     fn after_enter(&mut self) {
-        if self.in_flight > 0 {
+        if self.in_flight > 0 || self.is_flushing {
             self.now = Instant::now();
         }
     }
@@ -520,6 +521,13 @@ impl Store for Nbd {
     #[inline]
     fn came_back(&mut self) -> bool {
         std::mem::take(&mut self.came_back)
+    }
+
+    fn prepare_close(&mut self) {
+        if !std::mem::replace(&mut self.is_closing, true) {
+            self.now = Instant::now();
+            self.flush_at_end();
+        }
     }
 
     fn close(&mut self, reactor: &mut Reactor) -> bool {

@@ -168,6 +168,8 @@ fn a_store_that_ends_flushes_and_takes_leave() {
         let memory = [segment(0, 512)];
         assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
         assert_eq!(run(&mut store, op(GET, 0, 512, &memory)), Ok(()));
+        store.store().prepare_close();
+        kept::end_all(&mut store);
         drop(store);
         let last = bench.server.asked().pop().map(|asked| asked.kind);
         assert_eq!((last, bench.state().unflushed_bytes), (Some(FLUSH), 0));

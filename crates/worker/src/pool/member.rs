@@ -22,7 +22,7 @@ pub(super) enum Turn {
     Again { worked: bool },
     /// It wants no turn until its ring has something, or until then.
     Rest(Option<Instant>),
-    /// It can be dropped without waiting.
+    /// Nothing is in flight, so it can be dropped without waiting for its disk.
     Ended,
     /// Nothing can be said of what it has in flight.
     Lost,
@@ -84,7 +84,7 @@ impl<S: Store> Member for Worker<S> {
         // Those that wait for an answer learn that there will be none.
         while self.inbox.commands.queue.try_recv().is_ok() {}
         while self.reactor.reap(&mut self.store).is_some() {}
-        if self.store().in_flight() == 0 {
+        if self.prepare_close() {
             return Ok(Turn::Ended);
         }
         let pause = self

@@ -1,5 +1,7 @@
 //! Changes that were answered and not flushed when the server was lost.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::*;
 
 /// Lets the server lose everything that it was not asked to flush, as a process that ends does.
@@ -176,7 +178,7 @@ fn so_much_is_kept_and_no_more() {
     let most = write_much(&bench, &mut store, 4);
     // Those that were sent before the limit was reached come on top.
     assert!(most <= (1 << 20) + 4 * ((256 << 10) + 64), "{most}");
-    let flushes = flushes(&bench);
+    let flushes = bench.server.flushes();
     assert!(flushes >= 8, "{flushes}");
     assert_eq!(bench.lost(), 0);
 }
@@ -198,11 +200,6 @@ fn write_much(bench: &Bench, store: &mut Uring, depth: u64) -> u64 {
     most
 }
 
-fn flushes(bench: &Bench) -> usize {
-    let asked = bench.server.asked();
-    asked.iter().filter(|asked| asked.kind == FLUSH).count()
-}
-
 /// The flushes of the store's own still make room for further writes.
 #[test]
 fn writes_go_on_after_a_failed_flush() {
@@ -222,7 +219,7 @@ fn writes_go_on_after_a_failed_flush() {
         let mut store = bench.store();
         fail(&bench, &mut store);
         write_much(&bench, &mut store, 4);
-        let flushes = flushes(&bench);
+        let flushes = bench.server.flushes();
         assert!(flushes <= 66, "{flushes}");
     }
 }
@@ -237,6 +234,91 @@ fn a_flush_may_take_longer_than_a_server_may_be_silent() {
     });
     assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Ok(()));
     assert_eq!((bench.server.asked().len(), bench.lost()), (1, 0));
+}
+
+/// Enters until nothing is in flight.
+pub(super) fn end_all(store: &mut Uring) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while store.in_flight() > 0 {
+        assert!(Instant::now() < deadline, "it never ends");
+        store.enter(Wait::Until(Some(deadline))).unwrap();
+        assert!(store.reap().is_none());
+    }
+}
+
+/// Then nothing of it depends on what becomes of the server.
+#[test]
+fn a_store_flushes_before_its_end_and_does_not_wait_at_its_end() {
+    let bench = Bench::new(Export::able(SIZE), "");
+    let mut store = bench.store();
+    store.store().prepare_close();
+    assert_eq!(store.in_flight(), 0, "there is nothing to flush");
+    drop(store);
+    let mut store = bench.store();
+    put(&bench, &mut store, PLAIN, 0, 1);
+    let is_held = Arc::new(AtomicBool::new(true));
+    bench.server.hold_flushes(&is_held);
+    store.store().prepare_close();
+    nothing_ends(&mut store);
+    assert_eq!((store.in_flight(), bench.server.flushes()), (1, 1));
+    is_held.store(false, Ordering::SeqCst);
+    end_all(&mut store);
+    store.store().prepare_close();
+    assert_eq!((store.in_flight(), bench.server.flushes()), (0, 1));
+    assert_eq!(bench.state().unflushed_bytes, 0);
+}
+
+#[test]
+fn a_disk_that_is_given_up_does_not_wait_for_the_last_flush() {
+    let bench = Bench::new(Export::able(SIZE), "");
+    let mut store = bench.store();
+    put(&bench, &mut store, PLAIN, 0, 1);
+    let is_held = Arc::new(AtomicBool::new(true));
+    bench.server.hold_flushes(&is_held);
+    store.store().prepare_close();
+    nothing_ends(&mut store);
+    assert_eq!(bench.server.flushes(), 1);
+    assert_eq!(store.in_flight(), 1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            bench.disk.abandon();
+        });
+        end_all(&mut store);
+    });
+    drop(store);
+    assert!(bench.state().unflushed_bytes > 0);
+    is_held.store(false, Ordering::SeqCst);
+}
+
+/// Whether it refuses, dies or has failed before: the store ends, and does not ask again.
+#[test]
+fn a_server_that_does_not_flush_does_not_keep_a_store_from_its_end() {
+    for reaction in [
+        Reaction::Send(Vec::new()),
+        Reaction::Close(Vec::new()),
+        Reaction::Honest,
+    ] {
+        let bench = Bench::new(Export::able(SIZE), "&reconnect=600");
+        let mut store = bench.store();
+        put(&bench, &mut store, PLAIN, 0, 1);
+        if reaction == Reaction::Honest {
+            bench.disk.mark_sync_failed();
+        }
+        let reacts = reaction.clone();
+        bench.server.react(move |asked| match &reacts {
+            Reaction::Send(_) => Reaction::Send(simple(asked.cookie, 28, &[])),
+            other => other.clone(),
+        });
+        store.store().prepare_close();
+        end_all(&mut store);
+        store.store().prepare_close();
+        assert_eq!(
+            (store.in_flight(), bench.server.flushes()),
+            (0, 1),
+            "{reaction:?}"
+        );
+    }
 }
 
 /// qemu-nbd that is started again with a smaller `--shared`.

@@ -507,5 +507,5 @@ fn a_store_that_closes_does_not_go_on_with_the_parts_of_an_op() {
     drop(store);
     let asked = bench.server.asked();
     let kinds: Vec<u16> = asked.iter().map(|asked| asked.kind).collect();
-    assert_eq!(kinds, [WRITE, FLUSH]);
+    assert_eq!(kinds, [WRITE]);
 }
