@@ -12,6 +12,10 @@ use crate::tidy::{self, packages};
 pub(crate) fn run(root: &Path) -> Result {
     run_tidy(root)?;
     clippy(root, "--workspace")?;
+    step("fuzz targets", "fix what does not compile", || {
+        let line = "cargo check --quiet --locked --manifest-path fuzz/Cargo.toml --target-dir {}";
+        quietly(root, line, &[&root.join("target/fuzz/check").display()])
+    })?;
     step("documentation", "fix the named links and comments", || {
         let line = "env RUSTDOCFLAGS={} cargo doc --workspace --no-deps --locked --quiet";
         quietly(root, line, &[&"-D warnings"])
@@ -28,7 +32,6 @@ pub(crate) fn run_tidy(root: &Path) -> Result {
     let remedy = "drop the dependency, or add its licence in xtask/src/tidy/packages.rs";
     step("licences", remedy, || packages::check_licences(&metadata))?;
     step("dependencies", rules, || packages::check_arrows(&metadata))?;
-    // They are a workspace of their own, which no other step builds.
     let remedy = "cargo update --workspace --manifest-path fuzz/Cargo.toml";
     step("fuzz lock", remedy, || {
         let line = "cargo update --quiet --workspace --locked --manifest-path fuzz/Cargo.toml";

@@ -14,6 +14,8 @@ mod pacing;
 mod patch;
 #[path = "../../../crates/daemon/src/split.rs"]
 mod split;
+#[path = "../../../crates/daemon/src/unit.rs"]
+mod unit;
 
 use std::sync::LazyLock;
 

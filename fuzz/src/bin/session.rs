@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, LazyLock};
 
 use cleave_disk::{Disk, DiskSpec, OpenOptions};
-use cleave_session::{Session, SessionConfig};
+use cleave_session::{Offload, Session, SessionConfig};
 use cleave_worker::{Completion, Device, Split, Tuning, WorkerConfig};
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
@@ -95,7 +95,8 @@ fn run(input: &[u8]) {
         vring_size_max: 256,
         workers_max: 2,
     };
-    let (session, _) = Session::new(theirs, things.device.clone(), config).unwrap();
+    let (session, _) =
+        Session::new(theirs, things.device.clone(), Offload::default(), config).unwrap();
     let mut rest = input;
     for _ in 0..MESSAGES_MAX {
         let Some(([number, flags, fds, len], behind)) = rest.split_first_chunk() else {
