@@ -16,7 +16,7 @@ pub mod wire;
 
 pub use dial::NbdError;
 pub use handshake::Export;
-pub use port::Port;
+pub use port::{Kept, Port};
 pub use source::{Link, Nbd, NbdState, PATIENCE};
 pub(crate) use spec::is_uri;
 pub use spec::{Address, NbdSpec};

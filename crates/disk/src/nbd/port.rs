@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::NbdError;
 use super::dialler::Order;
 use super::source::{Link, Shared, lock, new_bell, ring};
-use super::unflushed::Change;
+use super::unflushed::{CHANGE_BYTES, Change};
 
 /// The log tells of lost and of new connections at most this often.
 const TELL_EVERY: Duration = Duration::from_secs(1);
@@ -153,6 +153,15 @@ enum Holding {
     Connection(#[expect(dead_code, reason = "held until the connection is given up")] Attachment),
 }
 
+/// The list of kept changes after one was added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kept {
+    /// The number of the next change.
+    pub end: u64,
+    /// So much is kept that a flush is due.
+    pub is_much: bool,
+}
+
 impl Port {
     pub(super) fn new(
         shared: &Arc<Shared>,
@@ -270,25 +279,45 @@ impl Port {
         }
     }
 
-    /// Keeps a change that was answered until it is flushed. `change` is called if that is of use. Returns true if so much is kept
-    /// that a flush is due.
-    pub fn keep(&self, change: impl FnOnce() -> Option<Change>) -> bool {
+    /// Keeps a change that was answered until it is flushed. `change` is called if that is of use.
+    pub fn keep(&self, change: impl FnOnce() -> Option<Change>) -> Option<Kept> {
         if !self.shared.keeps_changes() {
-            return false;
+            return None;
         }
         // The copy is made without the lock.
-        let Some(change) = change() else {
-            return false;
-        };
+        let change = change()?;
         let mut unflushed = lock(&self.shared.unflushed);
         unflushed.add(change);
-        unflushed.bytes() * 2 >= self.shared.spec.replay_bytes
+        Some(Kept {
+            end: unflushed.end(),
+            is_much: unflushed.bytes() * 2 >= self.shared.spec.replay_bytes,
+        })
     }
 
-    /// Returns true if no other change may be sent before a flush.
-    #[inline]
-    pub fn is_full(&self) -> bool {
-        lock(&self.shared.unflushed).bytes() >= self.shared.spec.replay_bytes
+    /// Reserves room among the kept changes for one with so much data that is to be sent. Returns how much that is; `None`: all
+    /// that is kept or reserved would be too much. A store that has reserved nothing and of which nothing is kept is never refused,
+    /// because nothing of its own would end its wait: `alone` is the number after its last kept change, if it has reserved nothing.
+    pub fn reserve(&self, data_bytes: u64, alone: Option<u64>) -> Option<u64> {
+        if !self.shared.keeps_changes() {
+            return Some(0);
+        }
+        let bytes = data_bytes + CHANGE_BYTES;
+        let unflushed = lock(&self.shared.unflushed);
+        let reserved = &self.shared.reserved_bytes;
+        let all = unflushed.bytes() + reserved.load(Ordering::Relaxed) + bytes;
+        let may_exceed = alone.is_some_and(|end| end <= unflushed.start());
+        if all > self.shared.spec.replay_bytes && !may_exceed {
+            return None;
+        }
+        reserved.fetch_add(bytes, Ordering::Relaxed);
+        Some(bytes)
+    }
+
+    /// Gives back what was reserved for a change that is kept now, or never will be.
+    pub fn release(&self, bytes: u64) {
+        self.shared
+            .reserved_bytes
+            .fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Returns true if changes were answered and not flushed.

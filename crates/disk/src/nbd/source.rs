@@ -137,6 +137,8 @@ pub(super) struct Shared {
     pub(super) reconnects: AtomicU64,
     pub(super) fences: Mutex<Fences>,
     pub(super) unflushed: Mutex<Unflushed>,
+    /// What the changes will occupy there that are under way. Added to under the lock of `unflushed`.
+    pub(super) reserved_bytes: AtomicU64,
     pub(super) replayed_bytes: AtomicU64,
     pub(super) lossy: AtomicU64,
     pub(super) lossy_bytes: AtomicU64,
@@ -320,6 +322,7 @@ impl Nbd {
             reconnects: AtomicU64::new(0),
             fences: Mutex::default(),
             unflushed: Mutex::default(),
+            reserved_bytes: AtomicU64::new(0),
             replayed_bytes: AtomicU64::new(0),
             lossy: AtomicU64::new(0),
             lossy_bytes: AtomicU64::new(0),

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use super::wire::request;
 
 /// What a change costs besides its data.
-const CHANGE_BYTES: u64 = 64;
+pub(super) const CHANGE_BYTES: u64 = 64;
 
 /// A write, a trim or a write-zeroes that the server answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +55,11 @@ impl Unflushed {
         }
         self.bytes += change.bytes();
         self.changes.push_back(change);
+    }
+
+    /// Returns the number of the first change; those before it are durable.
+    pub(super) fn start(&self) -> u64 {
+        self.first
     }
 
     /// Returns the number of the next change. A flush that is sent now covers those before it.

@@ -1,7 +1,9 @@
 //! The changes that the server answered and did not flush, on their way into the disk's list of them (`cleave_disk::nbd`).
 //!
-//! The list is bounded. When it is half full, this store has the server flush; when it is full, further changes wait for that.
-//! The flush is an op of the store's own, with an entry of the table that its owner cannot use.
+//! The list is bounded. When it is half full, this store has the server flush. The flush is an op of the store's own, with an entry
+//! of the table that its owner cannot use. A change reserves its room in the list before it is sent; if there is none, it waits until
+//! a flush, or another change of this store, has ended. Changes wait in order, so that each of them gets its turn. One of them
+//! that finds nothing of this store in the list or under way goes in any case: nothing would end its wait.
 //!
 //! Unsafe because the data of a write is copied from guest memory.
 
@@ -20,7 +22,7 @@ impl Nbd {
     /// Keeps a change that was answered. It is copied before the guest learns of the answer, while its memory is still the op's.
     pub(super) fn keep(&mut self, index: u16, part: Part) {
         let line = self.flight(index).line;
-        let is_much = self.line(line).port.keep(|| {
+        let kept = self.line(line).port.keep(|| {
             let data = match part.payload {
                 Payload::Guest => self.copy_in(index, part.len).into(),
                 Payload::Nothing | Payload::Zeroes => Box::default(),
@@ -37,9 +39,70 @@ impl Nbd {
                     data,
                 })
         });
-        if is_much {
+        let Some(kept) = kept else {
+            return;
+        };
+        self.kept_end = kept.end;
+        if kept.is_much {
             self.flush_kept();
         }
+    }
+
+    /// Queues the next request of an op, which is a change, as soon as there is room for it in the list.
+    pub(super) fn queue_change(&mut self, index: u16, part: Part) {
+        if self.waiting.is_empty() && self.reserve(index, part) {
+            return self.queue(index, part);
+        }
+        let flight = self.flight_mut(index);
+        (flight.sent, flight.part) = (Sent::Full, part);
+        self.waiting.push_back(index);
+        self.may_have_room |= self.waiting.len() == 1;
+    }
+
+    /// Queues the changes that waited and have room now.
+    pub(super) fn queue_waiting(&mut self) {
+        while let Some(index) = self.waiting.front().copied() {
+            let (line, part) = (self.flight(index).line, self.flight(index).part);
+            let is_up = self.line(line).phase == Phase::Up;
+            if is_up && !self.reserve(index, part) {
+                if self.reserved == 0 {
+                    self.flush_kept();
+                }
+                return;
+            }
+            self.waiting.pop_front();
+            match is_up {
+                true => self.queue(index, part),
+                // It waits for a connection, as others of this one do.
+                false => self.flight_mut(index).sent = Sent::Nothing,
+            }
+        }
+    }
+
+    fn reserve(&mut self, index: u16, part: Part) -> bool {
+        let alone = (self.reserved == 0).then_some(self.kept_end);
+        let data_bytes = match part.payload {
+            Payload::Guest => part.len,
+            Payload::Nothing | Payload::Zeroes => 0,
+        };
+        let port = &self.line(self.flight(index).line).port;
+        let Some(bytes) = port.reserve(data_bytes, alone) else {
+            return false;
+        };
+        self.flight_mut(index).reserved = bytes;
+        self.reserved += bytes;
+        true
+    }
+
+    /// Gives back the room of a change that is kept now, or is not under way any more.
+    pub(super) fn release(&mut self, index: u16) {
+        let flight = self.flight_mut(index);
+        let (line, bytes) = (flight.line, std::mem::take(&mut flight.reserved));
+        if bytes > 0 {
+            self.reserved -= bytes;
+            self.line(line).port.release(bytes);
+        }
+        self.may_have_room = true;
     }
 
     /// Copies the data of the op's current part.
@@ -74,16 +137,6 @@ impl Nbd {
         self.is_flushing = true;
         self.take_off(index, line);
         self.proceed(index);
-    }
-
-    /// The ops that waited for the flush send their changes, or wait for the next one.
-    pub(super) fn go_on_after_flush(&mut self) {
-        for index in 0..self.flights.len() as u16 {
-            let flight = self.flight(index);
-            if flight.is_used && flight.sent == Sent::Full {
-                self.proceed(index);
-            }
-        }
     }
 
     /// Has the server flush, if it has changes that it was not asked to flush. A daemon that replaces this one would not know them, and

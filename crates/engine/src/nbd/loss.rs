@@ -140,9 +140,9 @@ impl Nbd {
         // Nobody connects before the fences of the other connections are over either.
         let begins = state.port.fenced(now);
         for index in self.ops_of(line) {
+            self.interrupt(index);
             let entry = self.table.get_mut(index);
             let flight = &mut self.flights[usize::from(index)];
-            (flight.sent, flight.cookie, flight.early) = (Sent::Nothing, 0, None);
             if part::is_durable(entry.kind) && !flight.flushed {
                 // The server may have lost data that it answered and did not flush. A flush on the next connection would not
                 // report that.

@@ -60,7 +60,7 @@ const FULL_PAUSE: Duration = Duration::from_millis(1);
 enum Sent {
     /// There is none: the op waits for another connection, or is not there at all.
     Nothing,
-    /// There is none: so many changes are kept that a flush must end first.
+    /// There is none: the change waits until there is room among the kept ones.
     Full,
     /// It waits in the queue.
     Queued,
@@ -91,6 +91,8 @@ struct Flight {
     flushed: bool,
     /// For a flush: it covers the kept changes before this number.
     covers: u64,
+    /// The room among the kept changes that the current request has.
+    reserved: u64,
     asked_at: Instant,
 }
 
@@ -119,8 +121,14 @@ pub struct Nbd {
     next_cookie: u64,
     /// A flush of this store's own is under way, so that fewer changes have to be kept.
     is_flushing: bool,
-    /// It has ended: ops that waited for it can go on.
-    has_flushed: bool,
+    /// The changes that wait for room among the kept ones, in order.
+    waiting: VecDeque<u16>,
+    /// A request or an op has ended, so there may be room for them.
+    may_have_room: bool,
+    /// What all flights have reserved.
+    reserved: u64,
+    /// The number after the last change of this store that was kept.
+    kept_end: u64,
     /// A connection was made since the owner last asked.
     came_back: bool,
     is_closing: bool,
@@ -169,6 +177,7 @@ impl Nbd {
             lost_at: None,
             flushed: false,
             covers: 0,
+            reserved: 0,
             asked_at: now,
         };
         Ok(Nbd {
@@ -187,7 +196,10 @@ impl Nbd {
             check_at: None,
             next_cookie: 1,
             is_flushing: false,
-            has_flushed: false,
+            waiting: VecDeque::with_capacity(usize::from(ops)),
+            may_have_room: false,
+            reserved: 0,
+            kept_end: 0,
             came_back: false,
             is_closing: false,
             disk,
@@ -256,10 +268,7 @@ impl Nbd {
         match part::next(self.table.get(index), flushed, &link.export) {
             Next::Done => self.finish(index, Ok(())),
             Next::Unsupported => self.finish(index, Err(libc::EOPNOTSUPP)),
-            Next::Send(part) if part.changes() && self.line(line).port.is_full() => {
-                self.flight_mut(index).sent = Sent::Full;
-                self.flush_kept();
-            }
+            Next::Send(part) if part.changes() => self.queue_change(index, part),
             Next::Send(part) => self.queue(index, part),
         }
     }
@@ -271,8 +280,7 @@ impl Nbd {
         flight.cookie = 0;
         if result == Err(libc::ESHUTDOWN) {
             // It did not do this request, and the next server will. It closes the connection when it has answered the others.
-            flight.sent = Sent::Nothing;
-            return;
+            return self.interrupt(index);
         }
         flight.lost_at = None;
         let is_flush = part.kind == Part::FLUSH.kind;
@@ -310,6 +318,7 @@ impl Nbd {
                 return self.finish(index, Err(errno));
             }
         }
+        self.release(index);
         self.proceed(index);
     }
 
@@ -325,14 +334,26 @@ impl Nbd {
     fn finish(&mut self, index: u16, result: Result<(), i32>) {
         let token = self.table.get(index).token;
         self.table.free(index);
+        self.interrupt(index);
         let flight = self.flight_mut(index);
-        (flight.is_used, flight.sent, flight.cookie) = (false, Sent::Nothing, 0);
+        flight.is_used = false;
         let line = flight.line;
         self.line_mut(line).ops -= 1;
         match token {
-            kept::TOKEN => (self.is_flushing, self.has_flushed) = (false, true),
+            kept::TOKEN => self.is_flushing = false,
             _ => self.ended.push_back(Done { token, result }),
         }
+    }
+
+    /// The op has no request any more.
+    fn interrupt(&mut self, index: u16) {
+        let flight = self.flight_mut(index);
+        let sent = std::mem::replace(&mut flight.sent, Sent::Nothing);
+        (flight.cookie, flight.early) = (0, None);
+        if sent == Sent::Full {
+            self.waiting.retain(|at| *at != index);
+        }
+        self.release(index);
     }
 
     /// Marks every later flush of this disk as failed: the server may have dropped what it could not write, as a kernel does.
@@ -418,8 +439,8 @@ impl Nbd {
             limit = limit.into_iter().chain(time).min();
         };
         at_most(self.check_ages());
-        if std::mem::take(&mut self.has_flushed) {
-            self.go_on_after_flush();
+        if std::mem::take(&mut self.may_have_room) {
+            self.queue_waiting();
         }
         for line in self.line_numbers() {
             at_most(match self.line(line).phase {
@@ -544,6 +565,9 @@ impl Drop for Nbd {
     /// Without the completions it is unknown when the kernel stops writing, so everything that it may write to stays mapped for
     /// ever, guest memory included.
     fn drop(&mut self) {
+        if let Some(line) = self.lines.first() {
+            line.port.release(self.reserved);
+        }
         if !self.lines.iter().any(Line::is_busy) {
             return;
         }

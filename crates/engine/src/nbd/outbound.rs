@@ -34,10 +34,6 @@ impl Nbd {
         (flight.got, flight.error, flight.early) = (0, None, None);
         flight.asked_at = now;
         let line = flight.line;
-        if part.kind == Part::FLUSH.kind {
-            // What is answered until the server gets it is covered as well, but nobody could tell.
-            self.flight_mut(index).covers = self.line(line).port.answered();
-        }
         let line = self.line_mut(line);
         if line.ops <= 1 {
             line.heard_at = now;
@@ -63,6 +59,10 @@ impl Nbd {
         for at in 0..batch {
             if let Some(index) = self.line(line).queue.get(at).copied() {
                 self.flight_mut(index).sent = Sent::Partly;
+                if self.flight(index).part.kind == Part::FLUSH.kind {
+                    // The server does not have all of it yet, so it covers what was answered by now.
+                    self.flight_mut(index).covers = self.line(line).port.answered();
+                }
             }
         }
         true
