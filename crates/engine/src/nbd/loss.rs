@@ -276,14 +276,13 @@ impl Nbd {
         self.check_at = Some(now + pause);
         for line in self.line_numbers() {
             let state = self.line_mut(line);
-            if std::mem::take(&mut state.heard) || state.ops == 0 {
+            if std::mem::take(&mut state.heard) {
                 state.heard_at = now;
             }
             if state.phase != Phase::Up || state.ops == 0 {
                 continue;
             }
-            let silence = now.saturating_duration_since(state.heard_at);
-            if self.silence_max(line).is_some_and(|most| silence >= most) {
+            if self.is_silent(line, now) {
                 self.lose(line, "it is silent");
             } else if self.has_old_request(line, now) {
                 self.lose(line, "it does not answer a request");
@@ -292,11 +291,12 @@ impl Nbd {
         Some(pause)
     }
 
-    /// Returns for how long a connection may be silent. A flush takes as long as the server's disk does, and so does a trim or a
+    /// Returns true if a connection is silent for too long. A flush takes as long as the server's disk does, and so does a trim or a
     /// write-zeroes: while only such are unanswered, TCP finds out whether the server's host is there, and a unix socket is closed
-    /// with its server. Reads and writes beside them may have to wait for them.
-    fn silence_max(&self, line: u8) -> Option<Duration> {
-        let (mut has_slow, mut has_other) = (false, false);
+    /// with its server. Reads and writes beside them may have to wait for them, but the silence before the oldest of them was asked
+    /// is not theirs.
+    fn is_silent(&self, line: u8, now: Instant) -> bool {
+        let (mut has_slow, mut asked_at) = (false, None);
         for flight in self
             .flights
             .iter()
@@ -304,13 +304,16 @@ impl Nbd {
         {
             let is_slow = flight.sent == Sent::Whole && flight.part.is_slow();
             has_slow |= is_slow;
-            has_other |= !is_slow && flight.sent != Sent::Full;
+            if !is_slow && flight.sent != Sent::Full {
+                asked_at = asked_at.into_iter().chain([flight.asked_at]).min();
+            }
         }
-        match (has_slow, has_other) {
-            (true, true) => Some(self.times.timeout * PATIENCE),
-            (false, true) => Some(self.times.timeout),
-            (_, false) => None,
-        }
+        let most = match has_slow {
+            true => self.times.timeout * PATIENCE,
+            false => self.times.timeout,
+        };
+        let since = asked_at.map(|at| at.max(self.line(line).heard_at));
+        since.is_some_and(|since| now.saturating_duration_since(since) >= most)
     }
 
     fn has_old_request(&self, line: u8, now: Instant) -> bool {

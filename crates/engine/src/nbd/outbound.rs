@@ -34,11 +34,7 @@ impl Nbd {
         (flight.got, flight.error, flight.early) = (0, None, None);
         flight.asked_at = now;
         let line = flight.line;
-        let line = self.line_mut(line);
-        if line.ops <= 1 {
-            line.heard_at = now;
-        }
-        line.queue.push_back(index);
+        self.line_mut(line).queue.push_back(index);
         self.check_ages_later();
     }
 

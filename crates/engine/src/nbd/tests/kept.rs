@@ -402,6 +402,27 @@ fn a_server_that_does_not_flush_does_not_keep_a_store_from_its_end() {
     }
 }
 
+/// The time of the flush is not the silence of a read that is asked late in it.
+#[test]
+fn a_read_behind_a_long_flush_has_time_of_its_own() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=1&reconnect=1");
+    let mut store = bench.store();
+    bench.server.react(|asked| match asked.kind {
+        FLUSH => Reaction::After(Duration::from_millis(6500)),
+        _ => Reaction::Honest,
+    });
+    store.push(op(SYNC, 0, 0, &[]), 1);
+    let late = Instant::now() + Duration::from_millis(4500);
+    while Instant::now() < late {
+        store.enter(Wait::Until(Some(late))).unwrap();
+        assert_eq!(store.reap(), None);
+    }
+    store.push(op(GET, 0, 512, &[segment(0, 512)]), 2);
+    assert_eq!(next_done(&mut store), (1, Ok(())));
+    assert_eq!(next_done(&mut store), (2, Ok(())));
+    assert_eq!(bench.lost(), 0);
+}
+
 /// qemu-nbd that is started again with a smaller `--shared`.
 #[test]
 fn requests_move_to_the_connections_that_come_back() {
