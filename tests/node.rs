@@ -320,6 +320,38 @@ fn content_that_a_guest_wrote_does_not_keep_its_disk_from_the_next_node() {
     next.daemon.finish();
 }
 
+/// The node knows only of a disk that was opened that what it holds may be its guest's.
+#[test]
+fn an_image_that_was_never_served_is_judged_when_the_node_starts() {
+    let node = Node::start();
+    let images = Scratch::new();
+    let [raw, qcow2] = ["raw", "qcow2"].map(|name| images.image(name, 4 << 20));
+    std::fs::write(&qcow2, [b"QFI\xfb".as_slice(), &[0; 508]].concat()).unwrap();
+    node.add("a", &json!({"disk": [raw]}));
+    let node = killed(node, |scratch| {
+        let disks = scratch.join("state/disks");
+        let kept = std::fs::read_to_string(disks.join("a.toml")).unwrap();
+        let text = kept.replace(raw.to_str().unwrap(), qcow2.to_str().unwrap());
+        assert_ne!(text, kept);
+        for id in ["a", "by-hand"] {
+            std::fs::write(disks.join(format!("{id}.toml")), &text).unwrap();
+        }
+    });
+    for id in ["a", "by-hand"] {
+        assert!(wait_until(|| node.state(id) != "opening"));
+        assert!(
+            node.disk(id).to_string().contains("is a qcow2 image"),
+            "{}",
+            node.disk(id)
+        );
+        assert_eq!(node.state(id), "failed");
+        node.remove(id);
+    }
+    let left = std::fs::read_dir(node.daemon.scratch().join("state/disks")).unwrap();
+    assert_eq!(left.count(), 0);
+    node.daemon.finish();
+}
+
 /// A container that has the folder mounted would not find a new one of the same name.
 #[test]
 fn the_folder_of_a_kept_disk_outlives_the_node() {

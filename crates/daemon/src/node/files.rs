@@ -56,24 +56,57 @@ impl Files {
             // It would not be read again.
             return Err(io::Error::other("it would be too long"));
         }
-        // No id begins with a dot, so this is no disk's file.
-        let beside = self.0.join(format!(".{id}.new"));
+        self.replace(&self.path(id), &format!(".{id}.new"), &text)
+    }
+
+    /// Forgets a disk. That there is none is fine.
+    pub(super) fn remove(&self, id: &str) -> io::Result<()> {
+        for path in [self.note(id), self.path(id)] {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+                Ok(()) => self.sync()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that a disk has been opened, with these files and devices, before a guest can write to it.
+    pub(super) fn note_opened(&self, id: &str, disk: &[String]) {
+        let noted = self.replace(
+            &self.note(id),
+            &format!(".{id}.opened.new"),
+            &disk.join("\n"),
+        );
+        if let Err(error) = noted {
+            tracing::warn!(
+                "{id}: cannot note in the folder of --state that it was opened: {error}; if its guest writes what looks like an image \
+                 format, the next node refuses it"
+            );
+        }
+    }
+
+    /// Returns true if [`note_opened`](Files::note_opened) was called for a disk that is there since then.
+    pub(super) fn was_opened(&self, id: &str, disk: &[String]) -> bool {
+        fs::read(self.note(id)).is_ok_and(|noted| noted == disk.join("\n").as_bytes())
+    }
+
+    /// Makes or replaces a file of a disk. `beside`: the name that it has until it is whole.
+    fn replace(&self, path: &Path, beside: &str, text: &str) -> io::Result<()> {
+        let beside = self.0.join(beside);
         let mut created = File::options();
         created.write(true).create(true).truncate(true).mode(0o600);
         let mut out = created.open(&beside)?;
         out.write_all(text.as_bytes())?;
         out.sync_all()?;
-        fs::rename(&beside, self.path(id))?;
+        fs::rename(beside, path)?;
         self.sync()
     }
 
-    /// Forgets a disk. That there is none is fine.
-    pub(super) fn remove(&self, id: &str) -> io::Result<()> {
-        match fs::remove_file(self.path(id)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
-            Ok(()) => self.sync(),
-        }
+    // No id begins with a dot, so these are no disk's file.
+
+    fn note(&self, id: &str) -> PathBuf {
+        self.0.join(format!(".{id}.opened"))
     }
 
     fn path(&self, id: &str) -> PathBuf {

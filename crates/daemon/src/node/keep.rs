@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -46,8 +47,10 @@ pub(super) struct Kept {
     /// Why the disk has ended and is still in the list: its file could not be removed.
     leftover: Mutex<Option<String>>,
     files: Mutex<OpenFiles>,
-    /// Origin of what it holds: unknown when the disk is added, and its guest when the node brings it back.
-    content: Content,
+    /// It was in the state folder when the node started.
+    comes_back: bool,
+    /// It has been opened. What it holds may be its guest's from then on, whatever that looks like.
+    was_opened: AtomicBool,
     /// Descriptors that it may come to need.
     pub(super) descriptors: u64,
     /// Its file cannot be read: another content replaces it.
@@ -113,10 +116,8 @@ impl Kept {
         let kept = Arc::new(Kept {
             id: id.to_owned(),
             file: Mutex::new(file),
-            content: match written {
-                Some(_) => Content::Guest,
-                None => Content::Unknown,
-            },
+            comes_back: written.is_some(),
+            was_opened: AtomicBool::new(false),
             written: Mutex::new(written),
             leftover: Mutex::default(),
             files: Mutex::default(),
@@ -146,7 +147,8 @@ impl Kept {
             written: Mutex::default(),
             leftover: Mutex::default(),
             files: Mutex::default(),
-            content: Content::Unknown,
+            comes_back: false,
+            was_opened: AtomicBool::new(false),
             descriptors: 0,
             is_unread: true,
             state: watch::Sender::new(State::Failed(why)),
@@ -365,7 +367,7 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
     let folder = node.run.join(&kept.id);
     let file = kept.file();
     let mut service = node.service(&kept.id, &file).map_err(Failure::input)?;
-    service.open.content = kept.content;
+    let (comes_back, was_opened) = (kept.comes_back, kept.was_opened.load(Ordering::Relaxed));
     let thread = thread::Builder::new().name("open".to_owned());
     let runtime = Handle::current();
     let held = opener.0.clone();
@@ -384,19 +386,32 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
             let _ = reply.send(Err(in_use(&path, &user)));
             return;
         }
-        let opened = open_here(folder, (service, files), &file, &node.watches, &|| {
-            !reply.is_closed()
-        });
+        let is_persistent = file.is_persistent();
+        let is_noted = is_persistent && comes_back && node.files.was_opened(&id, &file.disk);
+        if was_opened || is_noted {
+            service.open.content = Content::Guest;
+        }
+        let is_wanted = || !reply.is_closed();
+        let opened = open_here(folder, (service, files), &file, &node.watches, &is_wanted);
+        if is_persistent && !is_noted && opened.is_ok() {
+            node.files.note_opened(&id, &file.disk);
+        }
         let _ = reply.send(opened);
     });
     spawned.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
     let failed = |_| Err(Failure::run("internal fault while opening, see the log"));
-    if let Ok(opened) = tokio::time::timeout(OPENER_TIME, &mut opened).await {
-        return opened.unwrap_or_else(failed);
-    }
-    tracing::warn!("{}: {slow}", kept.id);
-    drop(opener);
-    opened.await.unwrap_or_else(failed)
+    let in_time = tokio::time::timeout(OPENER_TIME, &mut opened).await;
+    let opened = match in_time {
+        Ok(opened) => opened,
+        Err(_) => {
+            tracing::warn!("{}: {slow}", kept.id);
+            drop(opener);
+            opened.await
+        }
+    };
+    let opened = opened.unwrap_or_else(failed)?;
+    kept.was_opened.store(true, Ordering::Relaxed);
+    Ok(opened)
 }
 
 /// The place of a thread that opens a disk, among those of quick disks. When nobody waits for the thread any more, because it is slow
