@@ -24,7 +24,7 @@ pub(super) struct Replayed {
 }
 
 /// Sends changes again, in order. Two that overlap are never under way at the same time, because a server may do requests in any
-/// order. `time`: how long a batch of them may take.
+/// order. `time`: how long the next reply may take.
 pub(super) fn replay<'a>(
     call: &mut Call,
     export: &Export,
@@ -32,20 +32,24 @@ pub(super) fn replay<'a>(
     time: Duration,
     is_abandoned: impl Fn() -> bool,
 ) -> Result<Replayed, NbdError> {
+    let wait = |call: &mut Call| {
+        call.allow(time);
+        match is_abandoned() {
+            true => Err(NbdError::Closed),
+            false => Ok(()),
+        }
+    };
     let mut batch = Batch::default();
     let mut replayed = Replayed::default();
     for change in changes {
         let is_full = batch.changes.len() >= BATCH_MAX || batch.bytes >= BATCH_BYTES;
         if is_full || batch.changes.iter().any(|sent| sent.overlaps(change)) {
-            batch.await_replies(call, &mut replayed)?;
+            batch.await_replies(call, &mut replayed, wait)?;
         }
-        if is_abandoned() {
-            return Err(NbdError::Closed);
-        }
-        call.allow(time);
+        wait(call)?;
         batch.send(call, export, change)?;
     }
-    batch.await_replies(call, &mut replayed)?;
+    batch.await_replies(call, &mut replayed, wait)?;
     Ok(replayed)
 }
 
@@ -113,8 +117,16 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    fn await_replies(&mut self, call: &mut Call, replayed: &mut Replayed) -> Result<(), NbdError> {
+    /// `wait` is called before each reply.
+    fn await_replies(
+        &mut self,
+        call: &mut Call,
+        replayed: &mut Replayed,
+        wait: impl Fn(&mut Call) -> Result<(), NbdError>,
+    ) -> Result<(), NbdError> {
+        let mut refused: Vec<&Change> = Vec::new();
         for _ in 0..self.due.len() {
+            wait(call)?;
             let (cookie, error) = reply(call)?;
             let place = cookie.checked_sub(self.first);
             let due = place.and_then(|at| self.due.get_mut(at as usize));
@@ -124,12 +136,14 @@ impl<'a> Batch<'a> {
             match error {
                 wire::SHUTS_DOWN => return Err(NbdError::ShutsDown(String::new())),
                 // A hint.
-                _ if error != 0 && change.kind != request::TRIM => {
-                    replayed.refused_bytes += change.len;
-                }
-                _ => {}
+                _ if change.kind == request::TRIM => {}
+                0 => {}
+                // One change may be several requests.
+                _ if refused.iter().any(|other| std::ptr::eq(*other, change)) => {}
+                _ => refused.push(change),
             }
         }
+        replayed.refused_bytes += refused.iter().map(|change| change.len).sum::<u64>();
         replayed.bytes += self.changes.iter().map(|change| change.len).sum::<u64>();
         self.first += self.due.len() as u64;
         self.due.clear();

@@ -60,6 +60,27 @@ fn a_server_that_lost_what_it_answered_gets_it_again_in_order() {
     assert!(state.replayed_bytes >= 10 * 4096 + 512, "{state:?}");
 }
 
+/// Each answer may take as long as any other.
+#[test]
+fn a_server_that_does_them_slowly_gets_them_once() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=1&fence=1");
+    let mut store = bench.store();
+    for at in 0..4 {
+        put(&bench, &mut store, PLAIN, at * 8192, 1);
+    }
+    bench.server.react(|asked| {
+        if asked.kind == WRITE {
+            std::thread::sleep(Duration::from_millis(400));
+        }
+        Reaction::Honest
+    });
+    lose_all(&bench);
+    assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Ok(()));
+    let asked = bench.server.asked();
+    assert_eq!(asked.iter().filter(|asked| asked.kind == WRITE).count(), 8);
+    assert_eq!(bench.state().replayed_bytes, 4 * 4096);
+}
+
 #[test]
 fn what_was_flushed_is_not_sent_again() {
     let bench = Bench::new(Export::able(SIZE), "&fence=1");
