@@ -59,8 +59,10 @@ fn a_limit_is_kept_in_every_mode_and_taken_away_while_the_disk_is_served() {
         let (after, cpu_after, end) = reached(&control);
         let seconds = end.duration_since(start).as_secs_f64();
         let rate = (after - before) as f64 / seconds / LIMIT;
+        // As much as a tenth of a second's worth was saved while nothing was asked for before the start.
+        let most = 1.01 + 0.1 / seconds;
         assert!(
-            (0.95..1.03).contains(&rate),
+            (0.95..most).contains(&rate),
             "{completion}: {rate} of the limit"
         );
         let cores = (cpu_after - cpu_before) / seconds;
