@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cleave_client::{Base, Client, Error};
-use cleave_tests::nbd::{Export, NbdServer, Reaction, WRITE, simple};
+use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, WRITE, simple};
 use cleave_tests::{
     Killed, Scratch, TIMEOUT, connect, disk_socket, http, outliving, program_path, scale, seeded,
     small, wait_until,
@@ -348,4 +348,32 @@ pub(crate) fn a_loss_that_the_server_refused_to_mend_is_kept() {
     losing.server.react(|_| Reaction::Honest);
     let _daemon = losing.start();
     losing.assert_flush_fails();
+}
+
+/// A server tells of what it could not write once: to the daemon's last flush, or to the operator's.
+pub(crate) fn a_failed_flush_of_which_no_guest_knows_is_kept() {
+    for is_asked in [false, true] {
+        let losing = Losing::new();
+        let daemon = losing.start();
+        let mut client = losing.open();
+        client.queue(0).write(0, &[1; 512]).unwrap();
+        losing.server.react(|asked| match asked.kind {
+            FLUSH => Reaction::Send(simple(asked.cookie, 5, &[])),
+            _ => Reaction::Honest,
+        });
+        if is_asked {
+            // The second one fails without the server.
+            for _ in 0..2 {
+                let answer = http::fetch(&losing.control, "POST", "/v1/disks/disk/flush", "");
+                assert_ne!(answer.status, 200, "{}", answer.body);
+            }
+        }
+        end(daemon);
+        losing.server.react(|_| Reaction::Honest);
+        let daemon = losing.start();
+        losing.assert_flush_fails();
+        end(daemon);
+        let _daemon = losing.start();
+        losing.flush().unwrap();
+    }
 }

@@ -35,6 +35,7 @@ use held::{
     an_error_of_the_disk_is_held_when_its_server_is_back,
 };
 use kill::{
+    a_failed_flush_of_which_no_guest_knows_is_kept,
     a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away,
     a_killed_daemon_loses_nothing, a_killed_node_loses_nothing,
     a_loss_is_kept_until_a_flush_has_failed, a_loss_is_of_one_export_whatever_its_options,
@@ -83,6 +84,7 @@ fn main() -> ExitCode {
         a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away,
         a_loss_is_kept_until_a_flush_has_failed,
         a_loss_is_of_one_export_whatever_its_options,
+        a_failed_flush_of_which_no_guest_knows_is_kept,
         a_loss_that_the_server_refused_to_mend_is_kept,
         a_confined_node_connects_again_over_tcp_and_unix_sockets: QEMU,
         a_disk_that_is_removed_writes_nothing_when_its_server_is_back,

@@ -400,15 +400,15 @@ impl Disk {
     pub fn mark_changes_lost(&self) {
         if let Backing::Nbd(nbd) = self.backing() {
             tracing::error!(
-                "{}: the daemon before this one ended while its NBD server was away, and what the server had answered and not \
-                 flushed may be lost; every flush fails until the disk is reopened",
+                "{}: the daemon before this one ended before the guest was told of a loss: what its NBD server had answered and \
+                 not flushed may be gone; every flush fails until the disk is reopened",
                 self.name()
             );
             nbd.mark_changes_lost();
         }
     }
 
-    /// Records that a flush of the guest fails. The next daemon need not tell it of earlier losses.
+    /// Records that the guest was answered that a flush failed. The next daemon need not tell it of earlier losses.
     pub fn mark_loss_told(&self) {
         if let Backing::Nbd(nbd) = self.backing() {
             nbd.mark_loss_told();
@@ -434,6 +434,9 @@ impl Disk {
         // Release, with the Acquire below: a worker that learns of a failed sync from the guest's next
         // request must also see it here, whichever worker it failed on.
         self.sync_failed.store(true, Ordering::Release);
+        if let Backing::Nbd(nbd) = self.backing() {
+            nbd.mark_loss_untold();
+        }
     }
 
     /// Returns true if an fsync ever failed, or a server lost what it had answered.

@@ -69,10 +69,7 @@ pub(crate) fn remote_range(
     if op.kind == OpKind::Sync {
         // A failed flush may have dropped data, and the next one would not report that.
         return match disk.sync_failed() {
-            true => {
-                disk.mark_loss_told();
-                Err(Err(libc::EIO))
-            }
+            true => Err(Err(libc::EIO)),
             false => Ok((0, 0)),
         };
     }

@@ -69,9 +69,11 @@ impl<S: Store> Worker<S> {
         stopping > 0 || exiting || holds_old_memory || draining || self.wants_sync()
     }
 
-    /// Whether a flush for the operator waits for room in the store.
+    /// Whether a flush for the operator waits for room in the store. A store that is to be closed gets none.
     fn wants_sync(&self) -> bool {
-        self.inbox.syncing.is_none() && self.inbox.synced != self.inbox.orders.syncs
+        !self.inbox.exiting
+            && self.inbox.syncing.is_none()
+            && self.inbox.synced != self.inbox.orders.syncs
     }
 
     /// Begins a flush for the operator as soon as there is room.

@@ -354,6 +354,11 @@ impl<S: Store> Worker<S> {
         lane.record.ended(head, ended, None, &ended.epoch, laps);
         let used_bytes = write_status(&ended.epoch, ended.status_addr, ended.outcome);
         lane.push_used(head, used_bytes);
+        let disk = &self.device.disk;
+        let is_flush = ended.verb == Verb::Flush || self.device.is_write_through(lane.features);
+        if is_flush && ended.verb != Verb::Read && disk.sync_failed() {
+            disk.mark_loss_told();
+        }
         self.report(ended);
     }
 

@@ -73,11 +73,7 @@ impl Files {
 
     /// Notes that a disk has been opened, with these files and devices, before a guest can write to it.
     pub(super) fn note_opened(&self, id: &str, disk: &[String]) {
-        let noted = self.replace(
-            &self.note(id),
-            &format!(".{id}.opened.new"),
-            &disk.join("\n"),
-        );
+        let noted = self.replace(&self.note(id), &format!(".{id}.opened~"), &disk.join("\n"));
         if let Err(error) = noted {
             tracing::warn!(
                 "{id}: cannot note in the folder of --state that it was opened: {error}; if its guest writes what looks like an image \

@@ -192,6 +192,11 @@ impl Kept {
         self.is_unread || self.written().is_some_and(is_persistent)
     }
 
+    /// Returns true if it has been opened.
+    pub(super) fn was_opened(&self) -> bool {
+        self.was_opened.load(Ordering::Relaxed)
+    }
+
     /// Notes that its file has been removed.
     pub(super) fn forget_file(&self) {
         *self.lock_written() = None;
@@ -367,7 +372,7 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
     let folder = node.run.join(&kept.id);
     let file = kept.file();
     let mut service = node.service(&kept.id, &file).map_err(Failure::input)?;
-    let (comes_back, was_opened) = (kept.comes_back, kept.was_opened.load(Ordering::Relaxed));
+    let (comes_back, was_opened) = (kept.comes_back, kept.was_opened());
     let thread = thread::Builder::new().name("open".to_owned());
     let runtime = Handle::current();
     let held = opener.0.clone();
@@ -393,7 +398,8 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
         }
         let is_wanted = || !reply.is_closed();
         let opened = open_here(folder, (service, files), &file, &node.watches, &is_wanted);
-        if is_persistent && !is_noted && opened.is_ok() {
+        // Not of a disk that was deleted meanwhile.
+        if is_persistent && !is_noted && opened.is_ok() && !reply.is_closed() {
             node.files.note_opened(&id, &file.disk);
         }
         let _ = reply.send(opened);

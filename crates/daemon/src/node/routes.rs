@@ -386,10 +386,22 @@ async fn keep(
 /// Writes the file of a disk that is kept.
 async fn write(node: &Node, kept: &Kept, file: DiskFile) -> io::Result<()> {
     let (files, id, written) = (node.files.clone(), kept.id.clone(), file.clone());
-    match file.is_persistent() {
-        true => aside("state", move || files.write(&id, &file)).await?,
+    let was_opened = kept.was_opened();
+    let write = move || {
+        files.write(&id, &file)?;
+        // The end of a disk that had this id before may have taken the note of this one.
+        if was_opened && !files.was_opened(&id, &file.disk) {
+            files.note_opened(&id, &file.disk);
+        }
+        Ok(())
+    };
+    match written.is_persistent() {
+        true => aside("state", write).await?,
         // One that could not be read may be there.
-        false => aside("state", move || files.remove(&id)).await?,
+        false => {
+            let (files, id) = (node.files.clone(), kept.id.clone());
+            aside("state", move || files.remove(&id)).await?;
+        }
     }
     kept.set_written(written);
     Ok(())

@@ -144,8 +144,8 @@ pub(super) struct Shared {
     pub(super) lossy_bytes: AtomicU64,
     /// The server refused to do again what it had done, or nobody has it any more.
     has_lost_data: AtomicBool,
-    /// A flush of the guest has failed since.
-    has_told_loss: AtomicBool,
+    /// A flush failed, or data was lost, and no flush of the guest has failed since.
+    has_untold_loss: AtomicBool,
     /// Eventfds of ports that are gone, for those to come: a thread that serves a guest can make none.
     pub(super) bells: Mutex<Vec<Arc<OwnedFd>>>,
     pub(super) traffic: Mutex<Ledger>,
@@ -225,6 +225,11 @@ impl Shared {
         Ok(Link::of(call, export, self.is_unix())?)
     }
 
+    fn lose_data(&self) {
+        self.has_untold_loss.store(true, Ordering::SeqCst);
+        self.has_lost_data.store(true, Ordering::SeqCst);
+    }
+
     /// Writes the kept changes again. Nobody adds to them meanwhile, because no store has a connection.
     fn replay(&self, call: &mut Call, export: &Export) -> Result<(), Failed> {
         let server = process_of(call.socket(), self.is_unix());
@@ -249,7 +254,7 @@ impl Shared {
             );
         }
         if done.refused_bytes > 0 {
-            self.has_lost_data.store(true, Ordering::SeqCst);
+            self.lose_data();
             tracing::error!(
                 "{}: the NBD server refuses {} of these bytes, and data may be lost; every flush fails until the disk is reopened",
                 self.name,
@@ -327,7 +332,7 @@ impl Nbd {
             lossy: AtomicU64::new(0),
             lossy_bytes: AtomicU64::new(0),
             has_lost_data: AtomicBool::new(false),
-            has_told_loss: AtomicBool::new(false),
+            has_untold_loss: AtomicBool::new(false),
             bells: Mutex::new(bells),
             traffic: Mutex::default(),
             told: Default::default(),
@@ -451,20 +456,22 @@ impl Nbd {
 
     /// Returns true if changes that the server had answered and not flushed were not written again, and the guest does not know.
     pub(crate) fn owes_changes(&self) -> bool {
-        let has_told = self.shared.has_told_loss.load(Ordering::SeqCst);
-        self.has_lost_data() && !has_told || self.shared.owed_bytes() > 0
+        self.shared.has_untold_loss.load(Ordering::SeqCst) || self.shared.owed_bytes() > 0
     }
 
-    /// Records that a flush of the guest fails.
+    /// Records that the guest was answered that a flush failed.
     pub(crate) fn mark_loss_told(&self) {
-        self.shared
-            .has_told_loss
-            .store(self.has_lost_data(), Ordering::SeqCst);
+        self.shared.has_untold_loss.store(false, Ordering::SeqCst);
+    }
+
+    /// Records that a flush failed, of which the guest may not be told: the store's own or the operator's.
+    pub(crate) fn mark_loss_untold(&self) {
+        self.shared.has_untold_loss.store(true, Ordering::SeqCst);
     }
 
     /// Has every flush fail: nobody has the changes any more that the server may have lost.
     pub(crate) fn mark_changes_lost(&self) {
-        self.shared.has_lost_data.store(true, Ordering::SeqCst);
+        self.shared.lose_data();
     }
 
     /// When the server has applied what a daemon sent that was killed before this disk was opened. Nothing tells when the server

@@ -16,17 +16,19 @@ use crate::Reactor;
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
 impl Nbd {
-    /// Returns true if a flush of the store's own is under way. If the disk is given up, nobody waits for it any more.
+    /// Returns true if a flush of the store's own is under way. Nobody waits for it if the disk is given up, or the server is away.
     #[inline]
     pub(super) fn awaits_flush(&self) -> bool {
-        self.is_flushing && !self.lines.iter().any(|line| line.port.is_abandoned())
+        self.is_flushing
+            && self.lines.iter().any(|line| line.phase == Phase::Up)
+            && !self.lines.iter().any(|line| line.port.is_abandoned())
     }
 
-    /// Returns the longest sleep while the last flush is under way. A store that has its connections is not woken when its disk is
-    /// given up.
+    /// Returns the longest sleep while a flush of the store's own is under way. A store that has its connections is not woken when its
+    /// disk is given up.
     #[inline]
     pub(super) fn look_pause(&self) -> Option<Duration> {
-        (self.is_closing && self.awaits_flush()).then_some(SLEEP_MAX)
+        self.awaits_flush().then_some(SLEEP_MAX)
     }
 
     /// Waits until no op of the owner is in flight. `Err`: the ring is broken.

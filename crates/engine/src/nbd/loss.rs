@@ -264,7 +264,7 @@ impl Nbd {
     /// Looks, four times in each time-out, for connections that are silent for too long. Returns the time until the next look.
     pub(super) fn check_ages(&mut self) -> Option<Duration> {
         let at = self.check_at?;
-        if self.in_flight == 0 && !self.is_closing {
+        if self.in_flight == 0 && !self.is_flushing && !self.is_closing {
             self.check_at = None;
             return None;
         }

@@ -292,7 +292,6 @@ impl Nbd {
         match result {
             // The server may have lost something before, and this flush does not tell of it.
             Ok(()) if is_flush && self.disk.sync_failed() => {
-                self.tell_loss(index);
                 return self.finish(index, Err(libc::EIO));
             }
             Ok(()) if is_flush => self.flight_mut(index).flushed = true,
@@ -312,22 +311,11 @@ impl Nbd {
                 if is_flush || (part.flags & 1 != 0 && progress::taints_sync(errno)) {
                     self.taint_sync(errno);
                 }
-                if is_flush {
-                    self.tell_loss(index);
-                }
                 return self.finish(index, Err(errno));
             }
         }
         self.release(index);
         self.proceed(index);
-    }
-
-    /// Records that a flush of the guest fails. The guest does not learn of the store's own.
-    #[cold]
-    fn tell_loss(&self, index: u16) {
-        if self.table.get(index).token != kept::TOKEN {
-            self.disk.mark_loss_told();
-        }
     }
 
     /// Ends an op. Nothing that the kernel does refers to it any more.

@@ -376,6 +376,28 @@ fn a_store_flushes_before_its_end_and_does_not_wait_at_its_end() {
     assert_eq!(bench.state().unflushed_bytes, 0);
 }
 
+/// Its flush is asked for again when the server is back, and nobody needs to wait for that.
+#[test]
+fn a_server_that_goes_away_in_a_flush_does_not_keep_a_store_from_its_end() {
+    let bench = Bench::new(Export::able(SIZE), "&replay=1&reconnect=600&fence=600");
+    let mut store = bench.store();
+    let is_held = Arc::new(AtomicBool::new(true));
+    bench.server.hold_flushes(&is_held);
+    let memory = [segment(0, 64 << 10)];
+    for number in 0..8 {
+        store.push(op(PLAIN, number * (64 << 10), 64 << 10, &memory), number);
+        assert_eq!(next_done(&mut store), (number, Ok(())));
+    }
+    nothing_ends(&mut store);
+    assert_eq!((store.in_flight(), bench.server.flushes()), (1, 1));
+    bench.server.accept(false);
+    bench.server.hang_up();
+    end_all(&mut store);
+    store.store().prepare_close();
+    assert_eq!(store.in_flight(), 0);
+    is_held.store(false, Ordering::SeqCst);
+}
+
 #[test]
 fn a_disk_that_is_given_up_does_not_wait_for_the_last_flush() {
     let bench = Bench::new(Export::able(SIZE), "");
