@@ -94,16 +94,19 @@ impl<S: Store> Worker<S> {
     }
 
     /// Whether something that control waits for has completed.
+    #[inline]
     pub(crate) fn can_reply(&self) -> bool {
-        self.has_waiters()
-            && (self.inbox.exiting && self.is_at_rest()
-                || self.wants_sync() && self.store().room() > 0
-                || self.inbox.draining && self.is_at_rest()
-                || self
-                    .lanes
-                    .iter()
-                    .flatten()
-                    .any(|lane| lane.is_drained() || lane.can_release_memory()))
+        self.has_waiters() && self.has_completed()
+    }
+
+    /// Whether something that control may wait for has completed.
+    #[cold]
+    fn has_completed(&self) -> bool {
+        let mut lanes = self.lanes.iter().flatten();
+        self.inbox.exiting && self.is_at_rest()
+            || self.wants_sync() && self.store().room() > 0
+            || self.inbox.draining && self.is_at_rest()
+            || lanes.any(|lane| lane.is_drained() || lane.can_release_memory())
     }
 
     /// Has the store begin its last work as soon as nothing is in flight. Returns true if the store can be closed without waiting for
