@@ -66,9 +66,10 @@ fn main() -> ExitCode {
 /// A daemon on a file of 64 MiB with two workers; with O_DIRECT if the file system supports it.
 fn on_file() -> impl Fn() -> Daemon {
     let scratch = Scratch::new();
-    let image = scratch.image("disk", 64 << 20);
     move || {
-        let _keep = &scratch;
+        // On a busy machine the kernel may hold the file of a daemon that was killed for seconds, until its ring has ended.
+        let _ = std::fs::remove_file(scratch.join("disk"));
+        let image = scratch.image("disk", 64 << 20);
         Daemon::serve(&["--disk", image.to_str().unwrap(), "--workers", "2"])
     }
 }
