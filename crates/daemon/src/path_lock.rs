@@ -27,8 +27,8 @@ const LOCK_BYTES_MAX: u64 = 1 << 20;
 
 /// A locked file beside a socket. Nobody else can open it, and so nobody else can hold its lock.
 ///
-/// It keeps other daemons from the path. The daemon's rings hold it too, and so it stays locked after a `kill -9` until the
-/// I/O that was in flight has ended: only then may another daemon serve the same frontend.
+/// The lock keeps other daemons from the path. The daemon's rings hold the file as well, so after a `kill -9` it stays locked until
+/// the I/O in flight has ended. Only then may another daemon serve the same frontend.
 ///
 /// A daemon that ends in order removes the file (`remove`). A file that is found tells that a predecessor died, and names
 /// the disk that it served, if it had opened one. Such a file outlives a daemon that fails before it serves, because
@@ -40,7 +40,7 @@ pub(crate) struct PathLock {
     predecessor: Predecessor,
 }
 
-/// What the next daemon at the socket has to know when this one has ended.
+/// What a daemon that ends tells the next one at its socket.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Left {
     owes_changes: bool,
@@ -66,7 +66,7 @@ impl Left {
 enum Predecessor {
     /// There was none, or it ended in order.
     None,
-    /// It died, or ended with something to tell its successor. Holds the text of the file.
+    /// It died, or left a message for its successor: the text of the file.
     Died(String),
     /// The file was not made for this; it stays as it is.
     Foreign,
@@ -90,7 +90,7 @@ impl PathLock {
         })
     }
 
-    /// The same where systemd listens at the path. Connecting would succeed there whether or not a daemon runs.
+    /// As `take`, for a path at which systemd listens: there, connecting succeeds even if no daemon runs.
     pub(crate) fn take_passed(socket: &Path) -> Result<Option<PathLock>, Failure> {
         PathLock::take_after(socket, || Ok(()))
     }

@@ -57,7 +57,8 @@ pub(super) enum DiskCommand {
     Start(OneArgs),
     /// Retry the requests that are held because the disk failed them, and end its quiet
     ///
-    /// It exits 1 if the quiet had ended before, by itself or by another command. Then a copy that was taken meanwhile may be torn.
+    /// Exits with 1 if the disk was not quiet any more: its time was over, or another command ended it. A copy made since then may be
+    /// torn.
     Resume(ResumeArgs),
     /// End the requests that are held because the disk failed them: the guest gets I/O errors
     Fail(OneArgs),

@@ -30,8 +30,8 @@ const CONNECTION_TIME: Duration = Duration::from_secs(60);
 const HEADER_TIME: Duration = Duration::from_secs(5);
 /// A client that takes nothing of its answer for so long has gone.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
-/// So long after its client had to be waited for first, a connection that waits again ends. No request comes after
-/// [`CONNECTION_TIME`], so each answer has at least a minute.
+/// A client that takes its answers slowly is let go so long after the first wait for it. It can ask for nothing more after
+/// [`CONNECTION_TIME`], so it has at least a minute for its last answer.
 const TAKE_TIME: Duration = Duration::from_secs(120);
 /// Most bytes of a header, and most lines.
 const HEADER_BYTES_MAX: usize = 16 << 10;

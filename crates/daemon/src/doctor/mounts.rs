@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(withheld("", Path::new("/srv/a.img")), None);
     }
 
-    /// What the unit permits is of no use if the node does not open it.
+    /// Both have to permit an image: the unit, and the node by its `--images`.
     #[test]
     fn the_node_opens_the_images_of_its_folders_only() {
         let node = format!(

@@ -47,9 +47,9 @@ pub(super) struct Kept {
     /// Why the disk has ended and is still in the list: its file could not be removed.
     leftover: Mutex<Option<String>>,
     files: Mutex<OpenFiles>,
-    /// It was in the state folder when the node started.
+    /// The disk was in the state folder when the node started.
     comes_back: bool,
-    /// It has been opened. What it holds may be its guest's from then on, whatever that looks like.
+    /// The disk has been opened, so a guest may have written its content, whatever that looks like.
     was_opened: AtomicBool,
     /// Descriptors that it may come to need.
     pub(super) descriptors: u64,
