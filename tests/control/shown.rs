@@ -4,7 +4,7 @@ use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use cleave_client::{Order, Stop, Verify, Workload};
+use cleave_client::{Base, Order, Stop, Verify, Workload};
 use cleave_tests::http::{fetch, get};
 use cleave_tests::{Daemon, Scratch, run_to_exit, small, wait_until};
 use serde_json::Value;
@@ -358,32 +358,44 @@ fn what_is_tried_on_the_live_load_is_shown() {
 }
 
 /// Guest memory that is not shared looks so from here: kicks, and a ring that never changes. QEMU's own kicks look the same until the
-/// guest's first request.
+/// guest's first request, and when it connects again.
 #[test]
 fn kicks_without_a_request_are_warned_of_once() {
-    let started = [(); 2].map(|()| serve(&["--disk", "null:1M"]));
-    let mut clients = started.each_ref().map(|(daemon, _)| daemon.open(&small(2)));
+    let options = small(2);
+    let mut started = [(); 3].map(|()| serve(&["--disk", "null:1M"]));
+    let mut clients = started.each_ref().map(|(daemon, _)| daemon.open(&options));
+    let [again, _, _] = &mut clients;
+    again.queue(0).read(0, &mut [0; 512]).unwrap();
+    let next = started[0].0.succeed().unwrap();
+    again
+        .reconnect(next.socket(), &options, Base::Used)
+        .unwrap();
+    started[0].0.abandon();
+    started[0].0 = next;
     for (client, (daemon, control)) in clients.iter_mut().zip(&started) {
         for _ in 0..3 {
             // Kicks that the worker has not seen yet count as one.
-            let kicks = || number(&report(control)["vrings"][0]["kicks"]);
+            let kicks = || number(&report(control)["vrings"][1]["kicks"]);
             let before = kicks();
-            client.queue(0).ring_kick();
+            client.queue(1).ring_kick();
             assert!(wait_until(|| kicks() > before), "{}", daemon.log());
         }
     }
-    let [(used, _), (hangs, _)] = started;
-    let [mut user, hanging] = clients;
-    user.queue(1).read(0, &mut [0; 512]).unwrap();
+    let [mut again, mut used, hanging] = clients;
+    used.queue(0).read(0, &mut [0; 512]).unwrap();
+    let [fine @ .., (hangs, _)] = started;
     let warned = hangs.log_has("its memory is not shared: give the VMM's memory backend share=on");
     assert!(warned, "{}", hangs.log());
     drop(hanging);
     let mut client = hangs.open(&small(1));
     client.queue(0).read(0, &mut [0; 512]).unwrap();
-    drop((client, user));
+    again.queue(0).read(0, &mut [0; 512]).unwrap();
+    drop((client, again, used));
     let log = hangs.log();
     assert_eq!(log.matches("share=on").count(), 1, "{log}");
-    assert!(!used.log().contains("share=on"), "{}", used.log());
-    used.finish();
     hangs.finish();
+    for (daemon, _) in fine {
+        assert!(!daemon.log().contains("share=on"), "{}", daemon.log());
+        daemon.finish();
+    }
 }
