@@ -134,6 +134,9 @@ fn only_requests_to_a_truncated_leg_fail() {
     // Leg 1 keeps only its first chunk; chunk 4 of the disk is its second.
     let leg = OpenOptions::new().write(true).open(&legs[1]).unwrap();
     leg.set_len(CHUNK).unwrap();
+    // From then on the daemon refuses what is beyond the end, where before that the kernel did.
+    let said = "leg01: has shrunk to 65536 bytes";
+    assert!(daemon.log_has(said), "{}", daemon.log_tail());
     let mut back = vec![0; CHUNK as usize];
     for chunk in [0, 1, 2, 3, 5] {
         queue.read(chunk * CHUNK, &mut back).unwrap();

@@ -325,7 +325,7 @@ impl DiskServer {
         if unused().max() == unused().min() {
             return;
         }
-        let bytes = self.disk.leg_bytes();
+        let bytes = self.disk.capacity_bytes() / u64::from(stripe.legs());
         tracing::warn!(
             "{name}: its legs are of unequal size: {bytes} bytes of each are used, as much as the \
              smallest has, and {} bytes of the others are not",

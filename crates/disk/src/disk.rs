@@ -29,7 +29,6 @@ pub struct Disk {
     serial: [u8; ID_BYTES],
     limits: Limits,
     capacity_bytes: AtomicU64,
-    leg_bytes: AtomicU64,
     sync_failed: AtomicBool,
     stripe: Option<Stripe>,
     /// Never empty.
@@ -144,11 +143,12 @@ impl Disk {
         if opened.is_err() {
             legs.iter_mut().for_each(Leg::close_more_files);
         }
+        let share = limits.capacity_bytes / legs.len().max(1) as u64;
+        legs.iter().for_each(|leg| leg.serve_bytes(share));
         Disk {
             name,
             serial,
             capacity_bytes: AtomicU64::new(limits.capacity_bytes),
-            leg_bytes: AtomicU64::new(limits.capacity_bytes / legs.len().max(1) as u64),
             limits,
             sync_failed: AtomicBool::new(false),
             stripe,
@@ -184,25 +184,28 @@ impl Disk {
     }
 
     /// Checks the sizes of the files or devices again. If a disk of one leg grew, `capacity_bytes` grows. A
-    /// disk that shrank keeps the size that the guest knows, and I/O beyond its end fails (`leg_bytes`). A
-    /// stripe does not grow, because its superblocks are at the original ends of its legs.
+    /// disk that shrank keeps the size that the guest knows, and I/O beyond the end of the leg that shrank fails
+    /// ([`Leg::served_bytes`]). A stripe does not grow, because its superblocks are at the original ends of its legs.
     pub fn refresh(&self) -> io::Result<Resized> {
         let granule = granule(self.limits.block_bytes, self.limits.offset_align_bytes);
+        let usable = |size| size - size % u64::from(granule);
+        let known = self.leg_share_bytes(self.capacity_bytes());
+        let grows = |size| self.stripe.is_none() && usable(size) > known;
         let mut least: Option<(u64, u16)> = None;
         for (leg, number) in self.legs.iter().zip(0..) {
             let size = leg.backing().size_bytes()?;
             if let Some(size) = size.map(|size| size.min(i64::MAX as u64)) {
+                leg.serve_bytes(match grows(size) {
+                    true => usable(size),
+                    false => usable(size).min(known),
+                });
                 least = Some(least.map_or((size, number), |least| least.min((size, number))));
             }
         }
         let Some((size, number)) = least else {
             return Ok(Resized::No);
         };
-        let usable = size - size % u64::from(granule);
-        let known = self.leg_share_bytes(self.capacity_bytes());
-        let grows = self.stripe.is_none() && usable > known;
-        let leg_bytes = if grows { usable } else { usable.min(known) };
-        self.leg_bytes.store(leg_bytes, Ordering::Relaxed);
+        let (usable, grows) = (usable(size), grows(size));
         if usable < known {
             return Ok(Resized::Short(number, size));
         }
@@ -218,11 +221,12 @@ impl Disk {
     /// Bytes that are missing at the end of the shortest leg, because it shrank: I/O there fails.
     pub fn short_bytes(&self) -> u64 {
         let known = self.leg_share_bytes(self.capacity_bytes());
-        // A disk that grows has the larger legs before the larger size.
-        known.saturating_sub(self.leg_bytes())
+        let served = self.legs.iter().map(Leg::served_bytes).min();
+        // A disk that grows has the larger leg before the larger size.
+        known.saturating_sub(served.unwrap_or(known))
     }
 
-    /// Bytes that a disk of this size uses on each leg.
+    /// Bytes that a disk of this size uses of each leg.
     fn leg_share_bytes(&self, capacity_bytes: u64) -> u64 {
         capacity_bytes / self.stripe.map_or(1, |stripe| stripe.legs().into())
     }
@@ -290,13 +294,10 @@ impl Disk {
         self.reopen_error.as_ref()
     }
 
-    /// Bytes of each leg, from its beginning, that may be read and written: those that belong to the disk,
-    /// minus those that `refresh` found cut off. A write behind the end of a file would make the file grow
-    /// again, and the lost bytes before it would then read as zeroes instead of failing.
+    /// Bytes of this leg that may be read and written ([`Leg::served_bytes`]); of one that there is not, 0.
     #[inline]
-    pub fn leg_bytes(&self) -> u64 {
-        // Relaxed: the kernel knows that a file was cut, and no data depends on this value.
-        self.leg_bytes.load(Ordering::Relaxed)
+    pub fn leg_bytes(&self, leg: u16) -> u64 {
+        self.legs.get(usize::from(leg)).map_or(0, Leg::served_bytes)
     }
 
     /// Makes everything durable that was written so far. It may block for as long as the storage does. A failure is
@@ -460,7 +461,8 @@ impl Disk {
             .max(1);
         self.limits.capacity_bytes -= self.limits.capacity_bytes % u64::from(offset_align);
         self.capacity_bytes = AtomicU64::new(self.limits.capacity_bytes);
-        self.leg_bytes = AtomicU64::new(self.leg_share_bytes(self.limits.capacity_bytes));
+        let share = self.leg_share_bytes(self.limits.capacity_bytes);
+        self.legs.iter().for_each(|leg| leg.serve_bytes(share));
         self
     }
 }

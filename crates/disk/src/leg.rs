@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cleave_blk::Limits;
@@ -143,6 +143,7 @@ pub struct Leg {
     /// The open file description of those that are no worker.
     sync_file: Option<File>,
     locks: RangeLocks,
+    served_bytes: AtomicU64,
     unused_bytes: u64,
     polling: Option<Polling>,
     /// Whether `polling` is used.
@@ -180,6 +181,7 @@ impl Leg {
             more_files: Box::default(),
             sync_file: None,
             locks: RangeLocks::default(),
+            served_bytes: AtomicU64::new(0),
             unused_bytes: 0,
             polling: None,
             is_polled: AtomicBool::new(false),
@@ -189,6 +191,19 @@ impl Leg {
     pub(crate) fn with_unused(mut self, bytes: u64) -> Leg {
         self.unused_bytes = bytes;
         self
+    }
+
+    /// Bytes from its beginning that may be read and written: those that belong to the disk, minus those that
+    /// [`refresh`](crate::Disk::refresh) found cut off. A write behind the end of a file would make the file grow again, and the lost
+    /// bytes before it would then read as zeroes instead of failing.
+    #[inline]
+    pub fn served_bytes(&self) -> u64 {
+        // Relaxed: the kernel knows that a file was cut, and no data depends on this value.
+        self.served_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn serve_bytes(&self, bytes: u64) {
+        self.served_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Bytes at its end that the disk does not use.

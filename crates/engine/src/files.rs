@@ -413,7 +413,7 @@ impl Files {
             OpKind::Read => asked,
             _ => self
                 .disk
-                .leg_bytes()
+                .leg_bytes(entry.leg)
                 .saturating_sub(window.start)
                 .clamp(asked, window.len),
         }
@@ -769,7 +769,7 @@ fn range(disk: &Disk, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(
         return Err(Err(libc::EROFS));
     }
     match op.offset_bytes.checked_add(op.len_bytes) {
-        Some(end) if end <= disk.leg_bytes() && i64::try_from(end).is_ok() => {}
+        Some(end) if end <= disk.leg_bytes(op.leg) && i64::try_from(end).is_ok() => {}
         _ => return Err(Err(libc::EIO)),
     }
     match op.kind {

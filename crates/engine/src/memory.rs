@@ -46,7 +46,7 @@ pub(crate) fn fill_with_zeroes(start: *mut u8, len: usize) {
     unsafe { start.write_bytes(0, len) };
 }
 
-/// The end of the op's range, at most that of the disk; of several legs, each ends earlier (`Disk::leg_bytes`). The request was
+/// The end of the op's range, at most that of the disk; of several legs, each ends earlier (`Leg::served_bytes`). The request was
 /// checked against capacity and mode much earlier; this is a second check.
 #[inline]
 pub(crate) fn check(disk: &Disk, op: &Op<'_>) -> Result<u64, i32> {
@@ -74,7 +74,7 @@ pub(crate) fn remote_range(
         };
     }
     let end = check(disk, op).map_err(Err)?;
-    if end > disk.leg_bytes() {
+    if end > disk.leg_bytes(op.leg) {
         return Err(Err(libc::EIO));
     }
     match op.kind {

@@ -356,7 +356,7 @@ fn growth_is_detected_and_a_disk_that_shrinks_keeps_its_size() {
         assert_eq!(disk.refresh().unwrap(), seen, "{size}");
         assert_eq!(disk.capacity_bytes(), capacity, "{size}");
         let whole = size - size % 4096;
-        assert_eq!(disk.leg_bytes(), whole.min(capacity), "{size}");
+        assert_eq!(disk.legs()[0].served_bytes(), whole.min(capacity), "{size}");
         assert_eq!(disk.limits().capacity_bytes, 1 << 20);
     }
 }
