@@ -20,7 +20,7 @@ const MANY: u32 = 256;
 /// Own memory of a disk at rest.
 const DISK_KIB_MAX: u64 = 1024;
 /// From exec until all sockets can be connected to. A second is promised; this is a debug build.
-const START_MAX: Duration = Duration::from_secs(2);
+const START_MAX: Duration = Duration::from_secs(4);
 /// Starts, of which the fastest counts. On a busy machine the kernel takes seconds to end the rings of a killed daemon, and the
 /// next one waits for that.
 const STARTS: u32 = 3;
