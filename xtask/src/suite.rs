@@ -46,8 +46,11 @@ const ALONE: &[(&str, &str)] = &[
 
 /// The binaries that take longest, longest first.
 const LONGEST: &[&str] = &[
-    "tests/hostile",
+    "tests/nbd",
     "crates/engine/lib",
+    "tests/node",
+    "tests/control",
+    "tests/hostile",
     "tests/data",
     "crates/worker/lib",
     "crates/worker/sim",
