@@ -64,11 +64,14 @@ pub(crate) fn qemu(
         // QEMU emulates an old CPU faster than one with all features.
         Accelerator::Tcg => "-accel tcg,thread=multi -cpu qemu64",
     };
+    // For a machine that can never have a second CPU, QEMU before 8.1 translates memory barriers to nothing, and the guest loses
+    // kicks.
+    let most = cpus.max(2);
     // share=on: the daemon maps the guest's memory; private memory would give it a copy.
     let line = format!(
         "{{}} -nodefaults -no-user-config -display none -vga none -nic none -monitor none -serial stdio \
          -machine q35,memory-backend=mem -m 512M -object memory-backend-memfd,id=mem,size=512M,share=on \
-         {accelerator} -smp {cpus}"
+         {accelerator} -smp {cpus},maxcpus={most}"
     );
     [words(&line, &[&program]), more.concat()].concat()
 }
