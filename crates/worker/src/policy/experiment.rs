@@ -38,7 +38,7 @@ pub(crate) enum Arm {
 pub(crate) struct Spent {
     pub(crate) requests: u64,
     pub(crate) wall_ns: u64,
-    /// Sum of the requests' times in flight, wake-ups before them included.
+    /// Sum of the requests' times in flight.
     pub(crate) held_ns: u64,
     pub(crate) cpu_ns: u64,
     /// Time in which other threads had the core that this one wanted.
@@ -47,6 +47,10 @@ pub(crate) struct Spent {
     pub(crate) idle_ns: u64,
     /// Requests that followed soon after an answer, at most one per answer.
     pub(crate) prompted: u64,
+    /// Requests that found the worker asleep and nothing in flight.
+    pub(crate) unseen: u64,
+    /// Most ops in flight at once.
+    pub(crate) peak: u32,
 }
 
 impl Spent {
@@ -60,7 +64,7 @@ impl Spent {
         self.waited_ns as f32 / self.wall_ns.max(1) as f32
     }
 
-    fn add(&mut self, more: Spent) {
+    pub(crate) fn add(&mut self, more: Spent) {
         self.requests += more.requests;
         self.wall_ns += more.wall_ns;
         self.held_ns += more.held_ns;
@@ -68,6 +72,8 @@ impl Spent {
         self.waited_ns += more.waited_ns;
         self.idle_ns += more.idle_ns;
         self.prompted += more.prompted;
+        self.unseen += more.unseen;
+        self.peak = self.peak.max(more.peak);
     }
 }
 
@@ -86,8 +92,6 @@ pub(crate) struct Finding {
     pub(crate) rounds: usize,
     /// There will be no further round.
     pub(crate) is_last: bool,
-    /// For the time between two requests.
-    pub(crate) wall: Gain,
     /// For the time that requests were in flight.
     pub(crate) response: Gain,
     /// Totals of each arm.
@@ -263,7 +267,6 @@ impl Experiment {
         let mut found = Finding {
             rounds: self.done,
             is_last: self.done >= ROUNDS,
-            wall: gain(rounds, |spent| spent.wall_ns),
             response: gain(rounds, |spent| spent.held_ns),
             ..Finding::default()
         };
@@ -317,6 +320,7 @@ mod tests {
             let spent = Spent {
                 requests: LASTS.requests,
                 wall_ns,
+                held_ns: wall_ns,
                 ..Spent::default()
             };
             assert!(experiment.wants(&spent), "a stretch of {wall_ns} ns");
@@ -349,7 +353,7 @@ mod tests {
         let (found, _) = find(&mut experiment, &mut now_ns, |_, stretch| {
             200_000 + 2000 * stretch
         });
-        assert!(found.wall.share.abs() < 0.001, "{found:?}");
+        assert!(found.response.share.abs() < 0.001, "{found:?}");
         let (found, _) = {
             experiment.decide(now_ns, Arm::Plain);
             rest(&mut experiment, &mut now_ns, 10_000);
@@ -359,7 +363,7 @@ mod tests {
             })
         };
         assert!(
-            found.wall.spread.0 > 0.07 && found.wall.spread.1 < 0.11,
+            found.response.spread.0 > 0.07 && found.response.spread.1 < 0.11,
             "{found:?}"
         );
     }
@@ -376,7 +380,7 @@ mod tests {
             let (found, stretch) = find(&mut experiment, &mut now_ns, noise);
             assert_eq!((found.rounds, stretch), (rounds, 3));
             assert_eq!(found.is_last, rounds == 8);
-            let (low, high) = found.wall.spread;
+            let (low, high) = found.response.spread;
             assert!(low < 0.02 && high > -0.02, "{found:?}");
         }
         experiment.decide(now_ns, Arm::Other);

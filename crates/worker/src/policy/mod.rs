@@ -7,6 +7,7 @@ mod caller;
 mod experiment;
 mod pacer;
 mod rate;
+mod trial;
 
 pub(crate) use backoff::ContentionBackoff;
 pub(crate) use budget::Budget;
@@ -14,3 +15,4 @@ pub(crate) use caller::{Call, Caller};
 pub(crate) use experiment::{Arm, Experiment, Finding, Gain, Spent, Stretch};
 pub(crate) use pacer::{LapWork, Pace, Pacer, PacerContext, Scheduled};
 pub(crate) use rate::RateBucket;
+pub(crate) use trial::{Comparison, Trial};

@@ -1,12 +1,12 @@
 //! Whether a worker without work spins or sleeps.
 //!
-//! While requests arrive fast enough (`RateBucket`) an experiment compares spinning with sleeping on this load, again
-//! and again: what it gains, and how much CPU time it costs. If spinning pays, the worker spins in each gap for
-//! as long as gaps of this kind lately took (`Window`), within the budget. Otherwise it sleeps at once.
+//! While requests arrive fast enough (`RateBucket`) a trial compares spinning with sleeping on this load, again and again
+//! (`Trial`): what it gains, and how much CPU time it costs. If spinning pays, the worker spins in each gap for as long as gaps of
+//! this kind lately took (`Window`), within the budget. Otherwise it sleeps at once.
 
 use std::time::Duration;
 
-use super::{Arm, Budget, Experiment, Finding, Gain, RateBucket, Spent, Stretch};
+use super::{Arm, Budget, Comparison, Gain, RateBucket, Spent, Trial};
 use crate::Tuning;
 use crate::stats::{Mode, Stats, Tried, add};
 
@@ -17,14 +17,8 @@ const CHECK_LAPS: u32 = 32;
 const WINDOW_MAX_NS: u64 = 1_000_000;
 /// Minimum gain for which spinning pays.
 const GAIN_MIN: f32 = 0.05;
-/// A stretch of an experiment.
-const STRETCH: Stretch = Stretch {
-    requests: 64,
-    min_ns: 8_000_000,
-    max_ns: 20_000_000,
-};
-/// Assumed duration of a wake-up that cannot be measured: the one before a request is taken. A request that
-/// arrives within twice this time after an answer counts as prompted by it.
+/// Assumed duration of a wake-up where none can be measured. A request that arrives within twice this time after an answer counts as
+/// prompted by it.
 const WAKE_NS: u64 = 20_000;
 /// Time after a change of the arm in which nothing is counted: requests in flight were begun with the other
 /// arm.
@@ -119,9 +113,8 @@ pub(crate) struct Scheduled {
 #[derive(Debug)]
 pub(crate) struct Pacer {
     rate: RateBucket,
-    /// Plain: sleep. Other: spin.
-    experiment: Experiment,
-    /// Counted since the last stretch or window of the experiment.
+    trial: Trial,
+    /// Counted since the last window of the trial.
     spent: Spent,
     /// The thread's counters at that moment. `None`: nothing of this load was reported yet.
     scheduled: Option<Scheduled>,
@@ -154,7 +147,7 @@ impl Pacer {
     pub(crate) fn new() -> Pacer {
         Pacer {
             rate: RateBucket::default(),
-            experiment: Experiment::new(STRETCH),
+            trial: Trial::new(),
             spent: Spent::default(),
             scheduled: None,
             settled_ns: 0,
@@ -178,8 +171,9 @@ impl Pacer {
     /// and most laps of a spin need no clock.
     #[inline]
     pub(crate) fn note_lap(&mut self, work: LapWork) -> Option<Pace> {
-        let tries = self.experiment.is_under_way();
+        let tries = self.trial.is_under_way();
         if work.any() {
+            self.spent.peak = self.spent.peak.max(work.in_flight);
             self.arrived = self.arrived.saturating_add(work.arrived);
             self.ended = self.ended.saturating_add(work.ended);
         }
@@ -303,7 +297,7 @@ impl Pacer {
         }
         let spins = if !self.rate.is_fast() {
             Err(Reason::Slow)
-        } else if self.experiment.arm() == Arm::Plain {
+        } else if self.trial.arm() == Arm::Plain {
             Err(Reason::Vain)
         } else if self.is_exhausted || Budget::size_ns(context.tuning) == 0 {
             Err(Reason::Budget)
@@ -311,7 +305,7 @@ impl Pacer {
             Ok(())
         };
         let was = std::mem::replace(&mut self.spins, spins);
-        if self.experiment.is_under_way() {
+        if self.trial.is_under_way() {
             return;
         }
         let stats = context.stats;
@@ -340,7 +334,7 @@ impl Pacer {
         if self.in_flight == 0 {
             self.spent.idle_ns += gone_ns;
             if self.phase == GapPhase::Asleep {
-                self.spent.held_ns += WAKE_NS * u64::from(arrived);
+                self.spent.unseen += u64::from(arrived);
             }
         }
         self.spent.wall_ns += gone_ns;
@@ -350,7 +344,7 @@ impl Pacer {
         (self.at_ns, self.in_flight) = (now_ns, in_flight);
     }
 
-    /// Reports to the experiment when a stretch or a window is complete.
+    /// Reports to the trial when a window is complete.
     fn account(
         &mut self,
         now_ns: u64,
@@ -369,7 +363,7 @@ impl Pacer {
             }
             return;
         };
-        if !self.experiment.wants(&self.spent) {
+        if !self.trial.wants(&self.spent) {
             return;
         }
         let after = scheduled();
@@ -377,20 +371,19 @@ impl Pacer {
         self.spent.cpu_ns = after.cpu_ns.saturating_sub(before.cpu_ns);
         self.spent.waited_ns = after.waited_ns.saturating_sub(before.waited_ns);
         let spent = std::mem::take(&mut self.spent);
-        let was = self.experiment.arm();
-        let current = self.experiment.verdict();
-        if let Some(found) = self.experiment.pass(now_ns, spent)
-            && let Some((verdict, gain)) = verdict(&found, current, context.tuning.spin_worth)
-        {
-            self.experiment.decide(now_ns, verdict);
-            match (current, verdict) {
-                (Arm::Other, Arm::Plain) => add(&context.stats.switches_vain, 1),
-                (Arm::Plain, Arm::Other) => add(&context.stats.switches_fast, 1),
-                _ => {}
-            }
-            publish(&found, verdict, gain, now_ns, context.stats);
+        let was = self.trial.arm();
+        let current = self.trial.verdict();
+        if let Some(found) = self.trial.pass(now_ns, spent) {
+            let verdict = verdict(&found, current, context.tuning.spin_worth);
+            self.trial.decide(now_ns, verdict.arm);
+            publish(&verdict, now_ns, context.stats);
         }
-        if self.experiment.arm() != was {
+        match (current, self.trial.verdict()) {
+            (Arm::Other, Arm::Plain) => add(&context.stats.switches_vain, 1),
+            (Arm::Plain, Arm::Other) => add(&context.stats.switches_fast, 1),
+            _ => {}
+        }
+        if self.trial.arm() != was {
             (self.scheduled, self.settled_ns) = (None, now_ns + SETTLE_NS);
         }
     }
@@ -433,33 +426,44 @@ impl Pacer {
     }
 }
 
-/// Whether to spin, as soon as the result is clear. A guest that sends its next request after an answer has a
-/// rate that shows whether spinning helps it or takes its core. For a guest that sends requests by its own
-/// clock the response time decides.
-fn verdict(found: &Finding, current: Arm, spin_worth: u32) -> Option<(Arm, Gain)> {
-    let plain = &found.plain;
-    let is_clocked =
-        4 * plain.prompted < 3 * plain.requests || 4 * plain.idle_ns > 3 * plain.wall_ns;
-    let (low, high) = found.wall.spread;
-    let asks_otherwise = found.wall.share.abs() > GAIN_MIN / 2.0 && (low > 0.0 || high < 0.0);
-    let gain = match is_clocked && !asks_otherwise {
-        true => found.response,
-        false => found.wall,
-    };
-    let cores = found.other.cores() - plain.cores();
-    // A neighbour on the core: for as long as it runs, a request waits.
-    let waited = found.other.waited() - plain.waited();
-    let needed = (cores / spin_worth as f32).max(GAIN_MIN).max(waited);
-    Some((found.judge(&gain, needed, current)?, gain))
+/// The verdict of a trial, and why.
+struct Verdict {
+    arm: Arm,
+    gain: Gain,
+    /// Additional cores that spinning keeps busy.
+    cores: f32,
 }
 
-fn publish(found: &Finding, verdict: Arm, gain: Gain, now_ns: u64, stats: &Stats) {
+/// Whether to spin. A guest that sends its next request after an answer has a rate that shows whether spinning helps it or takes its
+/// core. For a guest that sends requests by its own clock the response time decides.
+fn verdict(found: &Comparison, current: Arm, spin_worth: u32) -> Verdict {
+    let [plain, other] = found.totals();
+    let is_clocked =
+        4 * plain.prompted < 3 * plain.requests || 4 * plain.idle_ns > 3 * plain.wall_ns;
+    let wall = found.of_wall();
+    let (low, high) = wall.spread;
+    let asks_otherwise = wall.share.abs() > GAIN_MIN / 2.0 && (low > 0.0 || high < 0.0);
+    let gain = match is_clocked && !asks_otherwise {
+        true => found.of_response(WAKE_NS),
+        false => wall,
+    };
+    let cores = other.cores() - plain.cores();
+    // A neighbour on the core: for as long as it runs, a request waits.
+    let waited = other.waited() - plain.waited();
+    let needed = (cores / spin_worth as f32).max(GAIN_MIN).max(waited);
+    // What is in force stays unless the other way is plainly better.
+    let spins = gain.share >= needed && (current == Arm::Other || gain.spread.0 > 0.0);
+    let arm = if spins { Arm::Other } else { Arm::Plain };
+    Verdict { arm, gain, cores }
+}
+
+fn publish(verdict: &Verdict, now_ns: u64, stats: &Stats) {
     add(&stats.experiments, 1);
-    let (low, high) = gain.spread;
+    let (low, high) = verdict.gain.spread;
     stats.set_tried(Tried {
-        spins: verdict == Arm::Other,
-        gain: [gain.share, low, high],
-        cores: found.other.cores() - found.plain.cores(),
+        spins: verdict.arm == Arm::Other,
+        gain: [verdict.gain.share, low, high],
+        cores: verdict.cores,
         at: Duration::from_nanos(now_ns),
     });
 }

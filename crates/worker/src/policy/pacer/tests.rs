@@ -11,8 +11,9 @@ use crate::{Split, Totals};
 const US: u64 = 1000;
 const MS: u64 = 1000 * US;
 const SECOND: u64 = 1000 * MS;
-/// Durations in virtual time.
+/// Durations in virtual time. A wake-up is slow if it crosses CPUs.
 const SLOW_WAKE_NS: u64 = 30 * US;
+const QUICK_WAKE_NS: u64 = 5 * US;
 const WAKE_CPU_NS: u64 = 10 * US;
 const BUSY_LAP_NS: u64 = 400;
 const IDLE_LAP_NS: u64 = 300;
@@ -38,6 +39,8 @@ struct Trace<'a> {
     competing: (u64, u64),
     /// The guest runs on the same core, so it is woken only when the worker sleeps.
     shares: bool,
+    /// Time without a spin after which the scheduler has brought both to one CPU, where wake-ups are quick. 0: they stay apart.
+    places_ns: u64,
 }
 
 impl Trace<'_> {
@@ -48,6 +51,7 @@ impl Trace<'_> {
             span_ns,
             competing: (0, 0),
             shares: false,
+            places_ns: 0,
         }
     }
 }
@@ -122,6 +126,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
     }
     let (mut now_ns, mut cpu_ns, mut slice_ns) = (0_u64, 0_u64, 0_u64);
     let mut waited_ns = 0;
+    let mut spun_ns = 0;
     loop {
         let mut work = LapWork::default();
         let mut answered = Vec::new();
@@ -156,7 +161,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
         let at = ((now_ns / SECOND) as usize).min(seconds.len() - 1);
         let second = &mut seconds[at];
         second.cpu_ns += lap_ns;
-        if pacer.experiment.is_under_way() {
+        if pacer.trial.is_under_way() {
             second.trying_ns += lap_ns;
         }
         for asked_ns in &answered {
@@ -167,12 +172,22 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
         let pace = pacer.note_lap(work).unwrap_or_else(|| {
             pacer.decide(work, now_ns, context, || Scheduled { cpu_ns, waited_ns })
         });
+        if pace == Pace::Spin && !work.any() {
+            spun_ns = now_ns;
+        }
+        let wake_place_ns = match trace.places_ns > 0 && now_ns > spun_ns + trace.places_ns {
+            true => QUICK_WAKE_NS,
+            false => SLOW_WAKE_NS,
+        };
         if let Guest::Answers { think_ns, .. } = trace.guest
             && now_ns < trace.span_ns
         {
-            let waits_ns = match trace.shares && pace == Pace::Spin {
-                true => SLOW_WAKE_NS,
-                false => 0,
+            let waits_ns = match pace == Pace::Spin {
+                true if trace.shares => SLOW_WAKE_NS,
+                false if wake_place_ns == QUICK_WAKE_NS => QUICK_WAKE_NS,
+                // Its own wake-up.
+                _ if trace.places_ns > 0 => SLOW_WAKE_NS,
+                _ => 0,
             };
             let next_ns = now_ns + think_ns + waits_ns;
             asks.extend(answered.iter().map(|_| Reverse(next_ns)));
@@ -194,11 +209,11 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
         match wake_ns {
             Some(wake_ns) if wake_ns <= now_ns => {}
             Some(wake_ns) => {
-                if pacer.experiment.is_under_way() {
-                    second.trying_ns += wake_ns + SLOW_WAKE_NS - now_ns;
+                if pacer.trial.is_under_way() {
+                    second.trying_ns += wake_ns + wake_place_ns - now_ns;
                 }
                 second.cpu_ns += WAKE_CPU_NS;
-                (now_ns, cpu_ns, slice_ns) = (wake_ns + SLOW_WAKE_NS, cpu_ns + WAKE_CPU_NS, 0);
+                (now_ns, cpu_ns, slice_ns) = (wake_ns + wake_place_ns, cpu_ns + WAKE_CPU_NS, 0);
             }
             None => break,
         }
@@ -308,6 +323,50 @@ fn a_closed_loop_is_spun_for_if_that_raises_its_rate() {
     }
 }
 
+/// Where the scheduler brings both to one CPU, sleeping is the better way once it has done so, and the worse one before.
+#[test]
+fn sleeping_is_judged_where_the_scheduler_settles_it() {
+    for (depth, device_us) in [(1, 60), (8, 80), (32, 200)] {
+        let guest = Guest::Answers {
+            depth,
+            think_ns: 5 * US,
+        };
+        let trace = Trace {
+            places_ns: 700 * MS,
+            ..Trace::of(guest, device_us * US, 20 * SECOND)
+        };
+        let [adaptive, slept] = [tuning(), asleep()].map(|tuning| run(trace, &tuning));
+        for (from, rate, price) in [(0, 0.95, 1.15), (10, 0.97, 1.1)] {
+            let [adaptive, slept] = [&adaptive, &slept].map(|outcome| outcome.after(from));
+            let [requests, cpu] = [
+                adaptive.requests as f64 / slept.requests as f64,
+                adaptive.cpu_ns as f64 / slept.cpu_ns as f64 * slept.requests as f64
+                    / adaptive.requests as f64,
+            ];
+            let case = format!(
+                "{depth} at a time, {device_us} us, from {from} s: rate {requests}, CPU {cpu}"
+            );
+            println!("{case}");
+            assert!(requests >= rate && cpu <= price, "{case}");
+        }
+    }
+    for per_second in [3000, 10_000] {
+        let moments = poisson(per_second, 20 * SECOND);
+        let trace = Trace {
+            places_ns: 700 * MS,
+            ..Trace::of(Guest::Clock(&moments), 75 * US, 20 * SECOND)
+        };
+        let [adaptive, slept] = [tuning(), asleep()].map(|tuning| run(trace, &tuning).after(10));
+        let [latency, cpu] = [
+            adaptive.latency_ns as f64 / slept.latency_ns as f64,
+            adaptive.cpu_ns as f64 / slept.cpu_ns as f64,
+        ];
+        let case = format!("{per_second}/s: latency {latency}, CPU {cpu}");
+        println!("{case}");
+        assert!(latency <= 1.05 && cpu <= 1.1, "{case}");
+    }
+}
+
 /// Spinning saves the worker time that the guest loses, because it cannot run meanwhile.
 #[test]
 fn a_guest_on_the_same_core_is_slept_for() {
@@ -350,7 +409,7 @@ fn a_contended_core_is_released_within_a_second_and_spun_on_again_later() {
     };
     let trace = Trace {
         competing: (4 * SECOND, 8 * SECOND),
-        ..Trace::of(guest, 80 * US, 25 * SECOND)
+        ..Trace::of(guest, 80 * US, 36 * SECOND)
     };
     let [adaptive, slept] = [tuning(), asleep()].map(|tuning| run(trace, &tuning));
     let rate = |outcome: &Outcome, second: usize| outcome.seconds[second].requests as f64;
@@ -358,7 +417,7 @@ fn a_contended_core_is_released_within_a_second_and_spun_on_again_later() {
         let share = rate(&adaptive, second) / rate(&slept, second);
         assert!(share > 0.95, "second {second}: {share}");
     }
-    for second in [3, 24] {
+    for second in [3, 34] {
         let share = rate(&adaptive, second) / rate(&slept, second);
         assert!(share > 1.2, "second {second}: {share}");
     }
@@ -394,9 +453,9 @@ fn experiments_become_rare_while_the_verdict_stays() {
             depth: 8,
             think_ns: 5 * US,
         };
-        let trace = Trace::of(guest, device_us * US, 40 * SECOND);
+        let trace = Trace::of(guest, device_us * US, 200 * SECOND);
         let outcome = run(trace, &tuning());
-        let share = outcome.after(20).trying_ns as f64 / (20 * SECOND) as f64;
+        let share = outcome.after(50).trying_ns as f64 / (150 * SECOND) as f64;
         assert!(share < 0.03, "{device_us} us: {share}");
     }
 }

@@ -1,0 +1,516 @@
+//! Compares spinning with sleeping on the live load, each in the state to which it settles.
+//!
+//! A worker that spins drives the threads that it answers to other CPUs. When it then sleeps, its wake-ups cross CPUs
+//! until the scheduler has brought both together again, which takes up to a second. So a way counts only once it has been in
+//! force for its time to settle. A trial counts the way in force first, then the other. It is repeated ever more rarely, and
+//! each kind of load has a verdict of its own, which is in force again as soon as that load comes back.
+
+use super::{Arm, Gain, Spent};
+
+/// What is counted at a time.
+const WINDOW_NS: u64 = 50_000_000;
+/// A window has more requests than this, or the load pauses.
+const REQUESTS_MIN: u64 = 32;
+/// Windows of each way in a trial.
+const WINDOWS: usize = 5;
+/// Time that sleeping, and spinning, takes to settle.
+const SETTLE_NS: [u64; 2] = [1_000_000_000, 50_000_000];
+/// Rest after a new verdict. It grows each time that the verdict stays the same, up to a limit.
+const REST_NS: u64 = 20_000_000_000;
+const REST_GROWS: u64 = 4;
+/// Rest if the load changes meanwhile.
+const SOON_NS: u64 = 2_000_000_000;
+const REST_MAX_NS: u64 = 600_000_000_000;
+/// Share of the time by which waiting for the core has to rise or fall to count as another load.
+const WAITED: f32 = 0.1;
+/// Kinds of load that are remembered.
+const KINDS: usize = 6;
+
+/// A kind of load, and what is known of it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Kind {
+    /// About as many ops are in flight at once, give or take a factor of 2.5. 0: nothing is known of this one yet.
+    peak: u32,
+    /// `None`: it was not tried yet.
+    verdict: Option<Arm>,
+    rest_ns: u64,
+    /// When the next trial begins, and the earliest moment if the load changes before.
+    next_ns: u64,
+    soon_ns: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Between two trials.
+    Rest,
+    /// The way in force is counted.
+    Here,
+    /// The other way is in force: it settles, and is counted.
+    There,
+}
+
+/// A trial that is repeated for ever. Sleeping is in force until the first verdict.
+#[derive(Debug)]
+pub(crate) struct Trial {
+    verdict: Arm,
+    step: Step,
+    /// When the way that is in force took effect on this load.
+    since_ns: u64,
+    /// End of the last window.
+    at_ns: u64,
+    /// Windows of each way, and how many are counted of the present one.
+    windows: [[Spent; WINDOWS]; 2],
+    counted: usize,
+    kinds: [Kind; KINDS],
+    kind: usize,
+    /// The kind that the next unknown one replaces.
+    oldest: usize,
+    /// The first window of the rest.
+    first: Option<Spent>,
+    /// Successive windows of another kind, and of the same kind with another rate.
+    strange: u32,
+    changed: u32,
+}
+
+impl Trial {
+    pub(crate) fn new() -> Trial {
+        Trial {
+            verdict: Arm::Plain,
+            step: Step::Rest,
+            since_ns: 0,
+            at_ns: 0,
+            windows: [[Spent::default(); WINDOWS]; 2],
+            counted: 0,
+            kinds: [Kind::default(); KINDS],
+            kind: 0,
+            oldest: 1,
+            first: None,
+            strange: 0,
+            changed: 0,
+        }
+    }
+
+    /// The way in force now. Plain: sleep. Other: spin.
+    #[inline]
+    pub(crate) fn arm(&self) -> Arm {
+        match (self.step, self.verdict) {
+            (Step::There, Arm::Plain) => Arm::Other,
+            (Step::There, Arm::Other) => Arm::Plain,
+            (_, verdict) => verdict,
+        }
+    }
+
+    /// The latest verdict on this kind of load.
+    pub(crate) fn verdict(&self) -> Arm {
+        self.verdict
+    }
+
+    #[inline]
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.step != Step::Rest
+    }
+
+    /// Whether `spent`, counted since the last [`pass`](Trial::pass), is a window.
+    #[inline]
+    pub(crate) fn wants(&self, spent: &Spent) -> bool {
+        spent.wall_ns >= WINDOW_NS && spent.requests >= REQUESTS_MIN
+    }
+
+    /// Ends a window. With the last one of a trial it returns the comparison, and the caller [decides](Trial::decide).
+    pub(crate) fn pass(&mut self, now_ns: u64, spent: Spent) -> Option<Comparison> {
+        let begun_ns = now_ns.saturating_sub(spent.wall_ns);
+        let paused_ns = begun_ns.saturating_sub(self.at_ns);
+        let is_sparse = spent.wall_ns > 4 * WINDOW_NS;
+        self.at_ns = now_ns;
+        if paused_ns > SETTLE_NS[0] {
+            // Nobody knows where the threads are now.
+            self.since_ns = begun_ns;
+        }
+        if is_sparse || self.is_under_way() && paused_ns > WINDOW_NS {
+            self.give_up(now_ns);
+            return None;
+        }
+        let known = &mut self.kinds[self.kind];
+        if known.peak == 0 {
+            known.peak = spent.peak.max(1);
+        }
+        self.strange = match known.is_like(spent.peak) {
+            true => 0,
+            false => self.strange + 1,
+        };
+        if self.strange >= 2 {
+            self.give_up(now_ns);
+            self.become_kind(now_ns, spent.peak);
+            return None;
+        }
+        if begun_ns < self.since_ns + SETTLE_NS[self.arm() as usize] {
+            return None;
+        }
+        if self.step == Step::Rest {
+            self.rest(now_ns, spent);
+            return None;
+        }
+        let arm = self.arm() as usize;
+        if let Some(window) = self.windows[arm].get_mut(self.counted) {
+            *window = spent;
+        }
+        self.counted += 1;
+        if self.counted < WINDOWS {
+            return None;
+        }
+        self.counted = 0;
+        if self.step == Step::Here {
+            (self.step, self.since_ns) = (Step::There, now_ns);
+            return None;
+        }
+        let [plain, other] = self.windows;
+        Some(Comparison { plain, other })
+    }
+
+    /// Ends a trial with a verdict.
+    pub(crate) fn decide(&mut self, now_ns: u64, verdict: Arm) {
+        let kind = &mut self.kinds[self.kind];
+        kind.rest_ns = match kind.verdict == Some(verdict) {
+            true => (REST_GROWS * kind.rest_ns).min(REST_MAX_NS),
+            false => REST_NS,
+        };
+        kind.verdict = Some(verdict);
+        (kind.next_ns, kind.soon_ns) = (now_ns + kind.rest_ns, now_ns + SOON_NS);
+        if verdict != self.arm() {
+            self.since_ns = now_ns;
+        }
+        (self.verdict, self.step) = (verdict, Step::Rest);
+        (self.first, self.strange, self.changed) = (None, 0, 0);
+    }
+
+    /// Ends a trial without a verdict: the load has changed or paused.
+    fn give_up(&mut self, now_ns: u64) {
+        if self.step == Step::There {
+            self.since_ns = now_ns;
+        }
+        self.step = Step::Rest;
+        (self.first, self.strange, self.changed) = (None, 0, 0);
+    }
+
+    /// A window between two trials.
+    fn rest(&mut self, now_ns: u64, spent: Spent) {
+        let first = *self.first.get_or_insert(spent);
+        let [rate, was] =
+            [spent, first].map(|spent| spent.requests * 1_000_000_000 / spent.wall_ns.max(1));
+        let waits = (spent.waited() - first.waited()).abs() > WAITED;
+        self.changed = match 2 * rate > 3 * was || 3 * rate < 2 * was || waits {
+            true => self.changed + 1,
+            false => 0,
+        };
+        let known = &mut self.kinds[self.kind];
+        if self.changed >= 2 {
+            known.next_ns = known.next_ns.min(known.soon_ns);
+            (self.first, self.changed) = (Some(spent), 0);
+        }
+        if now_ns >= known.next_ns {
+            (self.step, self.counted) = (Step::Here, 0);
+        }
+    }
+
+    /// The load is of another kind. One that was not tried yet is served as the last.
+    fn become_kind(&mut self, now_ns: u64, peak: u32) {
+        let known = self.kinds.iter().position(|kind| kind.is_like(peak));
+        self.kind = known.unwrap_or(self.oldest);
+        if known.is_none() {
+            self.oldest = (self.oldest + 1) % KINDS;
+            self.kinds[self.kind] = Kind {
+                peak: peak.max(1),
+                ..Kind::default()
+            };
+        }
+        if let Some(verdict) = self.kinds[self.kind].verdict
+            && verdict != self.verdict
+        {
+            (self.verdict, self.since_ns) = (verdict, now_ns);
+        }
+    }
+}
+
+impl Kind {
+    fn is_like(&self, peak: u32) -> bool {
+        let peak = peak.max(1);
+        self.peak > 0 && 2 * peak <= 5 * self.peak && 2 * self.peak <= 5 * peak
+    }
+}
+
+/// Sleeping and spinning, each in its settled state.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Comparison {
+    plain: [Spent; WINDOWS],
+    other: [Spent; WINDOWS],
+}
+
+impl Comparison {
+    /// Totals of each way.
+    pub(crate) fn totals(&self) -> [Spent; 2] {
+        [self.plain, self.other].map(|windows| {
+            let mut total = Spent::default();
+            windows.into_iter().for_each(|window| total.add(window));
+            total
+        })
+    }
+
+    /// What spinning saves of the time between two requests.
+    pub(crate) fn of_wall(&self) -> Gain {
+        self.gain(|spent| spent.wall_ns as f32 / spent.requests.max(1) as f32)
+    }
+
+    /// What spinning saves of the response time. The wake-up before a request is taken cannot be seen: it counts as much as
+    /// the one after its end, which spinning saves as well; `wake_ns` where requests end at once.
+    pub(crate) fn of_response(&self, wake_ns: u64) -> Gain {
+        let held = |spent: &Spent| spent.held_ns as f32 / spent.requests.max(1) as f32;
+        let is_at_once = self.plain.iter().all(|spent| spent.held_ns == 0);
+        let wake = match is_at_once {
+            true => wake_ns as f32,
+            false => (middle(&self.plain, held) - middle(&self.other, held)).max(0.0),
+        };
+        self.gain(|spent| {
+            let unseen = spent.unseen as f32 / spent.requests.max(1) as f32;
+            held(spent) + unseen * wake
+        })
+    }
+
+    /// The saving of a cost: of the medians, and of the quartiles that lie closest and farthest.
+    fn gain(&self, cost: impl Fn(&Spent) -> f32) -> Gain {
+        let [plain, other] = [&self.plain, &self.other].map(|windows| sorted(windows, &cost));
+        let share = |from: usize, to: usize| {
+            (plain[from] - other[to]) / plain[WINDOWS / 2].max(f32::MIN_POSITIVE)
+        };
+        let (low, mid, high) = (WINDOWS / 4, WINDOWS / 2, WINDOWS - 1 - WINDOWS / 4);
+        Gain {
+            share: share(mid, mid),
+            spread: (share(low, high), share(high, low)),
+        }
+    }
+}
+
+fn sorted(windows: &[Spent; WINDOWS], cost: impl Fn(&Spent) -> f32) -> [f32; WINDOWS] {
+    let mut costs = windows.each_ref().map(cost);
+    costs.sort_unstable_by(f32::total_cmp);
+    costs
+}
+
+fn middle(windows: &[Spent; WINDOWS], cost: impl Fn(&Spent) -> f32) -> f32 {
+    sorted(windows, cost)[WINDOWS / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const SECOND: u64 = 1000 * MS;
+
+    /// A load, as the windows that it fills: requests per second of each way, and ops in flight.
+    struct Load {
+        rates: [u64; 2],
+        peak: u32,
+    }
+
+    struct Bench {
+        trial: Trial,
+        now_ns: u64,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            Bench {
+                trial: Trial::new(),
+                now_ns: 10 * SECOND,
+            }
+        }
+
+        /// One window. Spinning wins if it has the higher rate.
+        fn window(&mut self, load: &Load) -> bool {
+            self.now_ns += WINDOW_NS;
+            let rate = load.rates[self.trial.arm() as usize];
+            let spent = Spent {
+                requests: rate * WINDOW_NS / SECOND,
+                wall_ns: WINDOW_NS,
+                peak: load.peak,
+                ..Spent::default()
+            };
+            assert!(self.trial.wants(&spent));
+            let found = self.trial.pass(self.now_ns, spent);
+            if let Some(found) = &found {
+                let verdict = match found.of_wall().share > 0.05 {
+                    true => Arm::Other,
+                    false => Arm::Plain,
+                };
+                self.trial.decide(self.now_ns, verdict);
+            }
+            found.is_some()
+        }
+
+        /// Seconds until the next verdict.
+        fn verdict(&mut self, load: &Load) -> f64 {
+            let begun_ns = self.now_ns;
+            while !self.window(load) {
+                assert!(self.now_ns - begun_ns < 2 * REST_MAX_NS, "no verdict");
+            }
+            (self.now_ns - begun_ns) as f64 / SECOND as f64
+        }
+
+        fn serve(&mut self, load: &Load, span_ns: u64) {
+            for _ in 0..span_ns / WINDOW_NS {
+                self.window(load);
+            }
+        }
+    }
+
+    const GAINS: Load = Load {
+        rates: [10_000, 15_000],
+        peak: 1,
+    };
+    const LOSES: Load = Load {
+        rates: [50_000, 40_000],
+        peak: 8,
+    };
+
+    #[test]
+    fn trials_become_rare_while_the_verdict_stays() {
+        for (load, arm) in [(GAINS, Arm::Other), (LOSES, Arm::Plain)] {
+            let mut bench = Bench::new();
+            let first = bench.verdict(&load);
+            assert!(first < 2.0, "{first}");
+            assert_eq!(bench.trial.verdict(), arm);
+            for rest in [20.0, 80.0, 320.0, 600.0, 600.0] {
+                let took = bench.verdict(&load) - rest;
+                assert!((0.5..2.0).contains(&took), "{rest}: {took}");
+            }
+        }
+    }
+
+    /// Sleeping counts from its second second on.
+    #[test]
+    fn a_way_counts_when_it_has_settled() {
+        let mut bench = Bench::new();
+        bench.verdict(&GAINS);
+        assert_eq!(bench.trial.verdict(), Arm::Other);
+        bench.trial.kinds[0].next_ns = 0;
+        while bench.trial.arm() == Arm::Other {
+            bench.window(&GAINS);
+        }
+        let asleep_ns = bench.now_ns;
+        let unsettled = Load {
+            rates: [5000, 15_000],
+            peak: 1,
+        };
+        bench.serve(&unsettled, SECOND);
+        assert_eq!(bench.trial.arm(), Arm::Plain, "not counted yet");
+        // It is as good as spinning in the end.
+        let settled = Load {
+            rates: [15_000, 15_000],
+            peak: 1,
+        };
+        bench.verdict(&settled);
+        assert_eq!(bench.trial.verdict(), Arm::Plain);
+        assert_eq!(
+            bench.now_ns - asleep_ns,
+            SECOND + WINDOWS as u64 * WINDOW_NS
+        );
+    }
+
+    #[test]
+    fn a_load_that_comes_back_is_served_by_its_own_verdict_at_once() {
+        let mut bench = Bench::new();
+        for load in [&GAINS, &LOSES] {
+            bench.verdict(load);
+        }
+        for _ in 0..20 {
+            for (load, arm) in [(&GAINS, Arm::Other), (&LOSES, Arm::Plain)] {
+                bench.serve(load, 2 * WINDOW_NS);
+                assert_eq!(bench.trial.arm(), arm);
+                bench.serve(load, SECOND);
+            }
+        }
+    }
+
+    #[test]
+    fn a_load_that_is_not_known_is_served_as_the_last_until_it_was_tried() {
+        let mut bench = Bench::new();
+        bench.verdict(&GAINS);
+        bench.serve(&LOSES, 4 * WINDOW_NS);
+        assert_eq!(bench.trial.verdict(), Arm::Other);
+        bench.verdict(&LOSES);
+        assert_eq!(bench.trial.verdict(), Arm::Plain);
+        // More kinds than are remembered: the oldest are tried again.
+        for peak in [1, 4, 16, 64, 256, 1024, 4096] {
+            let load = Load { peak, ..LOSES };
+            bench.serve(&load, 4 * WINDOW_NS);
+            bench.verdict(&load);
+        }
+        bench.serve(&GAINS, 4 * WINDOW_NS);
+        assert_eq!(bench.trial.verdict(), Arm::Plain);
+        let took = bench.verdict(&GAINS);
+        assert!(took < 2.0, "{took}");
+    }
+
+    #[test]
+    fn a_rate_or_a_wait_that_changes_has_the_load_tried_again_soon() {
+        let mut bench = Bench::new();
+        for _ in 0..5 {
+            bench.verdict(&GAINS);
+        }
+        bench.serve(&GAINS, 3 * SECOND);
+        let slower = Load {
+            rates: [9000, 9000],
+            peak: 1,
+        };
+        let took = bench.verdict(&slower);
+        assert!(took < 2.0, "{took}");
+        assert_eq!(bench.trial.verdict(), Arm::Plain);
+    }
+
+    /// The untried way would otherwise be in force for as long as a pause lasts.
+    #[test]
+    fn a_pause_ends_a_trial_without_a_verdict() {
+        let mut bench = Bench::new();
+        while bench.trial.arm() == Arm::Plain {
+            bench.window(&GAINS);
+        }
+        bench.now_ns += 300 * MS;
+        assert!(!bench.window(&GAINS));
+        assert_eq!(
+            (bench.trial.arm(), bench.trial.verdict()),
+            (Arm::Plain, Arm::Plain)
+        );
+        bench.now_ns += 5 * SECOND;
+        let took = bench.verdict(&GAINS);
+        assert!((1.2..2.0).contains(&took), "it settles anew: {took}");
+        let sparse = Spent {
+            requests: REQUESTS_MIN,
+            wall_ns: SECOND,
+            ..Spent::default()
+        };
+        bench.now_ns += SECOND;
+        assert!(bench.trial.wants(&sparse) && bench.trial.pass(bench.now_ns, sparse).is_none());
+    }
+
+    #[test]
+    fn the_unseen_wake_up_counts_as_much_as_the_seen_one() {
+        let window = |held_ns, unseen| Spent {
+            requests: 100,
+            wall_ns: WINDOW_NS,
+            held_ns,
+            unseen,
+            ..Spent::default()
+        };
+        let compared = |asleep, awake| Comparison {
+            plain: [window(asleep, 100); WINDOWS],
+            other: [window(awake, 0); WINDOWS],
+        };
+        // 100 us of which 20 are the wake-up at the end: 20 more before the beginning.
+        let gain = compared(10_000_000, 8_000_000).of_response(1);
+        assert!((gain.share - 40.0 / 120.0).abs() < 0.001, "{gain:?}");
+        let gain = compared(8_000_000, 8_000_000).of_response(1);
+        assert!(gain.share.abs() < 0.001, "{gain:?}");
+        let gain = compared(0, 0).of_response(20_000);
+        assert!((gain.share - 1.0).abs() < 0.001, "{gain:?}");
+    }
+}
