@@ -26,17 +26,17 @@ impl std::fmt::Display for Mode {
     }
 }
 
-/// The result of an experiment that compares spinning with sleeping on the live load.
+/// The result of a trial that compares spinning with sleeping on the live load, each where it settles.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tried {
     /// The worker spins from then on; otherwise it sleeps.
     pub spins: bool,
-    /// Share of the response time that spinning saves: median and quartiles of the rounds. Negative if spinning
+    /// Share of the response time that spinning saves: of the medians, and of the quartiles that lie closest and farthest. Negative if spinning
     /// takes longer.
     pub gain: [f32; 3],
     /// Additional cores that spinning kept busy.
     pub cores: f32,
-    /// When the experiment ended, on the device's clock.
+    /// When the trial ended, on the device's clock.
     pub at: Duration,
 }
 
