@@ -237,6 +237,7 @@ impl<S: Store> Worker<S> {
                 throttled.due_ns = 0;
             }
         }
+        self.waiting.pacer.retuned();
         self.active.is_limited = tuning.limits.any();
         self.waiting.throttled &= self.active.is_limited;
         self.active.tuning = tuning;

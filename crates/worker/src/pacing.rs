@@ -130,6 +130,9 @@ impl<S: Store> Worker<S> {
         self.waiting.has_flags = lanes.any(Lane::kicks_by_flag);
         let modes = self.lanes.iter().flatten().map(mode);
         self.waiting.mode = modes.max_by_key(|mode| *mode as u8).unwrap_or_default();
+        if self.waiting.mode != WaitMode::Adaptive {
+            self.waiting.pacer.leave();
+        }
         self.meters.stats.set_mode(match self.waiting.mode {
             WaitMode::Sleep | WaitMode::Adaptive => Mode::Sleeps,
             WaitMode::PollBudgeted | WaitMode::Poll | WaitMode::PollAlways => Mode::Polls,

@@ -20,9 +20,6 @@ const GAIN_MIN: f32 = 0.05;
 /// Assumed duration of a wake-up where none can be measured. A request that arrives within twice this time after an answer counts as
 /// prompted by it.
 const WAKE_NS: u64 = 20_000;
-/// Time after a change of the arm in which nothing is counted: requests in flight were begun with the other
-/// arm.
-const SETTLE_NS: u64 = 1_000_000;
 
 /// The work of one lap, as far as pacing needs it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -118,8 +115,6 @@ pub(crate) struct Pacer {
     spent: Spent,
     /// The thread's counters at that moment. `None`: nothing of this load was reported yet.
     scheduled: Option<Scheduled>,
-    /// When requests of the previous arm have drained.
-    settled_ns: u64,
     /// One for gaps in which the guest is waited for, one for those in which the disk is.
     windows: [Window; 2],
     phase: GapPhase,
@@ -150,7 +145,6 @@ impl Pacer {
             trial: Trial::new(),
             spent: Spent::default(),
             scheduled: None,
-            settled_ns: 0,
             windows: [Window::default(); 2],
             phase: GapPhase::Asleep,
             since_ns: 0,
@@ -167,13 +161,23 @@ impl Pacer {
         }
     }
 
+    /// The tuning has changed: each load is tried again.
+    pub(crate) fn retuned(&mut self) {
+        self.trial.reconsider();
+    }
+
+    /// Others decide how the worker waits from now on. What it spun until now is not charged when it comes back.
+    pub(crate) fn leave(&mut self) {
+        self.phase = GapPhase::Asleep;
+    }
+
     /// Counts a lap. `None`: [`Pacer::decide`] must be called, which needs the time. Most laps of a busy worker
     /// and most laps of a spin need no clock.
     #[inline]
     pub(crate) fn note_lap(&mut self, work: LapWork) -> Option<Pace> {
         let tries = self.trial.is_under_way();
         if work.any() {
-            self.spent.peak = self.spent.peak.max(work.in_flight);
+            self.spent.peak = self.spent.peak.max(work.in_flight).max(work.ended);
             self.arrived = self.arrived.saturating_add(work.arrived);
             self.ended = self.ended.saturating_add(work.ended);
         }
@@ -353,14 +357,12 @@ impl Pacer {
     ) {
         if !self.rate.is_fast() || Budget::size_ns(context.tuning) == 0 {
             (self.spent, self.scheduled) = (Spent::default(), None);
+            self.trial.give_up(now_ns);
             return;
         }
         let Some(before) = self.scheduled else {
             // A load begins or comes back, or the arm has just changed.
-            self.spent = Spent::default();
-            if now_ns >= self.settled_ns {
-                self.scheduled = Some(scheduled());
-            }
+            (self.spent, self.scheduled) = (Spent::default(), Some(scheduled()));
             return;
         };
         if !self.trial.wants(&self.spent) {
@@ -384,7 +386,7 @@ impl Pacer {
             _ => {}
         }
         if self.trial.arm() != was {
-            (self.scheduled, self.settled_ns) = (None, now_ns + SETTLE_NS);
+            self.scheduled = None;
         }
     }
 
@@ -441,8 +443,7 @@ fn verdict(found: &Comparison, current: Arm, spin_worth: u32) -> Verdict {
     let is_clocked =
         4 * plain.prompted < 3 * plain.requests || 4 * plain.idle_ns > 3 * plain.wall_ns;
     let wall = found.of_wall();
-    let (low, high) = wall.spread;
-    let asks_otherwise = wall.share.abs() > GAIN_MIN / 2.0 && (low > 0.0 || high < 0.0);
+    let asks_otherwise = wall.share.abs() > GAIN_MIN / 2.0 && found.asks_otherwise();
     let gain = match is_clocked && !asks_otherwise {
         true => found.of_response(WAKE_NS),
         false => wall,
@@ -451,7 +452,7 @@ fn verdict(found: &Comparison, current: Arm, spin_worth: u32) -> Verdict {
     // A neighbour on the core: for as long as it runs, a request waits.
     let waited = other.waited() - plain.waited();
     let needed = (cores / spin_worth as f32).max(GAIN_MIN).max(waited);
-    // What is in force stays unless the other way is plainly better.
+    // To begin to spin, the better windows of sleeping have to be beaten as well.
     let spins = gain.share >= needed && (current == Arm::Other || gain.spread.0 > 0.0);
     let arm = if spins { Arm::Other } else { Arm::Plain };
     Verdict { arm, gain, cores }

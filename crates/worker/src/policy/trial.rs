@@ -9,8 +9,8 @@ use super::{Arm, Gain, Spent};
 
 /// What is counted at a time.
 const WINDOW_NS: u64 = 50_000_000;
-/// A window has more requests than this, or the load pauses.
-const REQUESTS_MIN: u64 = 32;
+/// A window has as many requests at least. One that needs four times as long for a few times as many holds a pause.
+const REQUESTS_MIN: u64 = 8;
 /// Windows of each way in a trial.
 const WINDOWS: usize = 5;
 /// Time that sleeping, and spinning, takes to settle.
@@ -18,25 +18,28 @@ const SETTLE_NS: [u64; 2] = [1_000_000_000, 50_000_000];
 /// Rest after a new verdict. It grows each time that the verdict stays the same, up to a limit.
 const REST_NS: u64 = 20_000_000_000;
 const REST_GROWS: u64 = 4;
-/// Rest if the load changes meanwhile.
+/// A load whose rate changes is tried again after a tenth of the rest, and after this if another thread comes to the core or leaves it.
+const SOON: u64 = 10;
 const SOON_NS: u64 = 2_000_000_000;
 const REST_MAX_NS: u64 = 600_000_000_000;
 /// Share of the time by which waiting for the core has to rise or fall to count as another load.
 const WAITED: f32 = 0.1;
+/// Requests that take less than this end where they are submitted, and no wake-up follows.
+const AT_ONCE_NS: f32 = 5000.0;
 /// Kinds of load that are remembered.
 const KINDS: usize = 6;
 
 /// A kind of load, and what is known of it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Kind {
-    /// About as many ops are in flight at once, give or take a factor of 2.5. 0: nothing is known of this one yet.
-    peak: u32,
+    /// With each way about as many ops are in flight at once, give or take a factor of 2.5. 0: nothing is known yet.
+    peaks: [u32; 2],
     /// `None`: it was not tried yet.
     verdict: Option<Arm>,
+    /// The rest after the verdict, when that was, and when the next trial begins.
     rest_ns: u64,
-    /// When the next trial begins, and the earliest moment if the load changes before.
+    decided_ns: u64,
     next_ns: u64,
-    soon_ns: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,37 +123,37 @@ impl Trial {
     pub(crate) fn pass(&mut self, now_ns: u64, spent: Spent) -> Option<Comparison> {
         let begun_ns = now_ns.saturating_sub(spent.wall_ns);
         let paused_ns = begun_ns.saturating_sub(self.at_ns);
-        let is_sparse = spent.wall_ns > 4 * WINDOW_NS;
+        let is_sparse = spent.wall_ns > 4 * WINDOW_NS && spent.requests < 4 * REQUESTS_MIN;
         self.at_ns = now_ns;
-        if paused_ns > SETTLE_NS[0] {
+        if is_sparse || paused_ns > SETTLE_NS[0] {
             // Nobody knows where the threads are now.
-            self.since_ns = begun_ns;
+            self.since_ns = now_ns;
         }
-        if is_sparse || self.is_under_way() && paused_ns > WINDOW_NS {
+        if is_sparse || paused_ns > WINDOW_NS {
             self.give_up(now_ns);
             return None;
         }
-        let known = &mut self.kinds[self.kind];
-        if known.peak == 0 {
-            known.peak = spent.peak.max(1);
+        let (arm, peak) = (self.arm() as usize, spent.peak.max(1));
+        let known = &mut self.kinds[self.kind].peaks[arm];
+        if *known == 0 {
+            *known = peak;
         }
-        self.strange = match known.is_like(spent.peak) {
+        self.strange = match is_like(*known, peak) {
             true => 0,
             false => self.strange + 1,
         };
         if self.strange >= 2 {
             self.give_up(now_ns);
-            self.become_kind(now_ns, spent.peak);
+            self.become_kind(now_ns, arm, peak);
             return None;
         }
-        if begun_ns < self.since_ns + SETTLE_NS[self.arm() as usize] {
+        if begun_ns < self.since_ns + SETTLE_NS[arm] {
             return None;
         }
         if self.step == Step::Rest {
             self.rest(now_ns, spent);
             return None;
         }
-        let arm = self.arm() as usize;
         if let Some(window) = self.windows[arm].get_mut(self.counted) {
             *window = spent;
         }
@@ -175,7 +178,7 @@ impl Trial {
             false => REST_NS,
         };
         kind.verdict = Some(verdict);
-        (kind.next_ns, kind.soon_ns) = (now_ns + kind.rest_ns, now_ns + SOON_NS);
+        (kind.decided_ns, kind.next_ns) = (now_ns, now_ns + kind.rest_ns);
         if verdict != self.arm() {
             self.since_ns = now_ns;
         }
@@ -183,13 +186,23 @@ impl Trial {
         (self.first, self.strange, self.changed) = (None, 0, 0);
     }
 
-    /// Ends a trial without a verdict: the load has changed or paused.
-    fn give_up(&mut self, now_ns: u64) {
+    /// Ends a trial that is under way without a verdict: the load has changed or paused. A load that never lasts for a trial is not
+    /// left in the untried way again and again.
+    pub(crate) fn give_up(&mut self, now_ns: u64) {
+        if self.is_under_way() {
+            let kind = &mut self.kinds[self.kind];
+            kind.next_ns = now_ns + kind.verdict.map_or(SOON_NS, |_| REST_NS);
+        }
         if self.step == Step::There {
             self.since_ns = now_ns;
         }
         self.step = Step::Rest;
         (self.first, self.strange, self.changed) = (None, 0, 0);
+    }
+
+    /// Has each load tried again: what it is judged by has changed.
+    pub(crate) fn reconsider(&mut self) {
+        self.kinds.iter_mut().for_each(|kind| kind.next_ns = 0);
     }
 
     /// A window between two trials.
@@ -204,7 +217,8 @@ impl Trial {
         };
         let known = &mut self.kinds[self.kind];
         if self.changed >= 2 {
-            known.next_ns = known.next_ns.min(known.soon_ns);
+            let soon_ns = if waits { SOON_NS } else { known.rest_ns / SOON };
+            known.next_ns = known.next_ns.min(known.decided_ns + soon_ns);
             (self.first, self.changed) = (Some(spent), 0);
         }
         if now_ns >= known.next_ns {
@@ -213,29 +227,25 @@ impl Trial {
     }
 
     /// The load is of another kind. One that was not tried yet is served as the last.
-    fn become_kind(&mut self, now_ns: u64, peak: u32) {
-        let known = self.kinds.iter().position(|kind| kind.is_like(peak));
+    fn become_kind(&mut self, now_ns: u64, arm: usize, peak: u32) {
+        let mut kinds = self.kinds.iter();
+        let known = kinds.position(|kind| is_like(kind.peaks[arm], peak));
         self.kind = known.unwrap_or(self.oldest);
         if known.is_none() {
             self.oldest = (self.oldest + 1) % KINDS;
-            self.kinds[self.kind] = Kind {
-                peak: peak.max(1),
-                ..Kind::default()
-            };
+            self.kinds[self.kind] = Kind::default();
+            self.kinds[self.kind].peaks[arm] = peak;
         }
-        if let Some(verdict) = self.kinds[self.kind].verdict
-            && verdict != self.verdict
-        {
-            (self.verdict, self.since_ns) = (verdict, now_ns);
+        self.since_ns = now_ns;
+        if let Some(verdict) = self.kinds[self.kind].verdict {
+            self.verdict = verdict;
         }
     }
 }
 
-impl Kind {
-    fn is_like(&self, peak: u32) -> bool {
-        let peak = peak.max(1);
-        self.peak > 0 && 2 * peak <= 5 * self.peak && 2 * self.peak <= 5 * peak
-    }
+/// Whether a peak is about as high as another.
+fn is_like(known: u32, peak: u32) -> bool {
+    2 * peak <= 5 * known && 2 * known <= 5 * peak
 }
 
 /// Sleeping and spinning, each in its settled state.
@@ -260,14 +270,25 @@ impl Comparison {
         self.gain(|spent| spent.wall_ns as f32 / spent.requests.max(1) as f32)
     }
 
+    /// Whether each window of one way had more requests than any of the other.
+    pub(crate) fn asks_otherwise(&self) -> bool {
+        let rates = |windows: &[Spent; WINDOWS]| {
+            sorted(windows, |spent| {
+                spent.requests as f32 / spent.wall_ns.max(1) as f32
+            })
+        };
+        let ([slowest, .., fastest], [least, .., most]) = (rates(&self.plain), rates(&self.other));
+        fastest < least || most < slowest
+    }
+
     /// What spinning saves of the response time. The wake-up before a request is taken cannot be seen: it counts as much as
     /// the one after its end, which spinning saves as well; `wake_ns` where requests end at once.
     pub(crate) fn of_response(&self, wake_ns: u64) -> Gain {
         let held = |spent: &Spent| spent.held_ns as f32 / spent.requests.max(1) as f32;
-        let is_at_once = self.plain.iter().all(|spent| spent.held_ns == 0);
-        let wake = match is_at_once {
+        let asleep = middle(&self.plain, held);
+        let wake = match asleep < AT_ONCE_NS {
             true => wake_ns as f32,
-            false => (middle(&self.plain, held) - middle(&self.other, held)).max(0.0),
+            false => (asleep - middle(&self.other, held)).max(0.0),
         };
         self.gain(|spent| {
             let unseen = spent.unseen as f32 / spent.requests.max(1) as f32;
@@ -454,9 +475,7 @@ mod tests {
     #[test]
     fn a_rate_or_a_wait_that_changes_has_the_load_tried_again_soon() {
         let mut bench = Bench::new();
-        for _ in 0..5 {
-            bench.verdict(&GAINS);
-        }
+        bench.verdict(&GAINS);
         bench.serve(&GAINS, 3 * SECOND);
         let slower = Load {
             rates: [9000, 9000],
@@ -490,6 +509,68 @@ mod tests {
         };
         bench.now_ns += SECOND;
         assert!(bench.trial.wants(&sparse) && bench.trial.pass(bench.now_ns, sparse).is_none());
+    }
+
+    /// Bursts that end before a trial does would be served in the untried way, each of them.
+    #[test]
+    fn a_load_that_never_lasts_for_a_trial_is_seldom_tried() {
+        let mut bench = Bench::new();
+        bench.verdict(&GAINS);
+        bench.trial.reconsider();
+        let mut asleep_ns = 0;
+        for _ in 0..20 {
+            for _ in 0..20 {
+                asleep_ns += u64::from(bench.trial.arm() == Arm::Plain) * WINDOW_NS;
+                bench.window(&GAINS);
+            }
+            bench.now_ns += 300 * MS;
+        }
+        assert!(asleep_ns < 2 * SECOND, "{asleep_ns}");
+        assert_eq!(bench.trial.verdict(), Arm::Other);
+    }
+
+    /// Asleep a worker takes requests in large batches, awake one by one.
+    #[test]
+    fn each_way_has_a_peak_of_its_own() {
+        let mut bench = Bench::new();
+        let mut verdicts = 0;
+        for _ in 0..30 * SECOND / WINDOW_NS {
+            let peak = match bench.trial.arm() {
+                Arm::Plain => 32,
+                Arm::Other => 3,
+            };
+            verdicts += u64::from(bench.window(&Load { peak, ..GAINS }));
+        }
+        assert_eq!((verdicts, bench.trial.verdict()), (2, Arm::Other));
+    }
+
+    #[test]
+    fn a_new_tuning_has_each_load_tried_again() {
+        let mut bench = Bench::new();
+        for _ in 0..4 {
+            bench.verdict(&GAINS);
+        }
+        bench.trial.reconsider();
+        let took = bench.verdict(&GAINS);
+        assert!(took < 2.0, "{took}");
+    }
+
+    #[test]
+    fn noise_of_a_random_load_is_no_other_rate() {
+        let compared = |rates: [[u64; WINDOWS]; 2]| {
+            let [plain, other] = rates.map(|rates| {
+                rates.map(|requests| Spent {
+                    requests,
+                    wall_ns: WINDOW_NS,
+                    ..Spent::default()
+                })
+            });
+            Comparison { plain, other }
+        };
+        let noisy = compared([[52, 61, 47, 55, 50], [58, 70, 63, 49, 66]]);
+        assert!(!noisy.asks_otherwise());
+        let apart = compared([[52, 61, 47, 55, 50], [70, 72, 69, 74, 62]]);
+        assert!(apart.asks_otherwise());
     }
 
     #[test]

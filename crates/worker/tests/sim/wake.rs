@@ -250,7 +250,7 @@ fn run(
     };
     let mut laps = 0_u32;
     // The clock is read seldom.
-    while world.borrow().moments < moments || laps % 1024 > 0 || !is_tried(&device) {
+    while world.borrow().moments < moments || !laps.is_multiple_of(1024) || !is_tried(&device) {
         worker.lap().unwrap();
         laps += 1;
     }
