@@ -182,7 +182,7 @@ impl Scale {
                     all.filter(|at| span.contains(at)).collect::<Vec<f64>>()
                 });
                 match sets.into_iter().find(|set| set.len() <= count) {
-                    Some(set) if set.len() > 2 => set,
+                    Some(set) if set.len() > 2 || length >= 1.0 => set,
                     // Less than a decade: round steps of the value itself.
                     Some(_) => multiples(&(low..high), nice((high - low) / count as f64))
                         .into_iter()

@@ -249,6 +249,14 @@ fn ticks_are_round() {
 }
 
 #[test]
+fn a_narrow_logarithm_keeps_its_decades() {
+    let ruler = Axis::new("", Scale::Log10).ruler(&[200.0, 48_000.0], 0.04, 0..146);
+    let ticks = plotters::prelude::Ranged::key_points(&ruler, 0);
+    let words = ticks.into_iter().map(|place| Scale::Log10.tick(place));
+    assert_eq!(words.collect::<Vec<String>>(), ["1000", "10k"]);
+}
+
+#[test]
 fn numbers_and_lines_are_short() {
     let table = [
         (0.0, "0"),
