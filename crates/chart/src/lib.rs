@@ -130,6 +130,7 @@ pub struct Series<T> {
     pub points: Vec<T>,
     notes: Vec<(usize, String)>,
     hover: Vec<String>,
+    shaded_to: Option<String>,
 }
 
 /// How a series stands out from the others.
@@ -152,6 +153,7 @@ impl<T> Series<T> {
             points,
             notes: Vec::new(),
             hover: Vec::new(),
+            shaded_to: None,
         }
     }
 
@@ -173,6 +175,13 @@ impl<T> Series<T> {
     #[must_use]
     pub fn with_hover(mut self, hover: Vec<String>) -> Series<T> {
         self.hover = hover;
+        self
+    }
+
+    /// Shades the band between its line and that of another series of the panel, behind all lines.
+    #[must_use]
+    pub fn shaded_to(mut self, other: impl Into<String>) -> Series<T> {
+        self.shaded_to = Some(other.into());
         self
     }
 }

@@ -14,6 +14,8 @@ use crate::text::{printable, short, width};
 use crate::{Axis, Look, Marks, Panel, Scale, Series, Spread};
 
 const GRID: RGBColor = RGBColor(228, 228, 228);
+/// The grid shows through.
+const BAND: RGBAColor = RGBAColor(102, 102, 102, 0.2);
 /// A wider bar shows no more.
 const BAR_MAX: f64 = 90.0;
 /// Of a group's room, what stays empty beside its bars.
@@ -142,6 +144,7 @@ impl Page<'_> {
         // An emphasised series lies above the others.
         let mut ordered: Vec<&Series<_>> = series.iter().collect();
         ordered.sort_by_key(|own| own.look == Look::Emphasised);
+        self.bands(plane, series)?;
         for own in &ordered {
             let style = self.style(&own.name);
             let mut line = Vec::new();
@@ -167,6 +170,25 @@ impl Page<'_> {
                 };
                 self.note(plane, at, words, &mut taken)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Shades what lies between two lines: the corners go along one and back along the other.
+    fn bands(&self, plane: &Plane, series: &[Series<(f64, Spread)>]) -> Outcome<()> {
+        let line = |own: &Series<(f64, Spread)>| -> Vec<Place> {
+            let places = own.points.iter();
+            let places = places.filter_map(|(x, spread)| plane.at(*x, spread.median));
+            places.collect()
+        };
+        for own in series {
+            let is_other = |other: &&Series<_>| own.shaded_to.as_ref() == Some(&other.name);
+            let Some(other) = series.iter().find(is_other) else {
+                continue;
+            };
+            let corners = line(own).into_iter().chain(line(other).into_iter().rev());
+            let corners = corners.collect::<Vec<Place>>();
+            self.root.draw(&Polygon::new(corners, BAND))?;
         }
         Ok(())
     }

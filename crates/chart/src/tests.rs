@@ -181,6 +181,28 @@ fn points_lie_where_their_values_are() {
 }
 
 #[test]
+fn a_band_lies_between_two_lines_and_behind_them() {
+    let line = |values: [f64; 3]| {
+        let points = [1.0, 2.0, 4.0].into_iter().zip(values);
+        points
+            .map(|(x, y)| (x, Spread::of(&[y]).unwrap()))
+            .collect()
+    };
+    let marks = Marks::Lines(vec![
+        Series::new("low", line([1.0, 4.0, 2.0])).shaded_to("high"),
+        Series::new("high", line([3.0, 3.0, 3.0])),
+        Series::new("apart", line([5.0, 6.0, 7.0])).shaded_to("absent"),
+    ]);
+    let text = svg(&figure(vec![marks], Scale::Log2, Scale::Linear));
+    let places = ["cx", "cy"].map(|name| numbers(&text, "circle class=\"tip\"", name));
+    let corner = |at: usize| format!("{},{}", places[0][at], places[1][at]);
+    let band = [0, 1, 2, 5, 4, 3].map(corner).join(" ");
+    assert_eq!(text.matches("opacity=\"0.2\"").count(), 1);
+    let band = text.find(&format!("points=\"{band}")).expect("its corners");
+    assert!(band < text.find("stroke-width=\"2\"").expect("the first line"));
+}
+
+#[test]
 fn a_note_touches_no_line() {
     let row =
         |rate: f64| (0..8).map(move |log| (f64::from(1 << log), Spread::of(&[rate]).unwrap()));

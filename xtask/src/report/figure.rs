@@ -56,6 +56,8 @@ struct PanelView {
     has_common_y: bool,
     /// A subject that values are divided by, round by round; the rest is shown in per cent above it.
     above: Option<String>,
+    /// Two series between whose lines the area is shaded.
+    band: Option<[String; 2]>,
     #[serde(default = "point")]
     groups: String,
     #[serde(default = "subject")]
@@ -164,7 +166,13 @@ impl PanelView {
         points: impl Fn(&Rounds<'_>) -> Vec<T>,
     ) -> Vec<Series<T>> {
         let all = rounds.divided(&self.series).into_iter();
-        let all = all.map(|(name, own)| Series::new(name, points(&own)));
+        let all = all.map(|(name, own)| {
+            let series = Series::new(&name, points(&own));
+            match &self.band {
+                Some([from, to]) if *from == name => series.shaded_to(to),
+                _ => series,
+            }
+        });
         all.filter(|series| !series.points.is_empty()).collect()
     }
 
