@@ -37,7 +37,7 @@ pub(crate) fn draw(folders: &[PathBuf]) -> Result<PathBuf> {
     Ok(page)
 }
 
-/// The rows T1 to T13 of a run, for the terminal.
+/// The verdicts of a run, for the terminal.
 pub(crate) fn print_verdicts(folder: &Path) -> Result {
     for section in sections(&Recorded::read(folder)?) {
         for verdict in section.verdicts {

@@ -66,14 +66,15 @@ fn state(run: &Recorded) -> String {
     out
 }
 
-/// The rows T1 to T13, with a column for each run.
+/// The rows T1 to T13, then H1 to H3, with a column for each run.
 fn verdicts(runs: &[Recorded], drawn: &[Vec<Section>]) -> String {
     let columns = drawn.iter();
     let columns = columns.map(|sections| sections.iter().flat_map(|own| &own.verdicts));
     let columns: Vec<Vec<&Verdict>> = columns.map(Iterator::collect).collect();
     let key = |row: &Verdict| (row.id.clone(), row.what.clone());
     let rows = columns.iter().flatten().unique_by(|row| key(row));
-    let rows = rows.sorted_by_key(|row| row.id[1..].parse().unwrap_or(u32::MAX));
+    let place = |id: &str| (!id.starts_with('T'), id[1..].parse().unwrap_or(u32::MAX));
+    let rows = rows.sorted_by_key(|row| place(&row.id));
     let rows = rows.collect_vec();
     if rows.is_empty() {
         return String::new();

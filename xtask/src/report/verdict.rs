@@ -6,7 +6,7 @@ use super::Spread;
 
 #[derive(Clone)]
 pub(super) struct Verdict {
-    /// `T1` to `T13`.
+    /// `T1` to `T13`, `H1` to `H3`.
     pub(super) id: String,
     /// The two subjects that are divided, and the point at which.
     pub(super) what: String,
@@ -50,6 +50,15 @@ impl Bar {
             _ => Bar::Published,
         }
     }
+
+    /// Returns None where there is no bar.
+    pub(super) fn is_reached(self, value: f64) -> Option<bool> {
+        match self {
+            Bar::AtLeast(bar) => Some(value >= bar),
+            Bar::AtMost(bar) => Some(value <= bar),
+            Bar::Published => None,
+        }
+    }
 }
 
 impl Verdict {
@@ -58,14 +67,10 @@ impl Verdict {
         if !self.is_count && self.measured.count < JUDGED_ROUNDS_MIN {
             return Standing::Unjudged;
         }
-        let is_reached = match self.must {
-            Bar::AtLeast(bar) => self.measured.median >= bar,
-            Bar::AtMost(bar) => self.measured.median <= bar,
-            Bar::Published => return Standing::Unjudged,
-        };
-        match is_reached {
-            true => Standing::Pass,
-            false => Standing::Short,
+        match self.must.is_reached(self.measured.median) {
+            Some(true) => Standing::Pass,
+            Some(false) => Standing::Short,
+            None => Standing::Unjudged,
         }
     }
 

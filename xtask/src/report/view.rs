@@ -80,6 +80,8 @@ struct VerdictView {
     /// Conditions, and the bar where they hold first.
     #[serde(default)]
     bars: Vec<(String, String)>,
+    /// Two subjects, a field, and the bar that their ratio must reach for the row to be judged. The ratio is noted.
+    only_if: Option<[String; 4]>,
     #[serde(default)]
     aim: String,
     #[serde(default)]
@@ -228,7 +230,7 @@ impl VerdictView {
             }
         };
         let what = self.what.replace("{point}", point).replace("{own}", own);
-        Some(Verdict {
+        let mut verdict = Verdict {
             id: self.id.clone(),
             what: what.replace("{base}", &base_name),
             must: self.bar(&lines, own),
@@ -239,7 +241,15 @@ impl VerdictView {
                 true => full_cpus(&sides),
                 false => String::new(),
             },
-        })
+        };
+        if let Some([own, base, of, bar]) = &self.only_if {
+            let other = rounds.at(point, own).ratio(&rounds.at(point, base), of)?;
+            verdict.note = format!("{of}, {own} ÷ {base}: {other}");
+            if Bar::parse(bar).is_reached(other.median) == Some(false) {
+                verdict.must = Bar::Published;
+            }
+        }
+        Some(verdict)
     }
 
     fn bar(&self, lines: &Rounds<'_>, own: &str) -> Bar {
@@ -331,6 +341,39 @@ mod tests {
         assert_eq!(
             told(&format!("{better}base_at = 'slow'\nwhere = ['point=fast']")),
             [("fast: ours ÷ ours".to_owned(), 0.6)]
+        );
+    }
+
+    #[test]
+    fn a_row_is_judged_only_where_another_ratio_reaches_its_bar() {
+        let lines = [
+            line("gains", "interrupt", 30.0, 1.0),
+            line("gains", "poll", 10.0, 3.0),
+            line("even", "interrupt", 8.0, 5.0),
+            line("even", "poll", 8.0, 5.0),
+            line("unknown", "poll", 8.0, 5.0),
+        ];
+        let rounds = Rounds {
+            lines: lines.iter().collect(),
+        };
+        let view = "id = 'H2'\nwhat = '{point}'\nown = ['poll']\nof = 'mean_us'\nbars = [['point=*', '≤ 1.1']]\n\
+             only_if = ['poll', 'interrupt', 'iops', '≤ 1.1']";
+        let view: VerdictView = toml::from_str(view).unwrap();
+        let rows = view.verdicts(&rounds).into_iter();
+        let rows = rows.map(|row| (row.what, row.must, row.note)).collect_vec();
+        let row = |what: &str, must, gain: &str| {
+            (
+                what.to_owned(),
+                must,
+                format!("iops, poll ÷ interrupt: {gain}"),
+            )
+        };
+        assert_eq!(
+            rows,
+            [
+                row("gains", Bar::Published, "3.00 (3.00–3.00)"),
+                row("even", Bar::AtMost(1.1), "1.00 (1.00–1.00)"),
+            ]
         );
     }
 
