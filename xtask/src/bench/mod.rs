@@ -75,7 +75,7 @@ enum Suite {
     Tax,
     /// Gain of splitting
     Split,
-    /// Interrupt, poll and adaptive at all rates
+    /// Interrupt, poll and adaptive at all depths and rates
     Pacing,
     /// Cost of disks that nobody uses
     Idle,

@@ -19,8 +19,6 @@ pub(super) const SPDK: &str = "SPDK";
 pub(super) const INTERRUPT: &str = "cleave interrupt";
 pub(super) const POLL: &str = "cleave poll";
 pub(super) const ADAPTIVE: &str = "cleave adaptive";
-/// Adaptive that does not leave low rates to interrupts.
-pub(super) const ANY_RATE: &str = "cleave adaptive, any rate";
 
 /// The disk that is served.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -113,7 +111,6 @@ pub(super) fn line(cleave: &Path, subject: &str, disk: &Words, queues: u32) -> V
         }
         INTERRUPT => "interrupt",
         POLL => "poll",
-        ANY_RATE => "adaptive --spin-rate-min 0",
         _ => "adaptive",
     };
     let options = format!("--queues {queues} --completion {completion}");

@@ -7,11 +7,13 @@ use itertools::iproduct;
 use serde_json::{Value, json};
 
 use super::Pace;
+use super::cpus::Cpus;
 use super::desk::{Case, Desk, Load, Served, Wait};
-use super::subject::{ADAPTIVE, ANY_RATE, BARE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, Store, serve};
+use super::subject::{ADAPTIVE, BARE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, Store, serve};
 use super::{fio, image};
+use crate::daemon::Daemon;
 use crate::report::merged;
-use crate::step::{At, Result, quietly};
+use crate::step::{At, PINNED, Result, quietly, words};
 
 /// Depth, and how the driver waits, as points are named.
 fn waits(depth: u32, wait: Wait) -> String {
@@ -247,97 +249,123 @@ fn probe(desk: &Desk, spec: &str, seconds: u32) -> Result<(String, Value)> {
     Ok((profile, report))
 }
 
-/// Most requests in flight: as many as a guest's driver has by itself.
-const PACED_DEPTH: u32 = 32;
-/// Up to this rate CPU time matters most, and ways that differ only in it are told apart.
-const SLOW_RATE: f64 = 1000.0;
+/// Placements of driver and daemon. A hog is a process that never sleeps, on the CPUs that they share.
+const UNPINNED: &str = "unpinned";
+const APART: &str = "pinned apart";
+const TOGETHER: &str = "pinned together";
+const HOG: &str = "beside a hog";
+/// The most in flight at an offered rate.
+const OPEN_DEPTH: u32 = 128;
 
-/// T6: interrupt, poll and adaptive beside each other, from a hundred requests a second to as many as there can be; in
-/// bursts; and with driver and daemon on one core.
+/// H1 to H3: interrupt, poll and adaptive beside each other, with a fixed number in flight and at offered rates, in each
+/// placement.
 pub(super) fn pacing(desk: &mut Desk) -> Result {
-    let all = [INTERRUPT, POLL, ADAPTIVE, ANY_RATE];
-    let ways = &all[..3];
-    let rounds = desk.pace.pick(0, 1, 1)..=desk.rounds;
     let disk = Store::Disk(desk.disk("pacing")?);
-    for (name, store) in [("null", Store::Null), ("disk", disk)] {
-        let mut cases = Vec::new();
-        for rate in rates(desk, &store)? {
-            let (point, more, depth) = match rate {
-                Some(rate) => (
-                    format!("{rate}/s"),
-                    format!(" --rate {rate}"),
-                    4 * PACED_DEPTH,
-                ),
-                None => ("as fast as it goes".to_owned(), String::new(), PACED_DEPTH),
-            };
-            let load = Load {
-                more,
-                ..Load::reads(depth, Wait::Sleep, desk.seconds)
-            };
-            let facts = json!({ "disk": name, "rate": rate });
-            let is_slow = rate.is_some_and(|rate| rate <= SLOW_RATE);
-            let point = format!("{name}, {point}");
-            let ways = if is_slow { &all[..] } else { ways };
-            cases.extend(paced(desk, &point, &store, &load, ways, &facts)?);
-        }
-        if store == Store::Null {
-            // A millisecond at a hundred thousand a second, nine of silence. The driver polls: one that sleeps would be late
-            // by more than all that is to be seen.
-            let load = Load {
-                warm_up: desk.seconds / 4.0,
-                more: " --rate 100000 --pulse 1:9".to_owned(),
-                ..Load::reads(4 * PACED_DEPTH, Wait::Poll, desk.seconds)
-            };
-            let facts = json!({ "disk": "bursts" });
-            cases.extend(paced(desk, "bursts", &store, &load, ways, &facts)?);
-        }
-        desk.rounds("pacing", rounds.clone(), &cases, Served::Throughout)?;
+    let stores = [("null", Store::Null), ("disk", disk)];
+    let apart = desk.cpus.clone();
+    let together = Cpus {
+        daemon: apart.driver.clone(),
+        ..apart.clone()
+    };
+    let all = [
+        (UNPINNED, apart.shared()),
+        (APART, apart.clone()),
+        (TOGETHER, together),
+        (HOG, apart.shared()),
+    ];
+    let placements = desk.pace.pick(&all[..], &all[..2], &all[3..]);
+    let mut done = Ok(());
+    for ((name, store), (placement, cpus)) in iproduct!(&stores, placements) {
+        desk.cpus = cpus.clone();
+        done = done.and_then(|()| placed(desk, name, store, placement));
     }
-    let mut cases = Vec::new();
-    for depth in [1, PACED_DEPTH] {
-        let load = Load::reads(depth, Wait::Sleep, desk.seconds);
-        let point = format!("one core, depth {depth}");
-        let facts = json!({ "disk": "one core" });
-        cases.extend(paced(desk, &point, &Store::Null, &load, ways, &facts)?);
-    }
-    for daemon in cases.iter_mut().flat_map(|case| &mut case.daemons) {
-        // The inner taskset decides.
-        let pinned = ["taskset", "--cpu-list", &desk.cpus.driver].map(str::to_owned);
-        daemon.splice(0..0, pinned);
-    }
-    desk.rounds("pacing", rounds, &cases, Served::Throughout)
+    desk.cpus = apart;
+    done
 }
 
-/// Readers may share a disk.
-fn paced(
+/// Measures all loads in one placement. Each has daemons of its own: adaptive has learned this load and no other.
+fn placed(desk: &mut Desk, name: &str, store: &Store, placement: &str) -> Result {
+    let _hog = match placement {
+        HOG => Some(start_hog(desk)?),
+        _ => None,
+    };
+    for (load_name, load, facts) in paced_loads(desk, name, store, placement)? {
+        let point = format!("{name}, {placement}, {load_name}");
+        let cases = [INTERRUPT, POLL, ADAPTIVE].map(|subject| {
+            let mut case = desk.case(&point, store, &load, subject)?;
+            // Readers may share a disk.
+            case.extend(&["--read-only"]);
+            case.facts = merged(json!({ "disk": name, "placement": placement }), &facts);
+            if subject == ADAPTIVE {
+                // Ten seconds with the warm-up: a verdict takes two. It is in force again in each round.
+                case.learns = desk.pace.pick(9.0, 2.0, 0.0);
+            }
+            Ok(case)
+        });
+        let cases = cases.into_iter().collect::<Result<Vec<Case>>>()?;
+        desk.rounds("pacing", 1..=desk.rounds, &cases, Served::Throughout)?;
+    }
+    Ok(())
+}
+
+/// Starts a process that uses all the CPU time it can get, where driver and daemon run.
+fn start_hog(desk: &Desk) -> Result<Daemon> {
+    let (cpus, endless) = (&desk.cpus.driver, "while :; do :; done");
+    let line = words(&format!("{PINNED} sh -c {{}}"), &[cpus, &endless]);
+    Daemon::start_until(&line, desk.run.folder().join("hog"), || true)
+}
+
+/// Returns the loads in one placement, with their names and facts.
+fn paced_loads(
     desk: &Desk,
-    point: &str,
+    name: &str,
     store: &Store,
-    load: &Load,
-    subjects: &[&str],
-    facts: &Value,
-) -> Result<Vec<Case>> {
-    let cases = subjects.iter().map(|subject| {
-        let mut case = desk.case(point, store, load, subject)?;
-        case.extend(&["--read-only"]);
-        case.facts = facts.clone();
-        Ok(case)
-    });
-    cases.collect()
+    placement: &str,
+) -> Result<Vec<(String, Load, Value)>> {
+    let mut loads = Vec::new();
+    let depths: &[u32] = desk.pace.pick(&[1, 8, 32, 128], &[1, 32], &[1]);
+    for depth in depths {
+        let facts = json!({ "load": "closed" });
+        loads.push((format!("depth {depth}"), paced(desk, *depth), facts));
+    }
+    for rate in rates(desk, store)? {
+        let load = Load {
+            more: format!(" --rate {rate}"),
+            ..paced(desk, OPEN_DEPTH)
+        };
+        let facts = json!({ "load": "open", "rate": rate });
+        loads.push((format!("{rate}/s"), load, facts));
+    }
+    if (name, placement) == ("null", APART) {
+        // A millisecond at a hundred thousand a second, nine of silence. The driver polls: one that sleeps would be late
+        // by more than all that is to be seen.
+        let load = Load {
+            wait: Wait::Poll,
+            more: " --rate 100000 --pulse 1:9".to_owned(),
+            ..paced(desk, OPEN_DEPTH)
+        };
+        loads.push(("bursts".to_owned(), load, json!({ "load": "bursts" })));
+    }
+    Ok(loads)
 }
 
-/// Rates from a hundred a second, in even steps of the logarithm, to four fifths of the most that interrupts reach; then as
-/// fast as it goes, for beyond that there is no offered load, only a queue.
-fn rates(desk: &Desk, store: &Store) -> Result<Vec<Option<f64>>> {
-    const STEPS: i32 = 10;
-    const FIRST: f64 = 100.0;
-    let load = Load::reads(PACED_DEPTH, Wait::Sleep, desk.seconds);
-    let case = desk.case("", store, &load, INTERRUPT)?;
+/// Returns 4 KiB reads with time for the scheduler: it takes up to a second to bring a worker that sleeps and its driver together.
+fn paced(desk: &Desk, depth: u32) -> Load {
+    Load {
+        warm_up: desk.pace.pick(1.0, 0.2, 0.0),
+        ..Load::reads(depth, Wait::Sleep, desk.seconds / 1.5)
+    }
+}
+
+/// Returns rates from two hundred a second, in even steps of the logarithm, to four fifths of the most that interrupts reach.
+fn rates(desk: &Desk, store: &Store) -> Result<Vec<f64>> {
+    const FIRST: f64 = 200.0;
+    let case = desk.case("", store, &paced(desk, 32), INTERRUPT)?;
     let most = desk.once(&case)?["iops"].as_f64().unwrap_or(0.0) * 0.8;
-    let step = (most / FIRST).powf(1.0 / f64::from(STEPS - 2));
-    let count = desk.pace.pick(STEPS, STEPS, 2) - 1;
-    let rates = (0..count).map(|number| Some(two_digits(FIRST * step.powi(number))));
-    Ok(rates.chain([None]).collect())
+    let count = desk.pace.pick(5, 2, 1);
+    let step = (most / FIRST).powf(1.0 / f64::from(count - 1));
+    let rates = (0..count).map(|number| two_digits(FIRST * step.powi(number)));
+    Ok(rates.collect())
 }
 
 /// 1234 as 1200.
