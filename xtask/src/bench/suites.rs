@@ -283,7 +283,7 @@ pub(super) fn pacing(desk: &mut Desk) -> Result {
     done
 }
 
-/// Measures all loads in one placement. Each has daemons of its own: adaptive has learned this load and no other.
+/// Measures all loads in one placement.
 fn placed(desk: &mut Desk, name: &str, store: &Store, placement: &str) -> Result {
     let _hog = match placement {
         HOG => Some(start_hog(desk)?),
@@ -292,14 +292,15 @@ fn placed(desk: &mut Desk, name: &str, store: &Store, placement: &str) -> Result
     for (load_name, load, facts) in paced_loads(desk, name, store, placement)? {
         let point = format!("{name}, {placement}, {load_name}");
         let cases = [INTERRUPT, POLL, ADAPTIVE].map(|subject| {
+            let mut load = load.clone();
+            if subject == ADAPTIVE {
+                // A driver that connects finds workers that know no load: a verdict takes two seconds.
+                load.warm_up = desk.pace.pick(3.0, 2.5, 0.0);
+            }
             let mut case = desk.case(&point, store, &load, subject)?;
             // Readers may share a disk.
             case.extend(&["--read-only"]);
             case.facts = merged(json!({ "disk": name, "placement": placement }), &facts);
-            if subject == ADAPTIVE {
-                // Ten seconds with the warm-up: a verdict takes two. It is in force again in each round.
-                case.learns = desk.pace.pick(9.0, 2.0, 0.0);
-            }
             Ok(case)
         });
         let cases = cases.into_iter().collect::<Result<Vec<Case>>>()?;
