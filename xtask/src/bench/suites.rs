@@ -294,7 +294,7 @@ fn placed(desk: &mut Desk, name: &str, store: &Store, placement: &str) -> Result
         let cases = [INTERRUPT, POLL, ADAPTIVE].map(|subject| {
             let mut load = load.clone();
             if subject == ADAPTIVE {
-                // A driver that connects finds workers that know no load: a verdict takes two seconds.
+                // A driver that connects finds workers that know no load: a verdict takes a second, and the scheduler another.
                 load.warm_up = desk.pace.pick(3.0, 2.5, 0.0);
             }
             let mut case = desk.case(&point, store, &load, subject)?;

@@ -1,8 +1,7 @@
 //! Compares spinning with sleeping on the live load, each in the state to which it settles.
 //!
 //! A worker that spins drives the threads that it answers to other CPUs. When it then sleeps, its wake-ups cross CPUs
-//! until the scheduler has brought both together again, which takes up to a second. So a way counts only once it has been in
-//! force for its time to settle. A trial counts the way in force first, then the other. It is repeated ever more rarely, and
+//! until the scheduler has brought both together again, which takes up to a second. So a way counts only once it has settled. A trial counts the way in force first, then the other. It is repeated ever more rarely, and
 //! each kind of load has a verdict of its own, which is in force again as soon as that load comes back.
 
 use super::{Arm, Gain, Spent};
@@ -13,8 +12,10 @@ const WINDOW_NS: u64 = 50_000_000;
 const REQUESTS_MIN: u64 = 8;
 /// Windows of each way in a trial.
 const WINDOWS: usize = 5;
-/// Time that sleeping, and spinning, takes to settle.
+/// Time until sleeping after a spin, and spinning after a sleep, have settled.
 const SETTLE_NS: [u64; 2] = [1_000_000_000, 50_000_000];
+/// Time until a load that begins has settled.
+const BEGIN_NS: u64 = 200_000_000;
 /// Rest after a new verdict. It grows each time that the verdict stays the same, up to a limit.
 const REST_NS: u64 = 20_000_000_000;
 const REST_GROWS: u64 = 4;
@@ -57,8 +58,8 @@ enum Step {
 pub(crate) struct Trial {
     verdict: Arm,
     step: Step,
-    /// When the way that is in force took effect on this load.
-    since_ns: u64,
+    /// When the way that is in force has settled on this load.
+    settled_ns: u64,
     /// End of the last window.
     at_ns: u64,
     /// Windows of each way, and how many are counted of the present one.
@@ -80,7 +81,7 @@ impl Trial {
         Trial {
             verdict: Arm::Plain,
             step: Step::Rest,
-            since_ns: 0,
+            settled_ns: 0,
             at_ns: 0,
             windows: [[Spent::default(); WINDOWS]; 2],
             counted: 0,
@@ -125,9 +126,8 @@ impl Trial {
         let paused_ns = begun_ns.saturating_sub(self.at_ns);
         let is_sparse = spent.wall_ns > 4 * WINDOW_NS && spent.requests < 4 * REQUESTS_MIN;
         self.at_ns = now_ns;
-        if is_sparse || paused_ns > SETTLE_NS[0] {
-            // Nobody knows where the threads are now.
-            self.since_ns = now_ns;
+        if is_sparse || paused_ns > BEGIN_NS {
+            self.settled_ns = self.settled_ns.max(now_ns + BEGIN_NS);
         }
         if is_sparse || paused_ns > WINDOW_NS {
             self.give_up(now_ns);
@@ -147,7 +147,7 @@ impl Trial {
             self.become_kind(now_ns, arm, peak);
             return None;
         }
-        if begun_ns < self.since_ns + SETTLE_NS[arm] {
+        if begun_ns < self.settled_ns {
             return None;
         }
         if self.step == Step::Rest {
@@ -163,7 +163,8 @@ impl Trial {
         }
         self.counted = 0;
         if self.step == Step::Here {
-            (self.step, self.since_ns) = (Step::There, now_ns);
+            self.step = Step::There;
+            self.settle(now_ns);
             return None;
         }
         let [plain, other] = self.windows;
@@ -179,10 +180,11 @@ impl Trial {
         };
         kind.verdict = Some(verdict);
         (kind.decided_ns, kind.next_ns) = (now_ns, now_ns + kind.rest_ns);
-        if verdict != self.arm() {
-            self.since_ns = now_ns;
-        }
+        let was = self.arm();
         (self.verdict, self.step) = (verdict, Step::Rest);
+        if verdict != was {
+            self.settle(now_ns);
+        }
         (self.first, self.strange, self.changed) = (None, 0, 0);
     }
 
@@ -193,10 +195,9 @@ impl Trial {
             let kind = &mut self.kinds[self.kind];
             kind.next_ns = now_ns + kind.verdict.map_or(SOON_NS, |_| REST_NS);
         }
-        if self.step == Step::There {
-            self.since_ns = now_ns;
+        if std::mem::replace(&mut self.step, Step::Rest) == Step::There {
+            self.settle(now_ns);
         }
-        self.step = Step::Rest;
         (self.first, self.strange, self.changed) = (None, 0, 0);
     }
 
@@ -236,10 +237,17 @@ impl Trial {
             self.kinds[self.kind] = Kind::default();
             self.kinds[self.kind].peaks[arm] = peak;
         }
-        self.since_ns = now_ns;
-        if let Some(verdict) = self.kinds[self.kind].verdict {
-            self.verdict = verdict;
+        self.settled_ns = self.settled_ns.max(now_ns + BEGIN_NS);
+        if let Some(verdict) = self.kinds[self.kind].verdict
+            && std::mem::replace(&mut self.verdict, verdict) != verdict
+        {
+            self.settle(now_ns);
         }
+    }
+
+    /// The way in force is another one.
+    fn settle(&mut self, now_ns: u64) {
+        self.settled_ns = now_ns + SETTLE_NS[self.arm() as usize];
     }
 }
 
@@ -501,7 +509,7 @@ mod tests {
         );
         bench.now_ns += 5 * SECOND;
         let took = bench.verdict(&GAINS);
-        assert!((1.2..2.0).contains(&took), "it settles anew: {took}");
+        assert!((0.7..1.2).contains(&took), "it settles anew: {took}");
         let sparse = Spent {
             requests: REQUESTS_MIN,
             wall_ns: SECOND,

@@ -126,7 +126,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
     }
     let (mut now_ns, mut cpu_ns, mut slice_ns) = (0_u64, 0_u64, 0_u64);
     let mut waited_ns = 0;
-    let mut spun_ns = 0;
+    let mut spun_ns: Option<u64> = None;
     loop {
         let mut work = LapWork::default();
         let mut answered = Vec::new();
@@ -173,9 +173,10 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
             pacer.decide(work, now_ns, context, || Scheduled { cpu_ns, waited_ns })
         });
         if pace == Pace::Spin && !work.any() {
-            spun_ns = now_ns;
+            spun_ns = Some(now_ns);
         }
-        let wake_place_ns = match trace.places_ns > 0 && now_ns > spun_ns + trace.places_ns {
+        let is_near = spun_ns.is_none_or(|spun_ns| now_ns > spun_ns + trace.places_ns);
+        let wake_place_ns = match trace.places_ns > 0 && is_near {
             true => QUICK_WAKE_NS,
             false => SLOW_WAKE_NS,
         };
