@@ -1,14 +1,15 @@
 //! Compares spinning with sleeping on the live load, each in the state to which it settles.
 //!
 //! A worker that spins drives the threads that it answers to other CPUs. When it then sleeps, its wake-ups cross CPUs
-//! until the scheduler has brought both together again, which takes up to a second. So a way counts only once it has settled. A trial counts the way in force first, then the other. It is repeated ever more rarely, and
-//! each kind of load has a verdict of its own, which is in force again as soon as that load comes back.
+//! until the scheduler has brought both together again, which takes up to a second. So a way counts only once it has
+//! settled. A trial counts the way in force first, then the other. It is repeated ever more rarely. Each kind of load has
+//! a verdict of its own, which is in force again as soon as that load comes back.
 
 use super::{Arm, Gain, Spent};
 
 /// What is counted at a time.
 const WINDOW_NS: u64 = 50_000_000;
-/// A window has as many requests at least. One that needs four times as long for a few times as many holds a pause.
+/// Fewest requests of a window. One that took four times as long and has few requests contains a pause.
 const REQUESTS_MIN: u64 = 8;
 /// Windows of each way in a trial.
 const WINDOWS: usize = 5;
@@ -19,10 +20,11 @@ const BEGIN_NS: u64 = 200_000_000;
 /// Rest after a new verdict. It grows each time that the verdict stays the same, up to a limit.
 const REST_NS: u64 = 20_000_000_000;
 const REST_GROWS: u64 = 4;
-/// A load whose rate changes is tried again after a tenth of the rest, and after this if another thread comes to the core or leaves it.
+const REST_MAX_NS: u64 = 600_000_000_000;
+/// A load whose rate changes is tried again after this part of the rest; after two seconds if another thread comes to the
+/// core or leaves it.
 const SOON: u64 = 10;
 const SOON_NS: u64 = 2_000_000_000;
-const REST_MAX_NS: u64 = 600_000_000_000;
 /// Share of the time by which waiting for the core has to rise or fall to count as another load.
 const WAITED: f32 = 0.1;
 /// Requests that take less than this end where they are submitted, and no wake-up follows.
