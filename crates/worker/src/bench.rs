@@ -100,6 +100,7 @@ impl Pacing {
             None => pacer.decide(work, *now_ns, context, || Scheduled {
                 cpu_ns: *now_ns,
                 waited_ns: 0,
+                is_bound: true,
             }),
         };
         self.sleeps = pace != Pace::Spin;

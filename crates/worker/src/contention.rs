@@ -4,6 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use rustix::thread::sched_getaffinity;
+
 /// A yield that switches to no other thread takes less than this. Used if the kernel has no schedstat.
 const ALONE: Duration = Duration::from_micros(10);
 
@@ -37,6 +39,11 @@ impl CoreContention {
     /// Time for which this thread wanted a core and others ran. 0 if the kernel does not tell.
     pub(crate) fn waited_ns(&self) -> u64 {
         self.count(1).unwrap_or(0)
+    }
+
+    /// Whether this thread may run on one CPU only.
+    pub(crate) fn is_bound(&self) -> bool {
+        sched_getaffinity(None).is_ok_and(|cpus| cpus.count() == 1)
     }
 
     /// Number of timeslices that this thread has run. A yield that leaves it on the core does not add one.

@@ -217,6 +217,7 @@ impl<S: Store> Worker<S> {
         let scheduled = || Scheduled {
             cpu_ns: share_ns.unwrap_or_else(|| cpu_ns(ClockId::ThreadCPUTime)),
             waited_ns: contention.waited_ns(),
+            is_bound: contention.is_bound(),
         };
         match rests {
             true => pacer.rest(work, now_ns, context, scheduled),

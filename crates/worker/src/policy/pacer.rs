@@ -104,6 +104,8 @@ pub(crate) struct Scheduled {
     pub(crate) cpu_ns: u64,
     /// Time for which it waited for a core.
     pub(crate) waited_ns: u64,
+    /// It may run on one CPU only.
+    pub(crate) is_bound: bool,
 }
 
 /// Decides the pace for a worker's adaptive vrings.
@@ -376,7 +378,8 @@ impl Pacer {
         let was = self.trial.arm();
         let current = self.trial.verdict();
         if let Some(found) = self.trial.pass(now_ns, spent) {
-            let verdict = verdict(&found, current, context.tuning.spin_worth);
+            let worth = context.tuning.spin_worth;
+            let verdict = verdict(&found, current, worth, after.is_bound);
             self.trial.decide(now_ns, verdict.arm);
             publish(&verdict, now_ns, context.stats);
         }
@@ -437,14 +440,15 @@ struct Verdict {
 }
 
 /// Whether to spin. A guest that sends its next request after an answer has a rate that shows whether spinning helps it or takes its
-/// core. For a guest that sends requests by its own clock the response time decides.
-fn verdict(found: &Comparison, current: Arm, spin_worth: u32) -> Verdict {
+/// core. For a guest that sends requests by its own clock the response time decides, if the worker has a CPU of its own. Where the
+/// scheduler places it, what the worker gains by spinning the guest may lose, whose own wake-up then crosses CPUs.
+fn verdict(found: &Comparison, current: Arm, spin_worth: u32, is_bound: bool) -> Verdict {
     let [plain, other] = found.totals();
     let is_clocked =
         4 * plain.prompted < 3 * plain.requests || 4 * plain.idle_ns > 3 * plain.wall_ns;
     let wall = found.of_wall();
     let asks_otherwise = wall.share.abs() > GAIN_MIN / 2.0 && found.asks_otherwise();
-    let gain = match is_clocked && !asks_otherwise {
+    let gain = match is_clocked && is_bound && !asks_otherwise {
         true => found.of_response(WAKE_NS),
         false => wall,
     };

@@ -41,6 +41,8 @@ struct Trace<'a> {
     shares: bool,
     /// Time without a spin after which the scheduler has brought both to one CPU, where wake-ups are quick. 0: they stay apart.
     places_ns: u64,
+    /// The worker may run on one CPU only.
+    is_bound: bool,
 }
 
 impl Trace<'_> {
@@ -52,6 +54,7 @@ impl Trace<'_> {
             competing: (0, 0),
             shares: false,
             places_ns: 0,
+            is_bound: true,
         }
     }
 }
@@ -170,7 +173,11 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
             second.late += u64::from(now_ns - asked_ns > MS);
         }
         let pace = pacer.note_lap(work).unwrap_or_else(|| {
-            pacer.decide(work, now_ns, context, || Scheduled { cpu_ns, waited_ns })
+            pacer.decide(work, now_ns, context, || Scheduled {
+                cpu_ns,
+                waited_ns,
+                is_bound: trace.is_bound,
+            })
         });
         if pace == Pace::Spin && !work.any() {
             spun_ns = Some(now_ns);
@@ -284,6 +291,15 @@ fn a_clocked_load_is_spun_for_if_that_is_worth_its_price() {
         let late_us = outcome.after(4).latency_us().saturating_sub(device_us);
         assert_eq!(late_us < 10, awake, "{name}: {late_us}");
     }
+    // Where the scheduler places the worker, the guest may lose what it gains.
+    let moments = even(3000, 6 * SECOND);
+    let unbound = Trace {
+        is_bound: false,
+        ..Trace::of(Guest::Clock(&moments), 60 * US, 6 * SECOND)
+    };
+    let outcome = run(unbound, &tuning());
+    let late_us = outcome.after(4).latency_us().saturating_sub(60);
+    assert!(late_us > 20, "{late_us} {:?}", outcome.totals);
     let moments = even(3000, 6 * SECOND);
     let trace = Trace::of(Guest::Clock(&moments), 0, 6 * SECOND);
     let cheap = Tuning {
