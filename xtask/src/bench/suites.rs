@@ -38,7 +38,9 @@ pub(super) fn cpu(desk: &mut Desk) -> Result {
     let depths: &[u32] = desk.pace.pick(&[1, 32, 128], &[32, 128], &[32]);
     let mut cases = Vec::new();
     for depth in depths {
-        let load = Load::reads(*depth, Wait::Sleep, desk.seconds * 2.0);
+        let mut load = Load::reads(*depth, Wait::Sleep, desk.seconds * 2.0);
+        // Adaptive tries spinning in the first second of a load, and the scheduler settles in the next.
+        load.warm_up = desk.pace.pick(2.0, 2.0, load.warm_up);
         let subjects = [BARE, QSD, QSD_IO_THREAD, INTERRUPT, POLL, ADAPTIVE];
         cases.extend(desk.cases(&waits(*depth, Wait::Sleep), &store, &load, &subjects)?);
     }
