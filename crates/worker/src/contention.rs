@@ -41,7 +41,7 @@ impl CoreContention {
         self.count(1).unwrap_or(0)
     }
 
-    /// Whether this thread may run on one CPU only.
+    /// Returns true if this thread may run on one CPU only.
     pub(crate) fn is_bound(&self) -> bool {
         sched_getaffinity(None).is_ok_and(|cpus| cpus.count() == 1)
     }

@@ -104,7 +104,7 @@ pub(crate) struct Scheduled {
     pub(crate) cpu_ns: u64,
     /// Time for which it waited for a core.
     pub(crate) waited_ns: u64,
-    /// It may run on one CPU only.
+    /// True: the thread may run on one CPU only.
     pub(crate) is_bound: bool,
 }
 
@@ -439,9 +439,9 @@ struct Verdict {
     cores: f32,
 }
 
-/// Whether to spin. A guest that sends its next request after an answer has a rate that shows whether spinning helps it or takes its
-/// core. For a guest that sends requests by its own clock the response time decides, if the worker has a CPU of its own. Where the
-/// scheduler places it, what the worker gains by spinning the guest may lose, whose own wake-up then crosses CPUs.
+/// Decides between spinning and sleeping. A guest that sends its next request after an answer sends more of them if spinning helps it,
+/// and fewer if spinning takes its core. For a guest with its own clock the response time decides if the worker is bound to a CPU. A
+/// worker that is not may gain by spinning what the guest loses, because the guest's own wake-up then crosses CPUs.
 fn verdict(found: &Comparison, current: Arm, spin_worth: u32, is_bound: bool) -> Verdict {
     let [plain, other] = found.totals();
     let is_clocked =

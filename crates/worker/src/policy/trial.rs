@@ -7,7 +7,7 @@
 
 use super::{Arm, Gain, Spent};
 
-/// What is counted at a time.
+/// Shortest window: requests and times are counted by windows.
 const WINDOW_NS: u64 = 50_000_000;
 /// Fewest requests of a window. One that took four times as long and has few requests contains a pause.
 const REQUESTS_MIN: u64 = 8;
@@ -55,7 +55,7 @@ enum Step {
     There,
 }
 
-/// A trial that is repeated for ever. Sleeping is in force until the first verdict.
+/// Trials, one after the other. Until the first verdict the worker sleeps.
 #[derive(Debug)]
 pub(crate) struct Trial {
     verdict: Arm,
@@ -116,7 +116,7 @@ impl Trial {
         self.step != Step::Rest
     }
 
-    /// Whether `spent`, counted since the last [`pass`](Trial::pass), is a window.
+    /// Returns true if `spent`, counted since the last [`pass`](Trial::pass), fills a window.
     #[inline]
     pub(crate) fn wants(&self, spent: &Spent) -> bool {
         spent.wall_ns >= WINDOW_NS && spent.requests >= REQUESTS_MIN
@@ -253,7 +253,7 @@ impl Trial {
     }
 }
 
-/// Whether a peak is about as high as another.
+/// Returns true if two peaks differ by a factor of 2.5 at most.
 fn is_like(known: u32, peak: u32) -> bool {
     2 * peak <= 5 * known && 2 * known <= 5 * peak
 }
@@ -275,7 +275,7 @@ impl Comparison {
         })
     }
 
-    /// What spinning saves of the time between two requests.
+    /// Returns the share of the time between two requests that spinning saves.
     pub(crate) fn of_wall(&self) -> Gain {
         self.gain(|spent| spent.wall_ns as f32 / spent.requests.max(1) as f32)
     }
