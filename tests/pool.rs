@@ -258,7 +258,7 @@ fn p99(client: &mut Client) -> Duration {
             per_second: 2000.0,
             burst: 1,
         }),
-        ..Workload::reads(4096, 8, SPAN, Duration::from_secs(1))
+        ..Workload::reads(4096, 8, SPAN, Duration::from_millis(600))
     };
     let mut times = Vec::new();
     let note = |sample: Sample| times.push(sample.latency_ns);
