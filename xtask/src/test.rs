@@ -86,17 +86,25 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     println!("built in {} s", start.elapsed().as_secs());
     let mut ended = Ended::new(root)?;
     ended.note("test binaries", run_binaries(root, &artifacts, selection));
-    // Neither judges time, and both wait.
-    let guests = thread::scope(|scope| {
+    // None of them judges time, and all of them wait.
+    let beside = thread::scope(|scope| {
         let guests = scope.spawn(|| match selection.has_guests() {
             false => Ok(None),
             true => guest::run(root, &artifacts, &selection.guests, selection.case()).map(Some),
         });
+        let packages = scope.spawn(|| match selection.runs(Part::Package) {
+            false => Ok(None),
+            true => {
+                dist::run(root, &dist::Request::checked()).map(|()| Some("the packages".to_owned()))
+            }
+        });
         ended.run(measurements(root, selection));
-        guests.join()
+        [("packages", packages.join()), ("guests", guests.join())]
     });
-    let guests = guests.unwrap_or_else(|_| Err("they panicked".to_owned()));
-    ended.note("guests", guests);
+    for (name, part) in beside {
+        let part = part.unwrap_or_else(|_| Err("they panicked".to_owned()));
+        ended.note(name, part);
+    }
     ended.verdict(start.elapsed().as_secs())
 }
 
@@ -193,8 +201,7 @@ fn run_binaries(
     Ok(Some(format!("{count} test binaries in {seconds} s")))
 }
 
-/// Counts instructions and runs the measurements, so that they cannot rot, and checks the packages. Runs as short as these measure
-/// nothing.
+/// Counts instructions and runs the measurements, so that they cannot rot. Runs as short as these measure nothing.
 fn measurements<'a>(root: &'a Path, selection: &Selection) -> Vec<Work<'a>> {
     let mut parts: Vec<Work<'a>> = Vec::new();
     if selection.runs(Part::Benches) {
@@ -212,10 +219,6 @@ fn measurements<'a>(root: &'a Path, selection: &Selection) -> Vec<Work<'a>> {
         let smoke = move || guest_bench::run(root, &guest_bench::Options::smoke());
         let said = "a comparison in guests, seconds of each";
         parts.push(work("comparison in guests", said, smoke));
-    }
-    if selection.runs(Part::Package) {
-        let checked = move || dist::run(root, &dist::Request::checked());
-        parts.push(work("packages", "the packages", checked));
     }
     parts
 }
