@@ -154,7 +154,7 @@ fn a_full_disk_is_retried_until_there_is_room() {
         let retries = || stalled(&control)[0]["retrying"].as_u64() > Some(0);
         assert!(wait_until(retries), "{}", daemon.log());
         std::thread::sleep(Duration::from_millis(300));
-        assert!(retries());
+        assert!(wait_until(retries), "{}", daemon.log());
         std::fs::remove_file(&filler).unwrap();
     });
     let report = get(&control, "/v1/disks/disk");

@@ -343,8 +343,9 @@ fn a_retry_that_runs_out_is_reported_or_held() {
         let took = began.elapsed();
         assert!(took >= Duration::from_secs(1), "{took:?}");
         assert!(took < Duration::from_secs(3), "{took:?}");
-        // 10, 20, … 640 ms, and once more at the end.
-        assert_eq!(bench.totals().redone, 7);
+        // 10, 20, … 640 ms, and once more at the end; fewer if this machine is late for some.
+        let redone = bench.totals().redone;
+        assert!((3..=7).contains(&redone), "{redone}");
         assert_eq!(held(&bench), u32::from(is_held));
         if !is_held {
             assert_eq!(statuses(&answers), [status::IOERR]);
