@@ -480,46 +480,32 @@ impl Daemon {
 
     /// Contents of this file in `/proc` for each of its threads.
     fn tasks<T>(&self, file: &str, read: impl Fn(&str) -> Option<T>) -> Vec<T> {
-        let texts = self
-            .task_folders()
-            .filter_map(|task| std::fs::read_to_string(task.join(file)).ok());
-        texts.filter_map(|text| read(&text)).collect()
-    }
-
-    fn task_folders(&self) -> impl Iterator<Item = PathBuf> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
-        tasks
+        let texts = tasks
             .into_iter()
             .flatten()
             .flatten()
-            .map(|task| task.path())
+            .filter_map(|task| std::fs::read_to_string(task.path().join(file)).ok());
+        texts.filter_map(|text| read(&text)).collect()
     }
 
     /// CPU time of all its threads so far.
     pub fn cpu(&self) -> Duration {
+        let first = |text: &str| text.split_whitespace().next()?.parse::<u64>().ok();
         Duration::from_nanos(self.tasks("schedstat", first).iter().sum())
     }
 
-    /// Returns how often its threads have gone to sleep, which is how often they were woken, and their CPU time; `None`: a
-    /// thread is awake. Those that the kernel lends to io_uring do not count: they wake and end by themselves when there
-    /// was nothing to do for seconds.
-    fn asleep(&self) -> Option<(u64, Duration)> {
-        let read = |task: &Path, file| std::fs::read_to_string(task.join(file)).ok();
-        let all = self.task_folders().filter_map(|task| {
-            let status = read(&task, "status")?;
-            let value = |key| status.lines().find_map(|line| line.strip_prefix(key));
+    /// How often its threads have gone to sleep, which is how often they were woken; `None`: a thread is awake. Those that
+    /// the kernel lends to io_uring end by themselves when there was nothing to do for seconds.
+    fn wakes_asleep(&self) -> Option<u64> {
+        let all = self.tasks("status", |text| {
+            let value = |key| text.lines().find_map(|line| line.strip_prefix(key));
             let is_asleep = value("State:")?.trim_start().starts_with('S');
-            let wakes: u64 = value("voluntary_ctxt_switches:")?.trim().parse().ok()?;
-            let cpu_ns: u64 = first(&read(&task, "schedstat")?)?;
+            let count: u64 = value("voluntary_ctxt_switches:")?.trim().parse().ok()?;
             let is_lent = value("Name:")?.trim_start().starts_with("iou-");
-            (!is_lent).then(|| is_asleep.then_some((wakes, cpu_ns)))
+            (!is_lent).then(|| is_asleep.then_some(count))
         });
-        let all: Vec<(u64, u64)> = all.collect::<Option<_>>()?;
-        let (wakes, cpu_ns): (Vec<u64>, Vec<u64>) = all.into_iter().unzip();
-        Some((
-            wakes.iter().sum(),
-            Duration::from_nanos(cpu_ns.iter().sum()),
-        ))
+        all.into_iter().sum()
     }
 
     /// How often its threads have gone to sleep.
@@ -543,24 +529,23 @@ impl Daemon {
     }
 
     fn rests(&self) -> Result<(), String> {
+        let look = || (self.wakes_asleep(), self.cpu());
         let is_quiet = || {
-            let before = self.asleep();
-            before.is_some() && {
+            let before = look();
+            before.0.is_some() && {
                 std::thread::sleep(QUIET);
-                self.asleep() == before
+                look() == before
             }
         };
         if !wait_until(is_quiet) {
-            return Err(format!("it is never idle: {:?}", self.asleep()));
+            return Err(format!("it is never idle: {:?}", look()));
         }
-        let (before, stolen_before) = (self.asleep(), stolen());
+        let (before, stolen_before) = (look(), stolen());
         std::thread::sleep(WINDOW);
-        let after = self.asleep();
+        let after = look();
+        let spent = after.1.saturating_sub(before.1);
         let stolen = stolen() - stolen_before;
-        if let (Some((wakes_before, cpu_before)), Some((wakes, cpu))) = (before, after)
-            && wakes == wakes_before
-            && cpu.saturating_sub(cpu_before) <= stolen
-        {
+        if after.0 == before.0 && spent <= stolen {
             return Ok(());
         }
         Err(format!(
@@ -586,11 +571,6 @@ impl Daemon {
             }
         }
     }
-}
-
-/// The first number of a text.
-fn first(text: &str) -> Option<u64> {
-    text.split_whitespace().next()?.parse().ok()
 }
 
 impl Drop for Daemon {

@@ -425,16 +425,16 @@ fn a_contended_core_is_released_within_a_second_and_spun_on_again_later() {
         think_ns: 5 * US,
     };
     let trace = Trace {
-        competing: (4 * SECOND, 8 * SECOND),
-        ..Trace::of(guest, 80 * US, 36 * SECOND)
+        competing: (44 * SECOND, 48 * SECOND),
+        ..Trace::of(guest, 80 * US, 70 * SECOND)
     };
     let [adaptive, slept] = [tuning(), asleep()].map(|tuning| run(trace, &tuning));
     let rate = |outcome: &Outcome, second: usize| outcome.seconds[second].requests as f64;
-    for second in 5..8 {
+    for second in 45..48 {
         let share = rate(&adaptive, second) / rate(&slept, second);
         assert!(share > 0.95, "second {second}: {share}");
     }
-    for second in [3, 34] {
+    for second in [43, 69] {
         let share = rate(&adaptive, second) / rate(&slept, second);
         assert!(share > 1.2, "second {second}: {share}");
     }
