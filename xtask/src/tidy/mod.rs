@@ -1,5 +1,7 @@
 //! House rules that neither rustc nor clippy knows.
 
+mod circles;
+mod imports;
 mod links;
 pub(crate) mod packages;
 
@@ -43,6 +45,7 @@ pub(crate) fn check(root: &Path) -> Result<String> {
     }
     let files = "git ls-files --cached --others --exclude-standard";
     let listing = quietly(root, files, &[])?;
+    let mut sources = circles::Sources::new();
     for path in listing.lines() {
         // A deleted file is listed until the deletion is staged, and binary files have no rules.
         let text = std::fs::read_to_string(root.join(path)).unwrap_or_default();
@@ -55,7 +58,11 @@ pub(crate) fn check(root: &Path) -> Result<String> {
             let limit = format!("the limit is {FILE_LINES_MAX}");
             faults.push(format!("{path}: {lines} lines of code; {limit}"));
         }
+        if path.ends_with(".rs") && !text.is_empty() {
+            sources.insert(path.to_owned(), text);
+        }
     }
+    faults.extend(circles::tied(&sources));
     unless(&faults, format!("{} files", listing.lines().count()))
 }
 
@@ -100,7 +107,7 @@ mod tests {
                 "//! It does.\n#![forbid(unsafe_code)]\n",
                 "//!",
             ),
-            ("crates/guest/src/lib.rs", "//! It forbids things.\n", ""),
+            ("crates/rbd/src/lib.rs", "//! It forbids things.\n", ""),
             ("xtask/src/main.rs", "", "missing"),
             ("crates/blk/src/plan.rs", "use std::{fmt, fs};", "pure"),
             ("crates/blk/src/size.rs", "use std::num::NonZero;", ""),
