@@ -7,16 +7,20 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod cut;
 mod limits;
 mod outcome;
 mod plan;
 mod request;
 pub mod spec;
+mod status;
 mod stripe;
 
 pub use config::Config;
+pub use cut::{Cut, PLAIN_OPS_MAX, SPLIT_OPS_MAX};
 pub use limits::Limits;
-pub use outcome::{Outcome, Status};
+pub use outcome::Outcome;
 pub use plan::{Op, OpKind, Plan};
 pub use request::{Gate, Request, Segment, Shape, Verb};
-pub use stripe::{Cut, SPLIT_OPS_MAX, STRIPE_OPS_MAX, Stripe};
+pub use status::Status;
+pub use stripe::{STRIPE_OPS_MAX, Stripe};

@@ -121,10 +121,6 @@ impl<'a> Plan<'a> {
     /// two below that keeps every op but a request's first aligned to any possible block.
     const PIECE_BYTES_MAX: u64 = 1 << 30;
 
-    /// Most ops of a plan with one leg and no splitting: a parsed request is shorter than 4 GiB, which is 4
-    /// pieces if it begins at a multiple, otherwise 5. [`Cut::ops_max`] is the bound of any plan.
-    pub const OPS_MAX: usize = 5;
-
     /// Plans `request`, which `cut` must accept ([`Cut::takes`]), over `data`, the chain's data segments. A
     /// get-id has no ops. For a read or write `data` must hold at least the request's length, which it does
     /// if both come from the same chain.

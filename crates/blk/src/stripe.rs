@@ -1,8 +1,6 @@
-//! The layout of a stripe (RAID-0) over several legs, and how requests are cut.
+//! The layout of a stripe (RAID-0) over several legs.
 
-use std::num::{NonZeroU16, NonZeroU32};
-
-use crate::{Request, Verb};
+use std::num::NonZeroU16;
 
 /// A disk distributed over legs chunk by chunk: byte `b` is in chunk `b / chunk_bytes`, and chunk `n` is on
 /// leg `n % legs` as that leg's chunk number `n / legs`.
@@ -86,47 +84,8 @@ impl Stripe {
     }
 }
 
-/// Most ops of a read or write that is split for speed: more ops cost more and gain nothing.
-pub const SPLIT_OPS_MAX: usize = 64;
-
 /// Most ops of a request to a stripe. Longer reads and writes are refused.
 pub const STRIPE_OPS_MAX: usize = 1024;
-
-/// How a request is cut into ops.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Cut {
-    /// Writes must be on stable storage before they complete.
-    pub durable: bool,
-    /// Reads and writes are split into chunks of this size, a power of two and at least the disk's block.
-    /// `None`: split only where necessary.
-    pub chunk_bytes: Option<NonZeroU32>,
-    /// The disk's layout, if it has several legs.
-    pub stripe: Option<Stripe>,
-}
-
-impl Cut {
-    /// Most ops of any request that this cut [`takes`](Cut::takes), for which slots and engines need room.
-    #[inline]
-    pub fn ops_max(&self) -> usize {
-        match (self.stripe, self.chunk_bytes) {
-            (Some(_), _) => STRIPE_OPS_MAX,
-            (None, Some(_)) => SPLIT_OPS_MAX,
-            (None, None) => crate::Plan::OPS_MAX,
-        }
-    }
-
-    /// Whether a request's plan has at most `ops_max` ops. Otherwise the request must be refused; the guest
-    /// knows the limits (SIZE_MAX and SEG_MAX).
-    #[inline]
-    pub fn takes(&self, request: &Request) -> bool {
-        match (self.stripe, request.verb) {
-            (Some(stripe), Verb::Read | Verb::Write) => {
-                request.len_bytes <= stripe.transfer_max_bytes()
-            }
-            _ => true,
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests {

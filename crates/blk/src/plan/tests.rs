@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::PLAIN_OPS_MAX;
 use crate::spec::SECTOR_BYTES;
 
 fn request(verb: Verb, offset_bytes: u64, len_bytes: u64) -> Request {
@@ -262,7 +263,7 @@ fn the_largest_request_is_cut_where_the_kernel_would() {
         let ops: Vec<_> = Plan::new(&request(Verb::Read, offset, len), &data, &WHOLE).collect();
         let found: Vec<_> = ops.iter().map(|op| op.len_bytes).collect();
         assert_eq!(found, lens);
-        assert!(ops.len() <= Plan::OPS_MAX);
+        assert!(ops.len() <= PLAIN_OPS_MAX);
         for op in ops {
             assert_eq!(u64::from(op.skip_bytes), op.offset_bytes - offset);
         }

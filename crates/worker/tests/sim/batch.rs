@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use cleave_blk::{Op, OpKind, Plan};
+use cleave_blk::{Op, OpKind, PLAIN_OPS_MAX};
 use cleave_engine::{Done, Reactor, Store, Wait};
 use cleave_guest::{Epoch, Memory};
 use cleave_worker::{Control, Device, Split, Tuning, VringStart, Worker, reactor};
@@ -121,7 +121,7 @@ fn a_vring_that_fills_the_store_leaves_room_for_the_others() {
     let memory = driver.memory();
     let pushed = Rc::default();
     let store = Meddler {
-        ops: Plan::OPS_MAX,
+        ops: PLAIN_OPS_MAX,
         on_the_spot: false,
         pushed: Rc::clone(&pushed),
         meddle: None,
@@ -157,7 +157,7 @@ fn an_inline_batch_is_not_cut_short_for_an_idle_disk() {
         let mut driver = Driver::new();
         let memory = driver.memory();
         let store = Meddler {
-            ops: 4 * Plan::OPS_MAX,
+            ops: 4 * PLAIN_OPS_MAX,
             on_the_spot,
             pushed: Rc::default(),
             meddle: None,

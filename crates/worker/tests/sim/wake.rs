@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::feature;
-use cleave_blk::{Op, Plan};
+use cleave_blk::{Op, PLAIN_OPS_MAX};
 use cleave_engine::{Done, Reactor, Store, Wait};
 use cleave_guest::Epoch;
 use cleave_worker::{
@@ -94,7 +94,7 @@ impl Stage {
 impl Store for Stage {
     fn room(&self) -> usize {
         self.moment();
-        4 * Plan::OPS_MAX
+        4 * PLAIN_OPS_MAX
     }
     fn in_flight(&self) -> usize {
         self.moment();
