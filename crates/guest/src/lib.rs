@@ -11,11 +11,13 @@
 const _: () = assert!(usize::BITS == 64, "only 64-bit hosts");
 
 mod chain;
+mod descriptor;
 mod inflight;
 mod mapping;
 mod memory;
 mod positions;
 mod racy;
+mod region;
 #[cfg(test)]
 mod rig;
 mod sigbus;
@@ -25,5 +27,6 @@ mod walk;
 
 pub use chain::{Chain, ChainFault};
 pub use inflight::{Inflight, InflightError, InflightLayout, Journal, JournalFault};
-pub use memory::{Departure, Epoch, MapError, Memory, RegionSpec, Spot, Unmapped};
+pub use memory::{Departure, Epoch, Memory, Spot, Unmapped};
+pub use region::{MapError, RegionSpec};
 pub use vring::{Asked, Taken, Vring, VringError, VringFault, VringLayout};

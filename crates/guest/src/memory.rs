@@ -1,8 +1,6 @@
 //! The guest's memory as an immutable snapshot.
 
 use std::convert::Infallible;
-use std::fs::File;
-use std::io;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::rc::Rc;
@@ -15,70 +13,7 @@ use cleave_blk::Segment;
 use vm_memory::VolatileSlice;
 
 use crate::mapping::{Mapping, Origin};
-use crate::{racy, sigbus};
-
-/// One region of a memory table, as the frontend describes it.
-#[derive(Debug)]
-pub struct RegionSpec {
-    /// Guest-physical address.
-    pub guest_addr: u64,
-    /// The frontend's virtual address, in which it states vring addresses.
-    pub user_addr: u64,
-    /// Length in bytes.
-    pub len_bytes: u64,
-    /// Offset of the region in `file`.
-    pub file_offset: u64,
-    /// Shared memory: a regular file or memfd, open for reading and writing. It is closed once it is mapped.
-    pub file: File,
-}
-
-/// Why a memory table is refused.
-#[derive(Debug, thiserror::Error)]
-pub enum MapError {
-    /// No bytes, or an end beyond 2^64.
-    #[error("region at {guest_addr:#x} has impossible length {len_bytes:#x}")]
-    Length {
-        /// Guest-physical address.
-        guest_addr: u64,
-        /// The requested length.
-        len_bytes: u64,
-    },
-    /// Two regions overlap: in guest addresses, or in the frontend's addresses if they map different memory.
-    #[error("region at {guest_addr:#x} overlaps another")]
-    Overlap {
-        /// Guest-physical address.
-        guest_addr: u64,
-    },
-    /// The file ends before the region does.
-    #[error("region at {guest_addr:#x} needs {needed} bytes of a file of {found}")]
-    Short {
-        /// Guest-physical address.
-        guest_addr: u64,
-        /// Bytes needed.
-        needed: u64,
-        /// Bytes present.
-        found: u64,
-    },
-    /// There is no such region to remove.
-    #[error("no region at {guest_addr:#x} of {len_bytes:#x} bytes")]
-    Unknown {
-        /// Guest-physical address.
-        guest_addr: u64,
-        /// The requested length.
-        len_bytes: u64,
-    },
-    /// More regions than slots.
-    #[error("more than {0} regions")]
-    TooMany(usize),
-    /// The kernel refused.
-    #[error("cannot map region at {guest_addr:#x}: {source}")]
-    Map {
-        /// Guest-physical address.
-        guest_addr: u64,
-        /// The kernel's error.
-        source: io::Error,
-    },
-}
+use crate::{MapError, RegionSpec, racy, sigbus};
 
 /// A guest range that no region covers, or any range of memory that is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -536,6 +471,8 @@ fn check_overlap(
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use rustix::fs::ftruncate;
 
     use super::*;

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use crate::walk::Descriptor;
+use crate::descriptor::Descriptor;
 
 /// A `u64` at any address: one plain load on common machines, never a fault.
 #[derive(Clone, Copy)]

@@ -4,10 +4,11 @@ use std::sync::atomic::{Ordering, fence};
 
 use cleave_blk::spec::feature;
 
+use crate::descriptor::DESCRIPTOR_BYTES;
 use crate::inflight::{Journal, JournalFault};
 use crate::positions::Positions;
 use crate::signals::{Signals, Words};
-use crate::walk::{DESCRIPTOR_BYTES, Table, walk};
+use crate::walk::{Table, walk};
 use crate::{Chain, ChainFault, Epoch, Memory, racy};
 
 /// Location of a vring, in guest-physical addresses.
@@ -157,7 +158,7 @@ impl Parts {
     fn look_ahead(&self, memory: &Memory, entry: u16) {
         // SAFETY: an entry of the table, which lies wholly in memory that the caller's place keeps mapped.
         let first = unsafe { racy::descriptor(self.descriptor_at(entry)) };
-        if let Some(host) = memory.host_range(first.addr(), 16) {
+        if let Some(host) = memory.host_range(first.addr, 16) {
             racy::prefetch_to_write(host);
         }
     }

@@ -6,56 +6,13 @@
 
 use cleave_blk::Segment;
 
+use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor, INDIRECT, NEXT, WRITE};
 use crate::{Chain, ChainFault, Memory, racy};
-
-/// Another descriptor follows.
-const NEXT: u16 = 1;
-/// Device-writable, else device-readable.
-const WRITE: u16 = 2;
-/// The descriptor refers to a table of descriptors.
-const INDIRECT: u16 = 4;
-
-/// Bytes of a descriptor.
-pub(crate) const DESCRIPTOR_BYTES: u64 = 16;
 
 /// Most descriptors of a chain. A chain may not be longer than the vring (virtio 1.3 §2.7.5.3.1), and no
 /// vring has more entries than this. The size of the vring at hand is not the limit, because guests with
 /// small vrings put long chains into indirect tables, and every device serves them.
 const TABLE_ENTRIES_MAX: u32 = 32768;
-
-/// A copy of one descriptor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Descriptor {
-    addr: u64,
-    len: u32,
-    flags: u16,
-    next: u16,
-}
-
-impl Descriptor {
-    /// Decodes two little-endian words: the address; then length, flags and next.
-    #[inline]
-    pub(crate) fn from_words(addr: u64, rest: u64) -> Descriptor {
-        Descriptor {
-            addr,
-            len: rest as u32,
-            flags: (rest >> 32) as u16,
-            next: (rest >> 48) as u16,
-        }
-    }
-
-    #[inline]
-    pub(crate) fn addr(self) -> u64 {
-        self.addr
-    }
-
-    fn segment(self) -> Segment {
-        Segment {
-            addr: self.addr,
-            len: self.len,
-        }
-    }
-}
 
 /// Location of a descriptor table.
 #[derive(Debug, Clone, Copy)]

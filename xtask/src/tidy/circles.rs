@@ -15,7 +15,6 @@ const TIED: &[&str] = &[
     "crates/daemon/src",
     "crates/disk/src",
     "crates/engine/src",
-    "crates/guest/src",
     "crates/probe/src",
     "crates/sandbox/src",
     "crates/session/src",
