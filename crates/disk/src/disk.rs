@@ -18,8 +18,8 @@ use crate::nbd::{Export, Nbd, NbdSpec, wire};
 use crate::open::open_path;
 use crate::probe::{Remote, granule, probe_memory, probe_remote};
 use crate::rbd;
-use crate::stripe::read_superblock;
-use crate::superblock::Found;
+use crate::serial::{ascii_serial, hashed_serial, path_serial};
+use crate::superblock::{self, Found};
 use crate::{Backing, Content, DiskSpec, FileKind, Leg, OpenError, OpenOptions, format_size};
 
 /// An opened, locked and probed disk, shared by the engines of all its workers.
@@ -500,7 +500,7 @@ fn refuse_format(path: &Path, file: &File) -> Result<(), OpenError> {
 /// Refuses to write to one leg of a stripe: that would damage the data of the stripe. `raw`: the word for `--disk` that does it
 /// nevertheless.
 fn refuse_leg(name: &str, backing: &Backing, raw: &str) -> Result<(), OpenError> {
-    match read_superblock(backing) {
+    match superblock::read(backing) {
         Ok((_, Found::Whole(superblock))) => Err(OpenError::Leg {
             name: name.to_owned(),
             leg: superblock.leg + 1,
@@ -541,28 +541,6 @@ fn map_ram(name: &str, bytes: u64) -> Result<MmapRegion, OpenError> {
     let failed = |source| OpenError::Ram(name.to_owned(), source);
     let size = usize::try_from(bytes).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
     MmapRegion::new(size).map_err(|error| failed(io::Error::other(error.to_string())))
-}
-
-fn ascii_serial(text: &str) -> [u8; ID_BYTES] {
-    let mut serial = [0; ID_BYTES];
-    for (to, from) in serial.iter_mut().zip(text.bytes()) {
-        *to = from;
-    }
-    serial
-}
-
-fn path_serial(path: &Path) -> [u8; ID_BYTES] {
-    let canonical = path.canonicalize();
-    let path = canonical.as_deref().unwrap_or(path);
-    hashed_serial(path.as_os_str().as_encoded_bytes())
-}
-
-/// Derived from a 64-bit FNV-1a: it is no secret, but must be the same in every version of the program.
-pub(crate) fn hashed_serial(bytes: &[u8]) -> [u8; ID_BYTES] {
-    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    ascii_serial(&format!("cl{hash:016x}"))
 }
 
 #[cfg(test)]

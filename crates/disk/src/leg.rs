@@ -16,16 +16,7 @@ use crate::model::Shared;
 use crate::nbd::Nbd;
 use crate::open::reopen;
 use crate::probe::{self, probe_file, size_bytes};
-use crate::{OpenError, OpenOptions, RangeLocks, rbd};
-
-/// The kind of file behind a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FileKind {
-    /// A regular file; space is deallocated by punching holes.
-    Regular,
-    /// A block device, with its own discard and zero-out commands.
-    BlockDevice,
-}
+use crate::{FileKind, OpenError, OpenOptions, RangeLocks, rbd};
 
 /// The storage of a leg.
 #[derive(Debug)]

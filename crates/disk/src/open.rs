@@ -12,7 +12,7 @@ use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::nbd::NbdError;
-use crate::{FileKind, StripeError, qemu_lock};
+use crate::{StripeError, qemu_lock};
 
 /// Whether the page cache is bypassed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,15 @@ pub enum Direct {
     Off,
     /// O_DIRECT if it works.
     Auto,
+}
+
+/// The kind of file behind a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileKind {
+    /// A regular file; space is deallocated by punching holes.
+    Regular,
+    /// A block device, with its own discard and zero-out commands.
+    BlockDevice,
 }
 
 /// How a disk is opened.

@@ -8,16 +8,19 @@ use std::path::Path;
 use cleave_blk::{Limits, Stripe};
 use cleave_rbd::Place;
 
-use crate::disk::hashed_serial;
 use crate::open::{open_path, open_unlocked};
-use crate::spec::format_size;
-use crate::superblock::{self, Found, SUPERBLOCK_BYTES, Superblock};
+use crate::serial::hashed_serial;
+use crate::size::format_size;
+use crate::superblock::{self, Found, Superblock};
 use crate::{Backing, Content, Direct, Disk, DiskSpec, FileKind, Leg, OpenError, OpenOptions, rbd};
 
 mod check;
+mod error;
 
-pub use check::StripeError;
-use check::{Member, wrong_count};
+pub use error::StripeError;
+
+use check::Member;
+use error::wrong_count;
 
 /// `create_stripe` takes a leg without --force only if this many bytes at its beginning are zero. All common
 /// partition tables, volume labels and file systems begin within them.
@@ -158,7 +161,7 @@ fn open_all(
         .map(|spec| {
             let name = spec.name();
             let backing = open(spec)?;
-            match read_superblock(&backing) {
+            match superblock::read(&backing) {
                 Ok((size_bytes, found)) => Ok(Opened {
                     name,
                     backing,
@@ -258,17 +261,6 @@ fn refuse_duplicates(specs: &[DiskSpec]) -> Result<(), StripeError> {
         seen.push((id, spec));
     }
     Ok(())
-}
-
-/// The size of a leg, and what is in the place of its superblock.
-pub(crate) fn read_superblock(leg: &Backing) -> io::Result<(u64, Found)> {
-    let size_bytes = leg.size_bytes()?.unwrap_or(0);
-    let Some(offset) = superblock::offset(size_bytes) else {
-        return Ok((size_bytes, Found::Nothing));
-    };
-    let mut block = [0; SUPERBLOCK_BYTES as usize];
-    leg.read_exact_at(&mut block, offset)?;
-    Ok((size_bytes, Superblock::parse(&block)))
 }
 
 /// Probes each leg, and combines their limits.

@@ -16,7 +16,11 @@
 //! | 48 | 8  | bytes of this leg when the stripe was created |
 //! | 56 | 4  | CRC-32C (Castagnoli) of the 56 bytes before |
 
+use std::io;
+
 use cleave_blk::Stripe;
+
+use crate::Backing;
 
 /// Bytes of a superblock.
 pub(crate) const SUPERBLOCK_BYTES: u64 = 4096;
@@ -56,6 +60,17 @@ pub(crate) enum Found {
 pub(crate) fn offset(leg_bytes: u64) -> Option<u64> {
     let blocks = leg_bytes / SUPERBLOCK_BYTES;
     (blocks >= 2).then(|| (blocks - 1) * SUPERBLOCK_BYTES)
+}
+
+/// Returns the size of a leg, and what is in the place of its superblock.
+pub(crate) fn read(leg: &Backing) -> io::Result<(u64, Found)> {
+    let size_bytes = leg.size_bytes()?.unwrap_or(0);
+    let Some(place) = offset(size_bytes) else {
+        return Ok((size_bytes, Found::Nothing));
+    };
+    let mut block = [0; SUPERBLOCK_BYTES as usize];
+    leg.read_exact_at(&mut block, place)?;
+    Ok((size_bytes, Superblock::parse(&block)))
 }
 
 impl Superblock {

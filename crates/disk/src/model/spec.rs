@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Drive;
-use crate::spec::{format_size, parse_size};
+use crate::size::{format_size, parse_size};
 
 /// The syntax and unit of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,24 +9,15 @@ use std::time::{Duration, Instant};
 
 use super::NbdError;
 use super::fence::Fence;
-use super::port::{Mailbox, Want};
-use super::source::{DIAL_TIME, Failed, MORE_TIME, Shared, lock};
+use super::link::{DIAL_TIME, Link, MORE_TIME};
+use super::mailbox::{Mailbox, Order, Want};
+use super::shared::{Failed, Shared, lock};
 
 /// Pause after a failed attempt, or one that was of no use; it doubles up to the second one.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// How often a server that stays away is reported.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
-
-/// What the dialler is told.
-pub(super) enum Order {
-    /// Make a connection for this port.
-    Dial(Weak<Mailbox>, Want),
-    /// Something has changed: a connection was lost or given up, or the disk is.
-    Look,
-    /// Run this on the dialler's thread.
-    Run(Box<dyn FnOnce() + Send>),
-}
 
 pub(super) struct Dialler {
     shared: Arc<Shared>,
@@ -139,7 +130,7 @@ impl Dialler {
         self.fence = Some(fence);
     }
 
-    fn make(&self, is_first: bool) -> Result<super::Link, Failed> {
+    fn make(&self, is_first: bool) -> Result<Link, Failed> {
         let spare = lock(&self.shared.spares).pop();
         if let Some(link) = spare.filter(|link| link.is_alive()) {
             return Ok(link);

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use super::source::is_ready;
+use super::bell::is_ready;
 
 /// After the server's process has ended: what it handed to the kernel may take so long. A process does not wait at its end for what
 /// it began with io_uring.

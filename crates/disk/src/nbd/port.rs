@@ -1,137 +1,21 @@
-//! The places of a store's connections, and what all stores of a disk know of its connections.
+//! The places of a store's connections.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::NbdError;
-use super::dialler::Order;
-use super::source::{Link, Shared, lock, new_bell, ring};
+use super::bell::{new_bell, ring};
+use super::link::Link;
+use super::mailbox::{Attachment, Mailbox, Order, Store, Want};
+use super::shared::{Shared, lock};
+use super::traffic::Traffic;
 use super::unflushed::{CHANGE_BYTES, Change};
 
 /// The log tells of lost and of new connections at most this often.
 const TELL_EVERY: Duration = Duration::from_secs(1);
-
-/// The connections that stores have.
-///
-/// When one is lost, all of them are given up before another is made: the server behind the next one may be another process that
-/// knows nothing of what was answered before. What it may lack is written again while no store has a connection, so that nothing
-/// newer can be overtaken by it.
-#[derive(Debug, Default)]
-pub(super) struct Attached {
-    pub(super) count: usize,
-    /// One was lost since the last time that there was none.
-    is_lossy: bool,
-    sockets: Vec<Weak<OwnedFd>>,
-}
-
-impl Attached {
-    /// Returns true if no connection may be handed out now.
-    pub(super) fn is_closing(&self) -> bool {
-        self.is_lossy && self.count > 0
-    }
-
-    /// Returns true if a connection was lost, and none was made since.
-    pub(super) fn is_lossy(&self) -> bool {
-        self.is_lossy
-    }
-
-    /// Ends every connection, as if the server had closed it, if one was lost. Returns true if so.
-    pub(super) fn cut(&self) -> bool {
-        let live = self.sockets.iter().filter(|_| self.is_lossy);
-        for socket in live.filter_map(Weak::upgrade) {
-            let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
-        }
-        self.is_lossy
-    }
-}
-
-/// What the dialler knows of a store: how many connections it has.
-#[derive(Debug, Default)]
-pub(super) struct Store(AtomicUsize);
-
-/// One of the connections that stores have. It ends when the store has given the connection up, after the fence.
-#[derive(Debug)]
-pub(super) struct Attachment {
-    shared: Arc<Shared>,
-    store: Arc<Store>,
-}
-
-impl Drop for Attachment {
-    fn drop(&mut self) {
-        lock(&self.shared.attached).count -= 1;
-        self.store.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The bytes that one port moved, and the requests that wait at it. Only its own thread writes here, so that workers do not share
-/// a cache line.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub(super) struct Traffic {
-    sent: AtomicU64,
-    received: AtomicU64,
-    held: AtomicU64,
-}
-
-impl Traffic {
-    pub(super) fn read(&self) -> [u64; 3] {
-        [&self.sent, &self.received, &self.held].map(|counter| counter.load(Ordering::Relaxed))
-    }
-}
-
-/// Where the dialler leaves a connection.
-#[derive(Debug)]
-pub(super) struct Mailbox {
-    link: Mutex<Option<(Link, Attachment)>>,
-    bell: Arc<OwnedFd>,
-    store: Arc<Store>,
-}
-
-impl Mailbox {
-    /// Returns true if its store has no connection at all.
-    pub(super) fn is_needy(&self) -> bool {
-        self.store.0.load(Ordering::Relaxed) == 0
-    }
-
-    /// Leaves a connection. `is_first`: no store has any, and what the server may have lost was written again. Returns false, and
-    /// drops it, if it is not the first one and another was lost meanwhile.
-    pub(super) fn put(&self, shared: &Arc<Shared>, link: Link, is_first: bool) -> bool {
-        let mut attached = lock(&shared.attached);
-        if attached.is_lossy && !is_first {
-            return false;
-        }
-        attached.is_lossy = false;
-        attached.count += 1;
-        attached.sockets.retain(|socket| socket.strong_count() > 0);
-        attached.sockets.push(Arc::downgrade(&link.socket));
-        self.store.0.fetch_add(1, Ordering::Relaxed);
-        drop(attached);
-        let attachment = Attachment {
-            shared: Arc::clone(shared),
-            store: Arc::clone(&self.store),
-        };
-        *lock(&self.link) = Some((link, attachment));
-        self.ring();
-        true
-    }
-
-    pub(super) fn ring(&self) {
-        ring(&self.bell);
-    }
-}
-
-/// Why a connection is wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Want {
-    First,
-    /// In place of one that was lost.
-    Next,
-    /// In place of one on which the server answered nothing.
-    Better,
-}
 
 /// The place of one connection of a store. Used on the store's thread, which it never blocks.
 #[derive(Debug)]

@@ -2,20 +2,9 @@
 
 use cleave_blk::Stripe;
 
-use crate::spec::format_size;
+use super::error::{StripeError, wrong_count};
+use crate::size::format_size;
 use crate::superblock::{Found, SUPERBLOCK_BYTES, Superblock};
-
-/// Why legs form no stripe: a message that names the leg and the remedy. Legs count from 1.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct StripeError(pub(super) String);
-
-/// Too few legs, or too many.
-pub(super) fn wrong_count(legs: u16) -> StripeError {
-    StripeError(format!(
-        "a stripe has 2 to 64 legs, but this one would have {legs}; name each of its legs"
-    ))
-}
 
 /// Name, size and superblock of a leg.
 pub(super) struct Member<'a> {

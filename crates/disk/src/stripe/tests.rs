@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 use super::*;
+use crate::superblock::SUPERBLOCK_BYTES;
 
 const CHUNK: u32 = 64 << 10;
 const LEG: u64 = 4 << 20;

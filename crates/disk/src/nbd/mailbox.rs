@@ -1,0 +1,88 @@
+//! Where the dialler leaves the connections that ports ask it for.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use super::bell::ring;
+use super::link::Link;
+use super::shared::{Shared, lock};
+
+/// What the dialler is told.
+pub(super) enum Order {
+    /// Make a connection for this port.
+    Dial(Weak<Mailbox>, Want),
+    /// Something has changed: a connection was lost or given up, or the disk is.
+    Look,
+    /// Run this on the dialler's thread.
+    Run(Box<dyn FnOnce() + Send>),
+}
+
+/// What the dialler knows of a store: how many connections it has.
+#[derive(Debug, Default)]
+pub(super) struct Store(AtomicUsize);
+
+/// One of the connections that stores have. It ends when the store has given the connection up, after the fence.
+#[derive(Debug)]
+pub(super) struct Attachment {
+    shared: Arc<Shared>,
+    store: Arc<Store>,
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        lock(&self.shared.attached).count -= 1;
+        self.store.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Where the dialler leaves a connection.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    pub(super) link: Mutex<Option<(Link, Attachment)>>,
+    pub(super) bell: Arc<OwnedFd>,
+    pub(super) store: Arc<Store>,
+}
+
+impl Mailbox {
+    /// Returns true if its store has no connection at all.
+    pub(super) fn is_needy(&self) -> bool {
+        self.store.0.load(Ordering::Relaxed) == 0
+    }
+
+    /// Leaves a connection. `is_first`: no store has any, and what the server may have lost was written again. Returns false, and
+    /// drops it, if it is not the first one and another was lost meanwhile.
+    pub(super) fn put(&self, shared: &Arc<Shared>, link: Link, is_first: bool) -> bool {
+        let mut attached = lock(&shared.attached);
+        if attached.is_lossy && !is_first {
+            return false;
+        }
+        attached.is_lossy = false;
+        attached.count += 1;
+        attached.sockets.retain(|socket| socket.strong_count() > 0);
+        attached.sockets.push(Arc::downgrade(&link.socket));
+        self.store.0.fetch_add(1, Ordering::Relaxed);
+        drop(attached);
+        let attachment = Attachment {
+            shared: Arc::clone(shared),
+            store: Arc::clone(&self.store),
+        };
+        *lock(&self.link) = Some((link, attachment));
+        self.ring();
+        true
+    }
+
+    pub(super) fn ring(&self) {
+        ring(&self.bell);
+    }
+}
+
+/// Why a connection is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Want {
+    First,
+    /// In place of one that was lost.
+    Next,
+    /// In place of one on which the server answered nothing.
+    Better,
+}

@@ -1,0 +1,155 @@
+//! What the ports, the dialler and the disk share.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::attached::Attached;
+use super::bell::ring;
+use super::dial::{Call, NbdError, Target};
+use super::fence::{Fence, Fences};
+use super::handshake::Export;
+use super::link::{Link, dial, fit, process_of};
+use super::traffic::Ledger;
+use super::unflushed::Unflushed;
+use super::{NbdSpec, replay, wire};
+
+/// What the ports, the dialler and the disk share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) spec: NbdSpec,
+    pub(super) name: String,
+    pub(super) targets: Vec<Target>,
+    pub(super) export: Export,
+    /// Of each store.
+    pub(super) connections: u16,
+    pub(super) workers_max: u16,
+    pub(super) is_read_only: bool,
+    pub(super) opened_at: Instant,
+    /// No store gets a connection any more.
+    pub(super) is_abandoned: AtomicBool,
+    pub(super) size_bytes: AtomicU64,
+    /// Written when the size has changed, and when the server may have lost changes or was sent them again.
+    pub(super) changed: OwnedFd,
+    /// Connections that were made when the disk was opened, for its first stores.
+    pub(super) spares: Mutex<Vec<Link>>,
+    pub(super) attached: Mutex<Attached>,
+    pub(super) waiting: AtomicU64,
+    pub(super) lost: AtomicU64,
+    pub(super) reconnects: AtomicU64,
+    pub(super) fences: Mutex<Fences>,
+    pub(super) unflushed: Mutex<Unflushed>,
+    /// What the changes will occupy there that are under way. Added to under the lock of `unflushed`.
+    pub(super) reserved_bytes: AtomicU64,
+    pub(super) replayed_bytes: AtomicU64,
+    pub(super) lossy: AtomicU64,
+    pub(super) lossy_bytes: AtomicU64,
+    /// The server refused to do again what it had done, or nobody has it any more.
+    pub(super) has_lost_data: AtomicBool,
+    /// A flush failed, or data was lost, and no flush of the guest has failed since.
+    pub(super) has_untold_loss: AtomicBool,
+    /// Eventfds of ports that are gone, for those to come: a thread that serves a guest can make none.
+    pub(super) bells: Mutex<Vec<Arc<OwnedFd>>>,
+    pub(super) traffic: Mutex<Ledger>,
+    /// When a lost connection, a new one, and a guest that left while its server was away were last told of.
+    pub(super) told: [Mutex<Option<Instant>>; 3],
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A connection that was not made.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) error: NbdError,
+    /// If changes were sent again on it and may not have been answered.
+    pub(super) fence: Option<Fence>,
+}
+
+impl From<NbdError> for Failed {
+    fn from(error: NbdError) -> Failed {
+        Failed { error, fence: None }
+    }
+}
+
+impl Shared {
+    pub(super) fn is_unix(&self) -> bool {
+        matches!(self.spec.address, super::Address::Unix(_))
+    }
+
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Ordering::SeqCst)
+    }
+
+    /// Returns what those changes occupy that a lost server may lack and was not sent again.
+    pub(super) fn owed_bytes(&self) -> u64 {
+        match lock(&self.attached).is_lossy() {
+            true => lock(&self.unflushed).bytes(),
+            false => 0,
+        }
+    }
+
+    /// Returns true if changes are kept until the server has flushed them. A server without flushes has nothing that is not
+    /// durable, or cannot make it so.
+    pub(super) fn keeps_changes(&self) -> bool {
+        !self.is_read_only && self.export.has(wire::export::FLUSH)
+    }
+
+    /// Connects and negotiates. While no store has a connection, the changes that the server may have lost are written again first.
+    pub(super) fn connect(&self, time: Duration, is_alone: bool) -> Result<Link, Failed> {
+        let (mut call, export) = dial(&self.targets, &self.spec, time)?;
+        fit(&self.export, &export, self.is_read_only)?;
+        if is_alone {
+            self.replay(&mut call, &export)?;
+        }
+        let size = export.size_bytes;
+        if self.size_bytes.swap(size, Ordering::Relaxed) != size {
+            ring(&self.changed);
+        }
+        Ok(Link::of(call, export, self.is_unix())?)
+    }
+
+    pub(super) fn lose_data(&self) {
+        self.has_untold_loss.store(true, Ordering::SeqCst);
+        self.has_lost_data.store(true, Ordering::SeqCst);
+    }
+
+    /// Writes the kept changes again. Nobody adds to them meanwhile, because no store has a connection.
+    fn replay(&self, call: &mut Call, export: &Export) -> Result<(), Failed> {
+        let server = process_of(call.socket(), self.is_unix());
+        // Not under the lock: a store that closes must not wait for the server here.
+        let kept = lock(&self.unflushed).lend();
+        let (has_some, is_abandoned) = (!kept.is_empty(), || self.is_abandoned());
+        let done = replay::replay(call, export, kept.iter(), self.spec.timeout, is_abandoned);
+        lock(&self.unflushed).give_back(kept);
+        let done = done.map_err(|error| Failed {
+            error,
+            fence: has_some.then(|| Fence {
+                until: Instant::now() + self.spec.fence,
+                server,
+            }),
+        })?;
+        if done.bytes > 0 {
+            self.replayed_bytes.fetch_add(done.bytes, Ordering::Relaxed);
+            tracing::warn!(
+                "{}: {} bytes were answered by the NBD server and not flushed before the connection was lost; they were sent again",
+                self.name,
+                done.bytes
+            );
+        }
+        if done.refused_bytes > 0 {
+            self.lose_data();
+            tracing::error!(
+                "{}: the NBD server refuses {} of these bytes, and data may be lost; every flush fails until the disk is reopened",
+                self.name,
+                done.refused_bytes
+            );
+        }
+        if done.bytes + done.refused_bytes > 0 {
+            ring(&self.changed);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,13 @@
+//! Why legs form no stripe.
+
+/// Why legs form no stripe: a message that names the leg and the remedy. Legs count from 1.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct StripeError(pub(super) String);
+
+/// Too few legs, or too many.
+pub(super) fn wrong_count(legs: u16) -> StripeError {
+    StripeError(format!(
+        "a stripe has 2 to 64 legs, but this one would have {legs}; name each of its legs"
+    ))
+}
