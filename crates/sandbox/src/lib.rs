@@ -14,18 +14,19 @@
 #![forbid(unsafe_code)]
 
 mod calls;
+mod error;
 mod filter;
 mod identity;
 mod paths;
 mod privileges;
-
-use std::io;
-use std::path::{Path, PathBuf};
+mod reach;
 
 pub use calls::Role;
+pub use error::{Error, Missing};
 pub use identity::{Identity, IdentityError};
 pub use paths::Reaches;
 pub use privileges::Keep;
+pub use reach::{Access, Reach};
 
 use filter::Programs;
 
@@ -36,67 +37,6 @@ pub fn confine_library(becomes_another: bool) -> Result<(), Error> {
     privileges::drop_for_library(becomes_another).map_err(Error::Privileges)?;
     // `Sandbox::missing` tells of a kernel that has no filters.
     filter::install_for_library()
-}
-
-/// The permitted use of a path. A folder stands for everything beneath it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// Opened for reading.
-    Read,
-    /// Files of this folder are opened for reading and writing, and new ones are made. None is removed. Commands to devices
-    /// (`ioctl`) are included.
-    ReadWrite,
-    /// Sockets and the lock files beside them are made and removed in this folder.
-    MakeSockets,
-    /// Files of this folder are removed.
-    Remove,
-    /// Files, sockets and folders are made, written, renamed and removed in this folder.
-    Change,
-}
-
-/// A path that stays within reach.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reach {
-    /// A file or a folder.
-    pub path: PathBuf,
-    /// Its use.
-    pub access: Access,
-}
-
-impl Reach {
-    /// Makes one.
-    pub fn new(path: impl AsRef<Path>, access: Access) -> Reach {
-        Reach {
-            path: path.as_ref().to_owned(),
-            access,
-        }
-    }
-}
-
-/// Why a process or a thread could not be confined.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A path that is to stay within reach cannot be found.
-    #[error("cannot confine access to {0}: {1}")]
-    Path(PathBuf, #[source] io::Error),
-    /// Landlock is there and refuses.
-    #[error("cannot confine access to files: {0}")]
-    Landlock(String),
-    /// The privileges cannot be dropped.
-    #[error("cannot drop privileges: {0}")]
-    Privileges(#[source] io::Error),
-    /// The kernel has seccomp and refuses the filter.
-    #[error("cannot confine system calls: {0}")]
-    Seccomp(String),
-}
-
-/// A limit that this kernel does not have, as the end of a sentence: "this kernel lacks …".
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Missing {
-    /// A whole layer.
-    Layer(String),
-    /// Rules that are newer than the kernel, in a layer that it has.
-    Rules(String),
 }
 
 /// A confined process.

@@ -15,7 +15,6 @@ const TIED: &[&str] = &[
     "crates/daemon/src",
     "crates/engine/src",
     "crates/probe/src",
-    "crates/sandbox/src",
     "crates/session/src",
     "crates/worker/src",
     "tests/control",
