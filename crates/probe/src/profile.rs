@@ -182,8 +182,14 @@ fn read(path: &Path) -> io::Result<String> {
     }
 }
 
-/// Writes a report as a profile.
-pub(crate) fn write(report: &Report) -> String {
+impl Report {
+    /// Returns it as a profile for a later `serve`; see [`Profile`].
+    pub fn profile(&self) -> String {
+        write(self)
+    }
+}
+
+fn write(report: &Report) -> String {
     // Writing to a `String` cannot fail, so results of `write!` are dropped.
     let mut text = String::new();
     let device = &report.device;

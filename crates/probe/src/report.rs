@@ -132,11 +132,6 @@ impl Report {
         text
     }
 
-    /// A profile for a later `serve`; see [`Profile`](crate::Profile).
-    pub fn profile(&self) -> String {
-        crate::profile::write(self)
-    }
-
     /// Reasons to doubt the figures, one per line.
     pub fn doubts(&self) -> Vec<String> {
         let mut doubts = Vec::new();
