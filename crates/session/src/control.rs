@@ -9,15 +9,8 @@ use crate::Refusal;
 use crate::foreign::{Foreign, signal};
 use crate::forward::Forwarder;
 use crate::state::State;
-use crate::vrings::{Kick, UserAddrs};
+use crate::vrings::{Kick, SignalFd, UserAddrs};
 use crate::workers::answer;
-
-/// A descriptor of a vring that can change while the vring runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SignalFd {
-    Call,
-    Err,
-}
 
 impl State {
     pub(crate) fn set_vring_size(&mut self, index: u64, size: u64) -> Result<(), Refusal> {

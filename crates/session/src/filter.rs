@@ -7,11 +7,11 @@ use cleave_guest::{InflightLayout, RegionSpec};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 
 use crate::Refusal;
-use crate::control::SignalFd;
 use crate::foreign::{Backing, Foreign};
 use crate::message::{Message, half, long, reply, word};
 use crate::relay::{Relay, Served};
 use crate::state::State;
+use crate::vrings::SignalFd;
 
 /// Set if a message about a vring's descriptor has none (vhost-user "SET_VRING_KICK").
 const NO_FD: u64 = 0x100;

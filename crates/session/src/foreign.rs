@@ -17,7 +17,7 @@ use rustix::net::sockopt::{set_socket_linger, socket_domain, socket_type};
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, recv, shutdown};
 
 use crate::Refusal;
-use crate::intake::is_ready;
+use crate::fd::is_ready;
 use crate::offload::Offload;
 
 /// Name of an eventfd in `/proc/self/fd`. Names of files begin with a slash.

@@ -13,10 +13,10 @@ use rustix::io::{Errno, read, write};
 use rustix::net::{SendFlags, send};
 
 use crate::Refusal;
-use crate::control::SignalFd;
+use crate::fd::{is_ready, wait};
 use crate::foreign::Foreign;
-use crate::intake::{is_ready, wait};
 use crate::offload::Offload;
+use crate::vrings::SignalFd;
 
 /// A vring, and which of its descriptors.
 type Key = (u16, SignalFd);

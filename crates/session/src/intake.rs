@@ -5,13 +5,13 @@
 //! also leaves descriptors open across `exec`. So only this module reads the connection, and the crate gets
 //! complete messages (see `relay`).
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -19,6 +19,7 @@ use rustix::net::{
 };
 
 use crate::Refusal;
+use crate::fd::{is_readable, wait};
 use crate::foreign::Foreign;
 use crate::message::{FDS_MAX, HEADER_BYTES, Header, Message};
 use crate::offload::Offload;
@@ -248,31 +249,4 @@ enum Received {
     Bytes,
     Nothing,
     End,
-}
-
-/// Sleeps until a descriptor is ready or until `until`, if it is given.
-pub(crate) fn wait(fds: &mut [PollFd<'_>], until: Option<Instant>) -> io::Result<()> {
-    let timeout = until.map(|until| {
-        let left = until.saturating_duration_since(Instant::now());
-        Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(left.subsec_nanos()),
-        }
-    });
-    match poll(fds, timeout.as_ref()) {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Whether a descriptor is readable now.
-pub(crate) fn is_readable(fd: impl AsFd) -> bool {
-    is_ready(fd, PollFlags::IN)
-}
-
-/// Whether a descriptor is in one of the states `flags` now.
-pub(crate) fn is_ready(fd: impl AsFd, flags: PollFlags) -> bool {
-    let mut fds = [PollFd::new(&fd, flags)];
-    let _ = wait(&mut fds, Some(Instant::now()));
-    fds.iter().any(|fd| fd.revents().intersects(flags))
 }

@@ -7,7 +7,9 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+mod config;
 mod control;
+mod fd;
 mod filter;
 mod foreign;
 mod forward;
@@ -32,9 +34,11 @@ use std::time::{Duration, Instant};
 
 pub use cleave_worker::Quota;
 use cleave_worker::{ALARM_RETIRED, Device};
+pub use config::SessionConfig;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
-use intake::{Connection, Intake, wait};
+use fd::wait;
+use intake::{Connection, Intake};
 use message::Message;
 pub use offload::Offload;
 use refusal::Refusal;
@@ -48,18 +52,6 @@ pub use view::{View, VringView};
 /// takes minutes. An acceptor that serves one frontend should wait until the socket is readable before it makes
 /// a session, so that a silent frontend keeps nobody out.
 pub const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(120);
-
-/// Limits of a device that is offered to frontends.
-#[derive(Debug, Clone)]
-pub struct SessionConfig {
-    /// Maximum number of vrings that are offered; at most 256, since messages name them in eight bits.
-    pub vrings_max: u16,
-    /// Maximum vring size that is accepted.
-    pub vring_size_max: u16,
-    /// Maximum number of workers, if the disk allows that many. Vring `i` is served by worker `i` modulo their
-    /// number.
-    pub workers_max: u16,
-}
 
 /// How a session ended.
 #[derive(Debug)]

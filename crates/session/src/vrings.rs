@@ -35,6 +35,13 @@ impl UserAddrs {
     }
 }
 
+/// A descriptor of a vring that can change while the vring runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SignalFd {
+    Call,
+    Err,
+}
+
 /// How the guest notifies us of available requests.
 #[derive(Debug, Default)]
 pub(crate) enum Kick {

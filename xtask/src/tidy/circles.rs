@@ -14,7 +14,6 @@ use super::imports::File;
 const TIED: &[&str] = &[
     "crates/daemon/src",
     "crates/engine/src",
-    "crates/session/src",
     "crates/worker/src",
     "tests/control",
     "tests/kill",

@@ -3,7 +3,7 @@
 use rustix::fs::{OFlags, fcntl_setfl};
 
 use super::*;
-use crate::intake::is_readable;
+use crate::fd::is_readable;
 
 /// Hostile case 36: a descriptor that cannot signal is refused, and the connection goes on. A socket cannot be
 /// a kick.
