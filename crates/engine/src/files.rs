@@ -10,10 +10,12 @@
 //! an op with a buffer waits only for the kernel, perhaps until others have completed there, so there is no deadlock.
 
 mod delegated;
+mod portion;
 #[cfg(test)]
 pub(crate) mod rig;
 mod submission;
 mod sync;
+mod syncs;
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,8 +26,8 @@ use cleave_blk::{Op, OpKind};
 use cleave_disk::{Backing, Disk, FileKind, Leg, RangeLocks};
 use cleave_guest::Epoch;
 
-use self::delegated::{Delegated, delegates_from};
-use self::sync::Syncs;
+use self::portion::{Delegated, delegates_from};
+use self::syncs::Syncs;
 use crate::buffer::Pool;
 use crate::legs::{LegStats, Tally};
 use crate::memory::walk;

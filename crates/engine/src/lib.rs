@@ -1,5 +1,5 @@
-//! Runs ops. This crate must not know vrings, the protocol or any policy: it takes [`Op`]s with guest
-//! addresses, translates them, and reports each op exactly once. It is one of the daemon's three crates with
+//! Runs ops. This crate must not know vrings, the protocol or any policy: it takes [`Op`](cleave_blk::Op)s with
+//! guest addresses, translates them, and reports each op exactly once. It is one of the daemon's three crates with
 //! unsafe code, and the only one that uses io_uring.
 //!
 //! It has two entry points. A [`Reactor`] belongs to a worker thread: its io_uring, in which the thread
@@ -10,7 +10,9 @@ mod any;
 mod area;
 mod bell;
 mod buffer;
+mod error;
 mod files;
+mod iopoll;
 mod legs;
 mod memory;
 mod model;
@@ -25,158 +27,24 @@ mod rbd;
 mod reactor;
 mod ring;
 mod step;
+mod store;
 mod table;
 mod watch;
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use cleave_blk::Op;
-use cleave_guest::{Epoch, Memory};
-
 pub use any::{AnyStore, Visitor};
 pub use bell::BellFd;
+pub use error::EngineError;
+pub use iopoll::probe_iopoll;
 pub use legs::{LegStats, LegTotals};
 pub use model::Model;
 pub use nbd::Nbd;
 pub use null::Null;
-pub use polled::probe_iopoll;
 pub use rbd::Rbd;
-pub use reactor::{Completion, EngineError, Prepared, Reactor, Rest};
+pub use reactor::{Completion, Prepared, Reactor, Rest};
 pub use ring::{ClosedRing, share_thread};
+pub use store::{Done, Event, Store, Wait};
 
-/// Bytes that a store copies on its thread between two enters, before it asks for a pause ([`Store::is_sated`]). Some thirty
-/// microseconds, beside which an enter costs little.
-pub(crate) const LAP_BYTES_MAX: u64 = 256 << 10;
-
-/// A completed op. Its memory and its range of the disk are no longer touched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Done {
-    /// The token that was given to `push`.
-    pub token: u64,
-    /// `Ok` if the whole op succeeded; otherwise the errno.
-    pub result: Result<(), i32>,
-}
-
-/// An event that a reactor reports to its owner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// An op of a store has completed.
-    Done {
-        /// Index of the store in the slice that the reactor was given.
-        store: usize,
-        /// The completed op.
-        done: Done,
-    },
-    /// A watched descriptor was signalled. The event may be spurious.
-    Woken {
-        /// The slot that was given to `watch`.
-        slot: u16,
-    },
-}
-
-/// Whether `enter` may sleep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
-    /// Submit and check for completions, but do not sleep.
-    No,
-    /// Sleep until an event arrives, or until the deadline if there is one.
-    Until(Option<Instant>),
-}
-
-/// Runs ops on one disk (all its legs), on one thread, beside other stores on the same [`Reactor`].
-///
-/// The owner promises:
-/// - to call `push` only while `room() > 0`;
-/// - to give every call the same reactor, and that reactor always the same stores: those that submit to it,
-///   in the order in which they were made, then the others. Breaking this rule causes a panic, before a
-///   completion could end an op of another store;
-/// - to `close` the store before it drops it.
-///
-/// The store promises:
-/// - each pushed op yields exactly one [`Done`] and holds its epoch for as long as anything may touch the
-///   op's memory;
-/// - short transfers are continued; EAGAIN, EINTR and ENOMEM are retried; EOF inside the disk is EIO;
-/// - reads and writes that the disk cannot take directly go through bounce buffers, and sub-block writes
-///   through a serialised read-modify-write;
-/// - no heap allocation and no lock per op.
-pub trait Store {
-    /// How many more ops `push` accepts now.
-    fn room(&self) -> usize;
-
-    /// Ops pushed and not yet reported, and those of the store's own, which are not reported.
-    fn in_flight(&self) -> usize;
-
-    /// Queues an op. Its addresses are translated in the memory of `epoch`. This call cannot fail: a bad
-    /// address is reported as `Done` with EFAULT.
-    fn push(&mut self, reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64);
-
-    /// Runs an op immediately if this store can do so without waiting. `true`: the op succeeded, and no event
-    /// follows. `false`: the op was not run, and the caller must push it. Needs no room.
-    #[inline]
-    fn at_once(&mut self, _memory: &Memory, _op: &Op<'_>) -> bool {
-        false
-    }
-
-    /// Accepts a completion that the reactor received for this store. Only stores that submit entries get one.
-    #[inline]
-    fn completed(&mut self, _reactor: &mut Reactor, _completion: Completion) {}
-
-    /// Whether ops are in flight that complete without an interrupt. While there are, each `enter` polls for
-    /// them, and none sleeps without a time limit.
-    #[inline]
-    fn polls(&self) -> bool {
-        false
-    }
-
-    /// Takes the next completed op.
-    fn reap(&mut self) -> Option<Done>;
-
-    /// Whether `reap` would return an op.
-    fn is_ready(&self) -> bool;
-
-    /// Runs before the reactor enters the kernel, whether or not it will sleep: retries the ops that are due.
-    /// Returns the longest sleep allowed.
-    #[inline]
-    fn before_enter(&mut self, _reactor: &mut Reactor, _wait: Wait) -> Option<Duration> {
-        None
-    }
-
-    /// Runs after the reactor has returned from the kernel.
-    #[inline]
-    fn after_enter(&mut self) {}
-
-    /// Returns true once each time the way to the storage is there again. Ops that failed with ENOTCONN before were not done, and
-    /// may succeed now.
-    #[inline]
-    fn came_back(&mut self) -> bool {
-        false
-    }
-
-    /// Whether the ops of this lap copy so many bytes on this thread that commands, completions and other disks should have
-    /// their turn before the next op. False again after the next enter.
-    #[inline]
-    fn is_sated(&self) -> bool {
-        false
-    }
-
-    /// Begins the last work of the store, such as a flush. The work is in flight until it is done or the disk is given up. The owner
-    /// calls this when nothing is in flight, and pushes nothing afterwards; a second call does nothing. If it then enters until nothing
-    /// is in flight, `close` does not wait for the disk. Without this call there is no last work.
-    #[inline]
-    fn prepare_close(&mut self) {}
-
-    /// Waits until no pushed op is in flight. Ops that have not started are dropped, and nothing is
-    /// reported. Returns false if that cannot be waited for: the kernel may still do what was asked.
-    fn close(&mut self, _reactor: &mut Reactor) -> bool {
-        true
-    }
-
-    /// The counters of each leg, for a disk with several. Only this store writes them.
-    fn leg_stats(&self) -> Arc<[LegStats]> {
-        Arc::new([])
-    }
-}
+pub(crate) use store::LAP_BYTES_MAX;
 
 #[cfg(test)]
 mod rig;

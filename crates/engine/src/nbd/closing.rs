@@ -7,9 +7,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::kept::TOKEN;
 use super::line::Phase;
-use super::{Nbd, Sent};
+use super::{Nbd, OWN_FLUSH, Sent};
 use crate::Reactor;
 
 /// Longest sleep between two looks at the connections.
@@ -60,7 +59,7 @@ impl Nbd {
     fn has_answers(&self, line: u8) -> bool {
         let mut flights = (0_u16..).zip(&self.flights);
         flights.all(|(index, flight)| {
-            !flight.is_used || flight.line != line || self.table.get(index).token == TOKEN
+            !flight.is_used || flight.line != line || self.table.get(index).token == OWN_FLUSH
         })
     }
 

@@ -12,11 +12,8 @@ use cleave_disk::nbd::Change;
 
 use super::line::Phase;
 use super::part::{Part, Payload};
-use super::{Nbd, Sent, cut};
+use super::{Nbd, OWN_FLUSH, Sent, cut};
 use crate::table::Entry;
-
-/// The token of that flush. No owner pushes it: a token holds a slot and a part.
-pub(super) const TOKEN: u64 = u64::MAX;
 
 impl Nbd {
     /// Keeps a change that was answered. It is copied before the guest learns of the answer, while its memory is still the op's.
@@ -131,7 +128,7 @@ impl Nbd {
         let Some(line) = self.choose_line().filter(|_| !self.is_flushing) else {
             return;
         };
-        let Some(index) = self.table.take(Entry::new(TOKEN, OpKind::Sync, 0, 0)) else {
+        let Some(index) = self.table.take(Entry::new(OWN_FLUSH, OpKind::Sync, 0, 0)) else {
             return;
         };
         self.is_flushing = true;

@@ -10,39 +10,13 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use cleave_disk::nbd::{NbdSpec, PATIENCE};
+use cleave_disk::nbd::PATIENCE;
 use io_uring::opcode;
 use io_uring::types::Fixed;
 
 use super::line::{Entry as RingEntry, Line, Phase};
 use super::{FULL_PAUSE, Nbd, Sent, part, socket_of};
 use crate::Reactor;
-
-/// The times that the operator chose.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Times {
-    timeout: Duration,
-    reconnect: Duration,
-    fence: Duration,
-}
-
-/// Least time for the first connection of a store, which needs no more than this to find that the server does not answer.
-const FIRST: Duration = Duration::from_secs(10);
-
-impl Times {
-    /// When the wait for a store's first connection begins, so that it does not end too soon.
-    pub(super) fn first_since(&self, now: Instant) -> Instant {
-        now + FIRST.saturating_sub(self.reconnect)
-    }
-
-    pub(super) fn of(spec: &NbdSpec) -> Times {
-        Times {
-            timeout: spec.timeout,
-            reconnect: spec.reconnect,
-            fence: spec.fence,
-        }
-    }
-}
 
 impl Nbd {
     /// The connection counts as lost.

@@ -24,6 +24,7 @@ mod line;
 mod loss;
 mod outbound;
 mod part;
+mod times;
 
 use std::collections::VecDeque;
 use std::io;
@@ -41,8 +42,8 @@ use io_uring::{opcode, squeue};
 use libc::iovec;
 
 use self::line::{Entry as RingEntry, Line, Phase};
-use self::loss::Times;
 use self::part::{Next, Part, ZEROES_BYTES};
+use self::times::Times;
 use crate::area::{Access, Area};
 use crate::memory::{remote_range, walk};
 use crate::progress;
@@ -54,6 +55,9 @@ use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
 const HEADER_BYTES: usize = 32;
 /// Pause if the submission queue accepts nothing.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
+
+/// The token of the flush of the store's own (`kept.rs`). No owner pushes it: a token holds a slot and a part.
+const OWN_FLUSH: u64 = u64::MAX;
 
 /// How far the current request of an op is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -328,7 +332,7 @@ impl Nbd {
         let line = flight.line;
         self.line_mut(line).ops -= 1;
         match token {
-            kept::TOKEN => self.is_flushing = false,
+            OWN_FLUSH => self.is_flushing = false,
             _ => self.ended.push_back(Done { token, result }),
         }
     }

@@ -1,0 +1,23 @@
+//! The syncs of one leg.
+
+use std::collections::VecDeque;
+
+/// The syncs of one leg. At most one fsync of it is in the kernel, because the kernel reports a failed
+/// write-back only once for each open file description: of two fsyncs at once, the other would vouch for lost
+/// writes. (Other workers have descriptions of their own.) Ops that arrive meanwhile share the next fsync.
+#[derive(Debug)]
+pub(super) struct Syncs {
+    pub(super) leader: Option<u16>,
+    pub(super) followers: VecDeque<u16>,
+    pub(super) waiting: VecDeque<u16>,
+}
+
+impl Syncs {
+    pub(super) fn new(room: usize) -> Syncs {
+        Syncs {
+            leader: None,
+            followers: VecDeque::with_capacity(room),
+            waiting: VecDeque::with_capacity(room),
+        }
+    }
+}
