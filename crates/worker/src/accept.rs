@@ -1,6 +1,6 @@
 //! Turns a chain that was just taken into ops for the store, or completes the request inline.
 
-use std::time::Instant;
+use std::sync::Arc;
 
 use cleave_blk::spec::{HEADER_BYTES, RANGE_BYTES};
 use cleave_blk::{Cut, Gate, Outcome, Plan, Request, Shape, Status, Verb};
@@ -11,10 +11,9 @@ use crate::Device;
 use crate::lane::{Lane, Throttled};
 use crate::record::{Laps, Recorder};
 use crate::slots::{Slot, Timing};
-use crate::splitter::{Direction, SPLIT_MIN_BYTES};
+use crate::splitter::{Direction, SPLIT_MIN_BYTES, Splitter};
 use crate::throttle::Demand;
 use crate::token::Token;
-use crate::worker::Splitting;
 
 /// All that accepting a chain needs besides the vring, borrowed from the worker for one batch. Settings that
 /// can change at any time (size, cache mode) are read again for each chain: once the frontend has been notified
@@ -35,6 +34,15 @@ pub(crate) struct Acceptance<'a, S> {
     pub(crate) run: InlineRun,
     /// Requests count against the disk's limits.
     pub(crate) is_limited: bool,
+}
+
+/// How large requests are split, and the load beside them.
+pub(crate) struct Splitting {
+    /// Shared by all workers of the disk.
+    pub(crate) splitter: Arc<Splitter>,
+    /// Requests in flight on all vrings, and those among them that the splitter is notified of.
+    pub(crate) requests: u32,
+    pub(crate) large: u32,
 }
 
 /// Whether a chain was handled.
@@ -327,11 +335,6 @@ impl<S: Store> Acceptance<'_, S> {
             start_ns,
         })
     }
-}
-
-/// Nanoseconds since this clock's start.
-pub(crate) fn nanoseconds(clock: Instant) -> u64 {
-    u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// As [`write_status_at`]. Writes nothing if the status byte is no longer in this memory because its region was

@@ -8,52 +8,15 @@ use std::time::Instant;
 use cleave_engine::Store;
 use cleave_guest::{Memory, Vring, VringError};
 
-use crate::command::{Command, Commands, Handed, Signal, Stopped};
+use crate::command::{Command, Handed, Signal, Stopped};
+use crate::counter::add;
+use crate::inbox::Inbox;
 use crate::lane::{Lane, State};
-use crate::registry::Orders;
-use crate::stats::add;
 use crate::worker::{LANES_MAX, Lap, OPERATOR, Worker, call_bell, err_bell};
 
 /// Answers a command. If the waiter is gone, the answer is dropped.
 fn reply<T>(waiter: &SyncSender<T>, answer: T) {
     let _ = waiter.try_send(answer);
-}
-
-/// Commands from control that are in progress.
-pub(crate) struct Inbox {
-    pub(crate) commands: Commands,
-    /// There may be a command in the queue: handle it before sleeping.
-    pub(crate) is_pending: bool,
-    /// Number of vrings that control waits for.
-    pub(crate) stopping: usize,
-    /// Some vring that is not served still holds memory of an earlier table.
-    pub(crate) holds_old_memory: bool,
-    /// Control asked the worker to exit.
-    pub(crate) exiting: bool,
-    /// The operator's orders about held requests that were already carried out.
-    pub(crate) orders: Orders,
-    /// The disk is quiesced, and control waits until nothing is in flight.
-    pub(crate) draining: bool,
-    /// The flush for the operator that is under way, and the last one that ended.
-    pub(crate) syncing: Option<u64>,
-    pub(crate) synced: u64,
-}
-
-impl Inbox {
-    pub(crate) fn new(commands: Commands, orders: Orders) -> Inbox {
-        Inbox {
-            commands,
-            is_pending: true,
-            stopping: 0,
-            holds_old_memory: false,
-            exiting: false,
-            // One that is quiesced is so for a new worker too.
-            orders: Orders { quiet: 0, ..orders },
-            draining: false,
-            syncing: None,
-            synced: orders.syncs,
-        }
-    }
 }
 
 impl<S: Store> Worker<S> {

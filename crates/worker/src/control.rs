@@ -11,7 +11,7 @@ use cleave_guest::{Memory, VringError};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::command::{Command, Commands, Handed, Signal};
-use crate::worker::signal;
+use crate::wake::signal;
 use crate::{Stopped, VringStart};
 
 /// Maximum number of commands in the queue. Control waits for most answers, so the queue is rarely long.

@@ -9,7 +9,7 @@ use cleave_blk::SPLIT_OPS_MAX;
 use cleave_blk::spec::{ID_BYTES, feature};
 use cleave_disk::Disk;
 
-use crate::accept::nanoseconds;
+use crate::clock::nanoseconds;
 use crate::incident::{Incident, IncidentHook};
 use crate::logs::Logs;
 use crate::policy::Budget;
@@ -27,6 +27,10 @@ pub struct WorkerConfig {
     /// Maximum number of ops in flight per worker.
     pub ops: u16,
 }
+
+/// Minimum number of ops in flight: the room must suffice for a few whole requests, or none would ever be
+/// taken.
+const OPS_MIN: u16 = 256;
 
 /// Called by each worker thread when its reactor and its store exist, before it serves anything.
 #[derive(Default)]
@@ -275,6 +279,11 @@ impl Device {
         let left_ns = self.budget.left_ns(nanoseconds(self.began), &tuning);
         let size_ns = Budget::size_ns(&tuning);
         (Duration::from_nanos(left_ns), Duration::from_nanos(size_ns))
+    }
+
+    /// Returns the number of ops in flight that each of its workers has room for.
+    pub(crate) fn room(&self) -> u16 {
+        self.config.ops.max(OPS_MIN)
     }
 
     /// Maximum number of ops of a request, whether it is split by choice or not.

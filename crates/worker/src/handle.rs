@@ -10,27 +10,13 @@ use std::thread::JoinHandle;
 use cleave_disk::Disk;
 use cleave_engine::{AnyStore, EngineError, Reactor, Store, Visitor};
 use cleave_guest::Memory;
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::command::Commands;
+use crate::cpu::pin;
 use crate::pool::Member;
-use crate::worker::{BELLS, Lap, WATCHES, Worker, signal};
-use crate::{Control, Device};
-
-/// Minimum number of ops in flight: the room must suffice for a few whole requests, or none would ever be
-/// taken.
-const OPS_MIN: u16 = 256;
-
-/// Why a worker could not be started.
-#[derive(Debug, thiserror::Error)]
-pub enum SpawnError {
-    /// The reactor or the store could not be made.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// The thread or an eventfd could not be made.
-    #[error("cannot start a worker thread: {0}")]
-    Thread(#[from] std::io::Error),
-}
+use crate::wake::signal;
+use crate::worker::{BELLS, Lap, WATCHES, Worker};
+use crate::{Control, Device, SpawnError};
 
 /// A running worker. Dropping the handle drains what is in flight, then ends the worker.
 #[derive(Debug)]
@@ -63,7 +49,8 @@ impl Handle {
         alarm: Arc<OwnedFd>,
     ) -> Result<Handle, SpawnError> {
         if let Some(pool) = device.pool.clone() {
-            return pool.start(number, device, memory, alarm);
+            let (control, member) = pool.start(number, device, memory, alarm)?;
+            return Ok(Handle::new(control, Runs::InPool(member)));
         }
         let (control, inbox) = Control::channel()?;
         let (made, outcome) = sync_channel(1);
@@ -120,24 +107,9 @@ impl Drop for Handle {
     }
 }
 
-/// Pins this thread to a CPU. A missing CPU was reported to the operator at start, so here it is only logged.
-pub(crate) fn pin(cpu: Option<usize>) {
-    let Some(cpu) = cpu else { return };
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    if let Err(error) = sched_setaffinity(None, &set) {
-        tracing::warn!("cannot pin a worker to CPU {cpu}: {error}");
-    }
-}
-
 /// A reactor with room for all watches and bells of a worker, and for `ops` ops in flight.
 pub fn reactor(disk: &Disk, ops: u16) -> Result<Reactor, EngineError> {
     Reactor::new(&[disk], ops, WATCHES, BELLS)
-}
-
-/// Number of ops in flight that a worker of this device has room for.
-pub(crate) fn ops(device: &Device) -> u16 {
-    device.config.ops.max(OPS_MIN)
 }
 
 /// All that a worker's thread needs at its start.
@@ -152,7 +124,7 @@ struct Start {
 impl Start {
     /// Makes the reactor and the store, reports success or failure through `made`, and runs the loop.
     fn run(self, made: impl FnOnce(Result<(), SpawnError>)) {
-        let ops = ops(&self.device);
+        let ops = self.device.room();
         let opened = reactor(&self.device.disk, ops).and_then(|mut reactor| {
             let store = AnyStore::open(&mut reactor, &self.device.disk, self.number, ops)?;
             Ok((reactor, store))

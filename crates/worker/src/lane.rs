@@ -10,7 +10,7 @@ use crate::command::{Stopped, VringStart};
 use crate::policy::Caller;
 use crate::record::{Recorder, VringEvent};
 use crate::slots::Slots;
-use crate::stall::Stalls;
+use crate::stalls::Stalls;
 use crate::{Completion, Device};
 
 /// State of a vring with its worker.

@@ -1,20 +1,21 @@
 //! How a worker waits: the wait mode of its vrings, the pacer's decision, and calls that are held back
 //! meanwhile. This file reads the clock and yields the core.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_engine::{Store, Wait};
 use cleave_guest::Asked;
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 
 use crate::Completion;
-use crate::accept::nanoseconds;
-use crate::contention::{CoreContention, yield_core};
+use crate::clock::{cpu_ns, nanoseconds};
+use crate::contention::yield_core;
+use crate::counter::add;
 use crate::lane::Lane;
-use crate::policy::{Call, ContentionBackoff, LapWork, Pace, Pacer, PacerContext, Scheduled};
+use crate::policy::{Call, LapWork, Pace, PacerContext, Scheduled};
 use crate::record::VringEvent;
-use crate::stats::{Mode, add};
+use crate::stats::Mode;
+use crate::waiting::{BudgetedPolling, WaitMode, Waiting};
 use crate::worker::{Worker, call_bell};
 
 /// Laps without work before a polling worker first reads the clock, and between later readings.
@@ -26,88 +27,6 @@ const POLL_CHECK_LAPS: u32 = 1024;
 const HUNG_CHECKS: u32 = 4 * 1024;
 const DEVICE_SLEEP_STEP_NS: u64 = 50_000;
 const DEVICE_SLEEP_MAX_NS: u64 = 5_000_000;
-
-/// How a worker waits for all its vrings together.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum WaitMode {
-    /// Sleep when there is no work.
-    #[default]
-    Sleep,
-    /// Spin if it pays.
-    Adaptive,
-    /// A guest never kicks: poll its ring as far as the budget allows.
-    PollBudgeted,
-    /// Poll, but yield the core if another thread wants it.
-    Poll,
-    /// Never sleep: the vring is configured for polling and its guest never kicks.
-    PollAlways,
-}
-
-/// State of polling rings whose guests never kick. The worker spins as far as the disk's budget allows, then
-/// sleeps between checks, longer each time until there is work.
-#[derive(Debug, Default)]
-pub(crate) struct BudgetedPolling {
-    /// Laps without work.
-    idle_laps: u32,
-    /// When the spinning began that has not been charged to the budget yet.
-    since_ns: Option<u64>,
-    sleeps: u32,
-}
-
-/// How a worker waits.
-pub(crate) struct Waiting {
-    pub(crate) pacer: Pacer,
-    /// Keeps a polling worker out of the way of other threads.
-    pub(crate) backoff: ContentionBackoff,
-    pub(crate) mode: WaitMode,
-    pub(crate) contention: Arc<CoreContention>,
-    /// Laps without work, while polling.
-    pub(crate) idle_laps: u32,
-    /// State for vrings without a kick.
-    pub(crate) budgeted: BudgetedPolling,
-    /// Checks of a polled device since the last request or completion.
-    pub(crate) empty_checks: u32,
-    /// Some guest may have been asked for kicks since kicks were last disabled for all.
-    pub(crate) armed: bool,
-    /// Some guest has no EVENT_IDX.
-    pub(crate) has_flags: bool,
-    /// When the first call that is held back, or the first request that is stalled or throttled, is due, or the disk is settled.
-    pub(crate) due_ns: Option<u64>,
-    /// The next request of some vring waits for the disk's limits.
-    pub(crate) throttled: bool,
-    /// Time that a thread which serves several disks spent on this one. `None`: the thread serves no other, and the
-    /// scheduler's count is exact.
-    pub(crate) share_ns: Option<u64>,
-}
-
-impl Waiting {
-    /// For a worker that has this thread for itself.
-    pub(crate) fn new() -> Waiting {
-        Waiting::on(Arc::new(CoreContention::of_this_thread()), None)
-    }
-
-    /// For one of the workers of a thread, which share its counters.
-    pub(crate) fn beside_others(contention: Arc<CoreContention>) -> Waiting {
-        Waiting::on(contention, Some(0))
-    }
-
-    fn on(contention: Arc<CoreContention>, share_ns: Option<u64>) -> Waiting {
-        Waiting {
-            pacer: Pacer::new(),
-            backoff: ContentionBackoff::default(),
-            mode: WaitMode::default(),
-            contention,
-            idle_laps: 0,
-            budgeted: BudgetedPolling::default(),
-            empty_checks: 0,
-            armed: true,
-            has_flags: false,
-            due_ns: None,
-            throttled: false,
-            share_ns,
-        }
-    }
-}
 
 impl<S: Store> Worker<S> {
     /// Now, on the clock that all workers of the device share.
@@ -429,10 +348,4 @@ impl<S: Store> Worker<S> {
             }
         }
     }
-}
-
-/// CPU time of the calling thread, or of the whole process.
-pub(crate) fn cpu_ns(clock: ClockId) -> u64 {
-    let spent = clock_gettime(clock);
-    spent.tv_sec as u64 * 1_000_000_000 + spent.tv_nsec as u64
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cleave_engine::{LegStats, LegTotals};
 
 use crate::stats::Stats;
-use crate::worker::signal;
+use crate::wake::signal;
 use crate::{Mode, Totals, Tried, Tuning};
 
 /// A running worker as control sees it.
@@ -267,7 +267,7 @@ mod tests {
 
     use super::*;
     use crate::Split;
-    use crate::stats::add;
+    use crate::counter::add;
 
     /// A registry with two workers.
     fn two_workers() -> (Registry, Vec<Arc<Stats>>, Vec<Arc<OwnedFd>>) {

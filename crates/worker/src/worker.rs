@@ -10,18 +10,21 @@ use cleave_engine::{Event, Reactor, Store, Wait};
 use cleave_guest::{Chain, Epoch, Memory, VringFault};
 use rustix::time::ClockId;
 
-use crate::accept::{Acceptance, Begun, InlineRun, write_status};
+use crate::accept::{Acceptance, Begun, InlineRun, Splitting, write_status};
+use crate::clock::cpu_ns;
 use crate::command::Commands;
-use crate::commands::Inbox;
+use crate::counter::add;
+use crate::inbox::Inbox;
 use crate::incident::Incident;
 use crate::lane::{Lane, State};
-use crate::pacing::{Waiting, cpu_ns};
 use crate::policy::LapWork;
 use crate::record::{Laps, RingCheck, RingState, VringEvent};
 use crate::slots::{Ended, Next};
-use crate::stats::{Stats, add};
+use crate::stats::Stats;
 use crate::token::Token;
-use crate::{Completion, Device, Direction, Splitter, Tuning};
+use crate::waiting::Waiting;
+use crate::wake::{add_to, signal};
+use crate::{Completion, Device, Direction, Tuning};
 
 /// Added to the alarm eventfd's counter when a vring is retired. A worker that cannot go on adds 1.
 pub const ALARM_RETIRED: u64 = 1 << 32;
@@ -151,15 +154,6 @@ pub(crate) struct Taking {
     pub(crate) first: usize,
     /// Rest of `DESCRIPTORS_MAX` in this lap.
     pub(crate) descriptors_left: u32,
-}
-
-/// How large requests are split, and the load beside them.
-pub(crate) struct Splitting {
-    /// Shared by all workers of the disk.
-    pub(crate) splitter: Arc<Splitter>,
-    /// Requests in flight on all vrings, and those among them that the splitter is notified of.
-    pub(crate) requests: u32,
-    pub(crate) large: u32,
 }
 
 /// The tuning in force.
@@ -764,13 +758,4 @@ fn take_batch<S: Store>(
         true => (chains, Stop::Drained),
         false => (chains, Stop::Budget),
     }
-}
-
-/// Writes to one of our own eventfds. A failure means that its counter is full, which signals just as well.
-pub(crate) fn signal(fd: &OwnedFd) {
-    add_to(fd, 1);
-}
-
-fn add_to(fd: &OwnedFd, count: u64) {
-    let _ = rustix::io::write(fd, &count.to_ne_bytes());
 }

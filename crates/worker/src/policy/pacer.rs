@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use super::{Arm, Budget, Comparison, Gain, RateBucket, Spent, Trial};
 use crate::Tuning;
-use crate::stats::{Mode, Stats, Tried, add};
+use crate::counter::add;
+use crate::stats::{Mode, Stats, Tried};
 
 /// Laps without work before the clock is read: before a gap begins, during a spin, and before a sleep if
 /// spinning does not pay.

@@ -1,13 +1,15 @@
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_blk::Op;
 use cleave_disk::{Disk, DiskSpec, OpenOptions};
-use cleave_engine::{Done, Wait};
-use cleave_guest::Epoch;
+use cleave_engine::{Done, Reactor, Store, Wait};
+use cleave_guest::{Epoch, Memory};
 use rustix::thread::sched_getcpu;
 
 use super::*;
-use crate::{Split, Tuning, WorkerConfig};
+use crate::handle::Runs;
+use crate::{Device, Handle, Split, Tuning, WorkerConfig};
 
 /// A store that panics when it is used, with or without something in flight, or whose disk hangs until it is told otherwise.
 enum Bad {
@@ -87,7 +89,8 @@ fn bad_of(pool: &Arc<Pool>, device: Arc<Device>, store: Bad) -> (Handle, Arc<Own
     let placed = pool.place(device, memory(), alarm.clone(), |newcomer, reactor| {
         newcomer.seat(reactor, store)
     });
-    (placed.unwrap(), alarm)
+    let (control, member) = placed.unwrap();
+    (Handle::new(control, Runs::InPool(member)), alarm)
 }
 
 fn is_rung(alarm: &OwnedFd) -> bool {

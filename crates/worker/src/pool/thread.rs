@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::time::Timespec;
 
-use super::member::{Seat, Turn};
+use super::seat::{Seat, Turn};
 use crate::contention::CoreContention;
 
 /// Most events that are taken at once. The others wait for the next look.

@@ -3,7 +3,7 @@
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::stats::add;
+use crate::counter::add;
 
 /// Times are counted in units of 32 ns; no measurement here is more precise.
 const UNIT_LOG: u32 = 5;

@@ -8,8 +8,8 @@ use cleave_guest::Memory;
 
 use super::zeroes::{Sampler, is_zero};
 use super::{ErrorKind, Kind, Laps, Stalled, VringEvent, VringRecord};
+use crate::counter::add;
 use crate::slots::Ended;
-use crate::stats::add;
 
 /// Whether a lap left chains in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

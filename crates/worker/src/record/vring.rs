@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Category, Coarse, Distribution, ErrorKind, Fine, Kind};
 use crate::Totals;
-use crate::stats::add;
+use crate::counter::add;
 
 /// A stage of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

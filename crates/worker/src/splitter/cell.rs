@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Direction, SplitState, SplitTried};
+use super::direction::Direction;
+use super::state::{SplitState, SplitTried};
 use crate::policy::{Arm, Experiment, Finding, Spent, Stretch};
 
+/// Maximum number of ops of a request that is split by choice.
+pub(super) const SPLIT_OPS_MAX: u32 = cleave_blk::SPLIT_OPS_MAX as u32;
 /// Required saving for each doubling of the number of ops, as a share of the cost of requests.
 const GAIN_OF_DOUBLING: f32 = 0.02;
 /// A stretch of an experiment.
@@ -78,7 +81,7 @@ pub(super) struct Cell {
 impl Cell {
     /// `measured`: the best chunk according to a probe, 0 for whole requests.
     pub(super) fn new(chunk_min_bytes: u32, class_bytes: u64, measured: Option<u32>) -> Cell {
-        let fewest = class_bytes / u64::from(super::SPLIT_OPS_MAX);
+        let fewest = class_bytes / u64::from(SPLIT_OPS_MAX);
         let mut cell = Cell {
             experiment: Experiment::new(STRETCH),
             pair: [0; 2],

@@ -7,6 +7,7 @@
 //! lead to the same decisions.
 
 mod cell;
+mod direction;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -15,9 +16,10 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use cleave_blk::{Limits, Verb};
+use cleave_blk::Limits;
 
-use cell::{Account, Cell};
+use cell::{Account, Cell, SPLIT_OPS_MAX};
+pub use direction::Direction;
 pub use state::{SplitState, SplitTried};
 
 /// Smaller requests are never split: the additional ops would cost more than they could save.
@@ -26,8 +28,6 @@ pub const SPLIT_MIN_BYTES: u64 = 32 << 10;
 pub const CHUNK_MIN_BYTES: u32 = 4 << 10;
 /// Maximum chunk size.
 pub const CHUNK_MAX_BYTES: u32 = 4 << 20;
-/// Maximum number of ops of a request that is split by choice.
-const SPLIT_OPS_MAX: u32 = cleave_blk::SPLIT_OPS_MAX as u32;
 /// Default number of in-flight ops beyond which a solid-state device gets no faster. Vendors give 128 to 256
 /// outstanding commands as the peak.
 pub const USEFUL_DEPTH_DEFAULT: u32 = 128;
@@ -88,29 +88,6 @@ impl Prior {
             *way == direction && *bytes >= SPLIT_MIN_BYTES && class_of(*bytes) == class
         });
         found.map(|(_, _, chunk_bytes)| *chunk_bytes)
-    }
-}
-
-/// Direction of the data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// From the disk.
-    Read,
-    /// To the disk.
-    Write,
-}
-
-impl Direction {
-    const ALL: [Direction; 2] = [Direction::Read, Direction::Write];
-
-    /// `None`: the request has no data.
-    #[inline]
-    pub(crate) fn of(verb: Verb) -> Option<Direction> {
-        match verb {
-            Verb::Read => Some(Direction::Read),
-            Verb::Write => Some(Direction::Write),
-            _ => None,
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::Direction;
+use super::direction::Direction;
 
 /// The state of one cell.
 #[derive(Debug, Clone, Copy, PartialEq)]

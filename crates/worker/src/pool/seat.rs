@@ -1,19 +1,16 @@
 //! One worker among others on a thread, and what its failure means.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use cleave_engine::{ClosedRing, Rest, Store, Wait};
+use cleave_engine::ClosedRing;
 
-use crate::worker::{Lap, Worker, signal};
-
-/// Pause between two checks of a polled disk whose worker has failed.
-const WIND_DOWN_PAUSE: Duration = Duration::from_millis(1);
+use crate::wake::signal;
 
 /// Result of a worker's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +26,7 @@ pub(super) enum Turn {
 }
 
 /// A worker whose kind of store is forgotten.
-pub(super) trait Member {
+pub(super) trait Seated {
     /// The descriptor that becomes readable when there is something for it.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
@@ -46,71 +43,10 @@ pub(super) trait Member {
     fn leave_behind(self: Box<Self>);
 }
 
-impl<S: Store> Member for Worker<S> {
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.reactor.as_fd()
-    }
-
-    fn wake(&mut self) -> io::Result<()> {
-        self.entered(Wait::Until(None));
-        self.reactor.enter(&mut self.store, Wait::No)
-    }
-
-    fn lap(&mut self, at: &mut Instant) -> io::Result<Turn> {
-        let (wait, worked) = self.work();
-        let rest = match wait {
-            Wait::No => {
-                self.reactor.enter(&mut self.store, wait)?;
-                Rest::None
-            }
-            Wait::Until(deadline) => self.reactor.settle(&mut self.store, deadline)?,
-        };
-        let lap = self.end_lap();
-        let began = std::mem::replace(at, Instant::now());
-        if let Some(share_ns) = &mut self.waiting.share_ns {
-            *share_ns += at.duration_since(began).as_nanos() as u64;
-        }
-        Ok(match (lap, rest) {
-            (Lap::Ended, _) => Turn::Ended,
-            (Lap::Again, Rest::None) => Turn::Again { worked },
-            (Lap::Again, Rest::Until(deadline)) => Turn::Rest(deadline),
-        })
-    }
-
-    fn wind_down(&mut self) -> io::Result<Turn> {
-        for (slot, _) in (0..).zip(self.lanes.drain(..)) {
-            self.reactor.unwatch(slot);
-        }
-        // Those that wait for an answer learn that there will be none.
-        while self.inbox.commands.queue.try_recv().is_ok() {}
-        while self.reactor.reap(&mut self.store).is_some() {}
-        if self.prepare_close() {
-            return Ok(Turn::Ended);
-        }
-        let pause = self
-            .store()
-            .polls()
-            .then(|| Instant::now() + WIND_DOWN_PAUSE);
-        Ok(match self.reactor.settle(&mut self.store, pause)? {
-            Rest::None => Turn::Again { worked: true },
-            Rest::Until(deadline) => Turn::Rest(deadline),
-        })
-    }
-
-    fn leave_behind(mut self: Box<Self>) {
-        // Before the session can end.
-        self.device.is_lost.store(true, Ordering::Release);
-        // A command in a queue that is never dropped would never be answered, and the end of the rings never be seen.
-        self.inbox.commands.close();
-        self.reactor.disinherit();
-        std::mem::forget(self);
-    }
-}
-
 /// A worker, and control's interest in it.
 pub(super) struct Seat {
     /// `None`: it is gone.
-    member: Option<Box<dyn Member>>,
+    member: Option<Box<dyn Seated>>,
     alarm: Arc<OwnedFd>,
     has_ended: Arc<AtomicBool>,
     /// It failed, and winds down.
@@ -124,7 +60,7 @@ pub(super) struct Seat {
 
 impl Seat {
     pub(super) fn new(
-        member: Box<dyn Member>,
+        member: Box<dyn Seated>,
         alarm: Arc<OwnedFd>,
         has_ended: Arc<AtomicBool>,
         leaves: Sender<ClosedRing>,

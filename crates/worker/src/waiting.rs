@@ -1,0 +1,88 @@
+//! What a worker knows of its waiting.
+
+use std::sync::Arc;
+
+use crate::contention::CoreContention;
+use crate::policy::{ContentionBackoff, Pacer};
+
+/// How a worker waits for all its vrings together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum WaitMode {
+    /// Sleep when there is no work.
+    #[default]
+    Sleep,
+    /// Spin if it pays.
+    Adaptive,
+    /// A guest never kicks: poll its ring as far as the budget allows.
+    PollBudgeted,
+    /// Poll, but yield the core if another thread wants it.
+    Poll,
+    /// Never sleep: the vring is configured for polling and its guest never kicks.
+    PollAlways,
+}
+
+/// State of polling rings whose guests never kick. The worker spins as far as the disk's budget allows, then
+/// sleeps between checks, longer each time until there is work.
+#[derive(Debug, Default)]
+pub(crate) struct BudgetedPolling {
+    /// Laps without work.
+    pub(crate) idle_laps: u32,
+    /// When the spinning began that has not been charged to the budget yet.
+    pub(crate) since_ns: Option<u64>,
+    pub(crate) sleeps: u32,
+}
+
+/// How a worker waits.
+pub(crate) struct Waiting {
+    pub(crate) pacer: Pacer,
+    /// Keeps a polling worker out of the way of other threads.
+    pub(crate) backoff: ContentionBackoff,
+    pub(crate) mode: WaitMode,
+    pub(crate) contention: Arc<CoreContention>,
+    /// Laps without work, while polling.
+    pub(crate) idle_laps: u32,
+    /// State for vrings without a kick.
+    pub(crate) budgeted: BudgetedPolling,
+    /// Checks of a polled device since the last request or completion.
+    pub(crate) empty_checks: u32,
+    /// Some guest may have been asked for kicks since kicks were last disabled for all.
+    pub(crate) armed: bool,
+    /// Some guest has no EVENT_IDX.
+    pub(crate) has_flags: bool,
+    /// When the first call that is held back, or the first request that is stalled or throttled, is due, or the disk is settled.
+    pub(crate) due_ns: Option<u64>,
+    /// The next request of some vring waits for the disk's limits.
+    pub(crate) throttled: bool,
+    /// Time that a thread which serves several disks spent on this one. `None`: the thread serves no other, and the
+    /// scheduler's count is exact.
+    pub(crate) share_ns: Option<u64>,
+}
+
+impl Waiting {
+    /// For a worker that has this thread for itself.
+    pub(crate) fn new() -> Waiting {
+        Waiting::on(Arc::new(CoreContention::of_this_thread()), None)
+    }
+
+    /// For one of the workers of a thread, which share its counters.
+    pub(crate) fn beside_others(contention: Arc<CoreContention>) -> Waiting {
+        Waiting::on(contention, Some(0))
+    }
+
+    fn on(contention: Arc<CoreContention>, share_ns: Option<u64>) -> Waiting {
+        Waiting {
+            pacer: Pacer::new(),
+            backoff: ContentionBackoff::default(),
+            mode: WaitMode::default(),
+            contention,
+            idle_laps: 0,
+            budgeted: BudgetedPolling::default(),
+            empty_checks: 0,
+            armed: true,
+            has_flags: false,
+            due_ns: None,
+            throttled: false,
+            share_ns,
+        }
+    }
+}
