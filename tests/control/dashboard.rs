@@ -2,7 +2,6 @@
 
 mod check;
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -14,10 +13,9 @@ use cleave_tests::{Daemon, Scratch, run_to_exit, small, wait_until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::prometheus::{Family, parse, sum};
+use self::check::Families;
+use crate::prometheus::{parse, sum};
 use crate::serve;
-
-type Families = BTreeMap<String, Family>;
 
 static SCRAPED: LazyLock<Families> = LazyLock::new(|| {
     let mut all = failing_disk();

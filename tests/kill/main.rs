@@ -11,6 +11,7 @@
 mod disk;
 mod guest;
 mod node;
+mod recovered;
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use cleave_tests::{Killed, Random, Scratch, connect, outliving, program_path, ru
 use disk::{DISK_BYTES, Disk, old_torn_and_foreign_sectors_are_found};
 use guest::Guest;
 use node::no_request_of_a_node_is_lost_or_repeated;
+use recovered::{LIFE_MAX_US, Recovered};
 
 fn main() -> ExitCode {
     run_cases(cleave_tests::cases![
@@ -30,8 +32,6 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Latest moment of a kill, after the first request.
-const LIFE_MAX_US: u64 = 6000;
 /// Latest moment of a kill after a start, and after the next daemon has received its vrings.
 const START_MAX_US: u64 = 20_000;
 const AGAIN_MAX_US: u64 = 3000;
@@ -39,19 +39,6 @@ const AGAIN_MAX_US: u64 = 3000;
 const WHOLE_EVERY: u64 = 100;
 /// Kills on one disk; the next disk has another number of vrings.
 const ROUND: u64 = 50;
-
-/// Times from a kill to the first completion.
-#[derive(Default)]
-struct Recovered(Vec<Duration>);
-
-impl Recovered {
-    fn at(&mut self, share: f64) -> f64 {
-        self.0.sort_unstable();
-        let last = self.0.len().saturating_sub(1);
-        let found = self.0.get((share * last as f64) as usize);
-        found.map_or(0.0, |time| time.as_secs_f64() * 1e3)
-    }
-}
 
 /// Sums over all rounds.
 #[derive(Default)]

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::disk::{DISK_BYTES, Disk};
 use crate::guest::Guest;
-use crate::{LIFE_MAX_US, Recovered};
+use crate::recovered::{LIFE_MAX_US, Recovered};
 
 const DISKS: usize = 16;
 /// Turns of all guests before a kill, at most.

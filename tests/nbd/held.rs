@@ -5,7 +5,7 @@ use cleave_tests::nbd::{Export, NbdServer, READ, Reaction, WRITE, simple};
 use cleave_tests::{Scratch, small, wait_until};
 use serde_json::{Value, json};
 
-use crate::{At, SIZE, holds, order, qemu_nbd, report, serve};
+use crate::servers::{At, SIZE, holds, order, qemu_nbd, report, serve};
 
 /// Returns the errors of the requests that are held, of one for each vring.
 fn held(report: &Value) -> Vec<i64> {

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::disk::{DISK_BYTES, Disk};
 use crate::guest::Guest;
-use crate::{At, qemu_nbd, report};
+use crate::servers::{At, qemu_nbd, report};
 
 /// Disks of the node.
 const DISKS: usize = 4;

@@ -12,21 +12,22 @@ mod guest;
 mod held;
 mod kill;
 mod node;
+mod servers;
 mod speed;
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use cleave_blk::spec::feature;
-use cleave_client::{Error, Workload};
-use cleave_tests::http::{events, fetch, get};
+use cleave_client::Error;
+use cleave_tests::http::{events, fetch};
 use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, chunk, data_at, simple};
 use cleave_tests::{
-    Daemon, Model, Requirement, Scratch, assert_serves, pattern, run, run_cases, run_to_exit,
-    seeded, small, wait_until, writes_all,
+    Daemon, Model, Requirement, Scratch, assert_serves, run, run_cases, run_to_exit, seeded, small,
+    wait_until, writes_all,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use held::{
     a_flush_that_is_held_fails_if_writes_were_lost,
@@ -52,12 +53,12 @@ use node::{
     a_limit_holds_for_a_disk_on_a_server,
     a_server_that_is_stopped_does_not_keep_a_node_from_its_end, disks_of_a_pool_connect_again,
 };
+use servers::{At, SIZE, Server, holds, load, order, qemu_nbd, report, serve};
 use speed::{
     a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order,
     several_connections_hide_a_delay, short_answers_over_tcp_do_not_wait_for_each_other,
 };
 
-const SIZE: u64 = 64 << 20;
 const QEMU: Requirement = Requirement::Program("/usr/bin/qemu-nbd");
 const NBDKIT: Requirement = Requirement::Program("/usr/bin/nbdkit");
 const NBD_SERVER: Requirement = Requirement::Program("/usr/bin/nbd-server");
@@ -104,131 +105,6 @@ fn main() -> ExitCode {
         a_server_that_is_away_is_worth_another_attempt_and_one_that_is_unfit_is_not,
         servers_that_cannot_be_used_are_named_with_the_remedy,
     ])
-}
-
-/// A server's process.
-struct Server {
-    child: Child,
-    args: Vec<String>,
-}
-
-impl Server {
-    /// Starts a program and waits until it listens.
-    fn start(args: &[&str], at: &At) -> Server {
-        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let child = spawn(&args);
-        let server = Server { child, args };
-        server.await_listening(at);
-        server
-    }
-
-    fn await_listening(&self, at: &At) {
-        assert!(wait_until(|| at.has_listener()), "{:?}", self.args);
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    fn restart(&mut self, at: &At) {
-        if let At::Unix(path) = at {
-            let _ = std::fs::remove_file(path);
-        }
-        self.child = spawn(&self.args);
-        self.await_listening(at);
-    }
-}
-
-fn spawn(args: &[String]) -> Child {
-    let mut command = Command::new(&args[0]);
-    command.args(&args[1..]).stdin(Stdio::null());
-    command.spawn().unwrap()
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Where a server listens.
-enum At {
-    Unix(PathBuf),
-    Tcp(u16),
-}
-
-impl At {
-    /// A port that is free now.
-    fn tcp() -> At {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        At::Tcp(listener.local_addr().unwrap().port())
-    }
-
-    fn uri(&self, export: &str, options: &str) -> String {
-        match self {
-            At::Unix(path) => format!("nbd+unix:///{export}?socket={}&{options}", path.display()),
-            At::Tcp(port) => format!("nbd://127.0.0.1:{port}/{export}?{options}"),
-        }
-    }
-
-    /// Whether a server listens there. A connection would use up one that the server permits.
-    fn has_listener(&self) -> bool {
-        match self {
-            At::Unix(path) => std::fs::read_to_string("/proc/net/unix")
-                .unwrap()
-                .contains(&*path.to_string_lossy()),
-            At::Tcp(port) => {
-                let listens = format!(":{port:04X} 00000000:0000 0A");
-                let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
-                sockets.contains(&listens)
-            }
-        }
-    }
-}
-
-/// qemu-nbd for an image.
-fn qemu_nbd(image: &Path, format: &str, at: &At, more: &[&str]) -> Server {
-    let image = image.to_str().unwrap();
-    let mut args = vec!["qemu-nbd", "--persistent", "-f", format];
-    let port;
-    match at {
-        At::Unix(path) => {
-            let _ = std::fs::remove_file(path);
-            args.extend(["-k", path.to_str().unwrap()]);
-        }
-        At::Tcp(number) => {
-            port = number.to_string();
-            args.extend(["-b", "127.0.0.1", "-p", &port]);
-        }
-    }
-    args.extend(more);
-    args.push(image);
-    Server::start(&args, at)
-}
-
-/// A daemon with a control socket, and the path of that socket.
-fn serve(uri: &str, more: &[&str]) -> (Daemon, PathBuf) {
-    let scratch = Scratch::in_memory();
-    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
-    let mut args = vec!["serve", "--socket-path", socket.to_str().unwrap()];
-    args.extend(["--disk", uri, "--serial", "disk"]);
-    args.extend(["--control", control.to_str().unwrap()]);
-    args.extend(more);
-    (Daemon::with_args(scratch, socket.clone(), &args), control)
-}
-
-fn report(control: &Path) -> Value {
-    get(control, "/v1/disks/disk")
-}
-
-fn holds(control: &Path) -> bool {
-    report(control)["stalled"][0]["held"].as_u64() > Some(0)
-}
-
-fn order(word: &str, control: &Path) -> Option<i32> {
-    run_to_exit(&[word, "--control", control.to_str().unwrap()]).code
 }
 
 /// Random operations on two vrings, each byte compared with a model.
@@ -386,10 +262,6 @@ fn errors_of_the_server_are_held_until_the_operator_resumes() {
 }
 
 /// Long enough for some restarts of a server.
-fn load() -> Workload<'static> {
-    pattern(16 << 10, 16, 32 << 20, 3000)
-}
-
 fn a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error() {
     for is_unix in [true, false] {
         let scratch = Scratch::in_memory();

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::sched_getcpu;
 use serde_json::{Value, json};
 
-use crate::{At, SIZE, Server, load, qemu_nbd};
+use crate::servers::{At, SIZE, Server, load, qemu_nbd};
 
 /// A server in this folder, and the disk that names it.
 fn server(scratch: &Scratch, name: &str, at: At) -> (Server, At) {

@@ -7,7 +7,7 @@ use cleave_tests::nbd::{Export, MULTI, NbdServer, Reaction};
 use cleave_tests::{Scratch, run_to_exit, small};
 use serde_json::Value;
 
-use crate::{At, SIZE, Server, qemu_nbd, serve};
+use crate::servers::{At, SIZE, Server, qemu_nbd, serve};
 
 /// Many times what these tests make requests wait.
 const TIME: Duration = Duration::from_millis(500);

@@ -1,8 +1,9 @@
-//! Loads that check what they wrote.
+//! Loads, most of which check what they wrote.
 
 use std::time::Duration;
 
-use cleave_client::{Client, Order, Stop, Verify, Workload};
+use cleave_blk::spec::request_type;
+use cleave_client::{Buffer, Client, Order, Queue, Stop, Verify, Workload};
 
 /// So many writes of a pattern from the beginning of the disk on, over and over its first `span_bytes`.
 pub fn pattern(block_bytes: u32, depth: u16, span_bytes: u64, writes: u64) -> Workload<'static> {
@@ -33,4 +34,24 @@ pub fn writes_all(client: &mut Client, fill: &Workload<'_>, meanwhile: impl FnOn
     client.queue(0).flush().unwrap();
     let tallies = client.run(&check, |_| |_| {}).unwrap();
     assert!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
+}
+
+/// Starts reads from the beginning of the disk without waiting, as many as the vring holds.
+pub fn flood(queue: &mut Queue, count: u64, bytes: u32) {
+    let (area, room) = queue.data_area();
+    let (head, status) = queue.control();
+    queue.write_header(request_type::IN, 0);
+    for round in 0..count {
+        let addr = area + round * u64::from(bytes) % (room - u64::from(bytes));
+        let chain = [
+            Buffer::readable(head, 16),
+            Buffer::writable(addr, bytes),
+            Buffer::writable(status, 1),
+        ];
+        if queue.ring().add(&chain).is_none() {
+            break;
+        }
+    }
+    queue.ring().publish();
+    queue.ring_kick();
 }

@@ -3,10 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use crate::{Daemon, assert_serves};
-
-/// `Err` says how a case failed.
-pub type Outcome = Result<(), String>;
+use crate::{Daemon, Outcome, assert_serves};
 
 /// Reason for the behaviour that a row demands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,11 +108,6 @@ fn add_on(rows: &mut Vec<Row>, basis: Basis, add: impl Fn(&mut Vec<Row>)) {
     for row in &mut rows[from..] {
         row.basis.get_or_insert(basis);
     }
-}
-
-/// Fails with this text if the condition does not hold.
-pub fn ensure(holds: bool, what: impl FnOnce() -> String) -> Outcome {
-    if holds { Ok(()) } else { Err(what()) }
 }
 
 /// Scales a number of rounds by `CLEAVE_TEST_SCALE`.

@@ -1,10 +1,9 @@
 //! The faults of a dashboard: of its panels, and of its queries for the metrics of a scrape.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::Families;
 use crate::prometheus::{Family, Labels};
 
 const VARIABLES: [&str; 3] = ["datasource", "instance", "disk"];
@@ -25,6 +24,9 @@ const OWN_UNIT: &str = "suffix:cores";
 const INTERVALS: [&str; 2] = ["$__rate_interval", "5m"];
 /// Prometheus adds it to each sample.
 const FOREIGN: &str = "instance";
+
+/// The metrics of a scrape, by their names.
+pub(super) type Families = BTreeMap<String, Family>;
 
 /// All faults, a line each.
 pub(super) fn faults(dashboard: &Value, families: &Families) -> Vec<String> {
