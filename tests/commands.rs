@@ -68,7 +68,7 @@ fn a_probe_that_is_interrupted_leaves_a_partial_result() {
     let scratch = Scratch::new();
     let image = scratch.join("image");
     fill(&image);
-    let [json, svg, profile] = ["json", "svg", "profile"].map(|name| scratch.join(name));
+    let [json, profile] = ["json", "profile"].map(|name| scratch.join(name));
     let mut probe = Daemon::without_socket(&[
         "probe",
         text(&image),
@@ -76,8 +76,6 @@ fn a_probe_that_is_interrupted_leaves_a_partial_result() {
         "60",
         "--json",
         text(&json),
-        "--svg",
-        text(&svg),
         "--profile",
         text(&profile),
     ]);
@@ -93,11 +91,10 @@ fn a_probe_that_is_interrupted_leaves_a_partial_result() {
     }
     let json = fs::read_to_string(&json).unwrap();
     assert!(json.contains("\"partial\": true"), "{json}");
-    assert!(fs::read_to_string(&svg).unwrap().ends_with("</svg>\n"));
     assert_eq!(
         fs::read_dir(scratch.path()).unwrap().count(),
-        4,
-        "the image and the three results"
+        3,
+        "the image and the two results"
     );
     // A partial profile is one that can be served from.
     let daemon = Daemon::serve(&["--disk", text(&image), "--profile", text(&profile)]);
@@ -122,7 +119,7 @@ fn a_probe_refuses_what_would_mislead_or_destroy() {
     let before = fs::read(&image).unwrap();
     let data = probe(&["--writes"]);
     assert!(data.contains("--destructive"), "{data}");
-    for option in ["--svg", "--json", "--profile"] {
+    for option in ["--json", "--profile"] {
         let itself = probe(&[option, text(&image)]);
         assert!(itself.contains("the disk itself"), "{itself}");
     }

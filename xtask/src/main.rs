@@ -67,10 +67,12 @@ enum Task {
     /// Measure a disk in guests, attached in every way that QEMU knows, at the same load
     GuestBench(guest_bench::Options),
     /// Draw the report of a run again from its raw data; several runs side by side
+    ///
+    /// Of a file that `cleave probe --json FILE` wrote, draws throughput against block size as FILE.svg.
     Report {
-        /// Folders of runs
-        #[arg(required = true, value_name = "DIR")]
-        folders: Vec<PathBuf>,
+        /// Folders of runs, and files of probes
+        #[arg(required = true, value_name = "PATH")]
+        paths: Vec<PathBuf>,
     },
 }
 
@@ -97,8 +99,10 @@ fn run(root: &Path, task: &Task) -> Result {
         Task::Fuzz(request) => fuzz::run(root, request),
         Task::Bench(options) => bench::run(root, options),
         Task::GuestBench(options) => guest_bench::run(root, options),
-        Task::Report { folders } => {
-            report::draw(folders).map(|page| println!("{}", page.display()))
+        Task::Report { paths } => {
+            let drawn = report::draw_all(paths)?;
+            drawn.iter().for_each(|path| println!("{}", path.display()));
+            Ok(())
         }
     }
 }

@@ -40,7 +40,6 @@ pub(crate) struct Probe {
     pub(crate) direct: Direct,
     pub(crate) profile: Option<PathBuf>,
     pub(crate) json: Option<PathBuf>,
-    pub(crate) svg: Option<PathBuf>,
 }
 
 /// How thoroughly.

@@ -3,7 +3,7 @@
 //! its results are values and text.
 //!
 //! [`run()`] measures a [`Matrix`] for each direction, and [`judge()`] evaluates it. [`Report`] holds both and
-//! is written as a table, JSON or SVG. A later `serve` starts from a [`Profile`].
+//! is written as a table or as JSON. A later `serve` starts from a [`Profile`].
 #![forbid(unsafe_code)]
 
 mod device;
@@ -13,7 +13,6 @@ mod profile;
 mod report;
 mod run;
 mod size;
-mod svg;
 mod table;
 mod thin;
 
@@ -23,6 +22,5 @@ pub use matrix::{Matrix, Measured, Point, points};
 pub use profile::{Profile, ProfileError};
 pub use report::{Circumstances, Host, Report, Side};
 pub use run::{Pace, Progress, RunError, Source, run};
-pub use svg::svg;
 pub use table::table;
 pub use thin::{Extent, holds_data, stored};

@@ -1,8 +1,10 @@
 //! The result of a bench: raw lines, the machine they were measured on, figures, and a page that shows them. Everything
-//! that is drawn is drawn from the raw lines alone, so that `cargo xtask report` can draw it again.
+//! that is drawn is drawn from the raw lines alone, so that `cargo xtask report` can draw it again. The result of a probe is
+//! drawn from its JSON.
 
 mod figure;
 mod page;
+mod probe;
 mod rounds;
 mod run;
 mod verdict;
@@ -20,6 +22,15 @@ use view::Section;
 fn sections(run: &Recorded) -> Vec<Section> {
     let views = view::SECTIONS.iter();
     views.filter_map(|view| view.section(run)).collect()
+}
+
+/// Draws what the paths name: runs, which are folders, side by side, and the result of a probe, which is a file, by itself.
+/// Returns the page and the figures.
+pub(crate) fn draw_all(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let (probes, runs): (Vec<_>, Vec<_>) = paths.iter().cloned().partition(|path| path.is_file());
+    let page = (!runs.is_empty()).then(|| draw(&runs));
+    let figures = probes.iter().map(|file| probe::draw(file));
+    page.into_iter().chain(figures).collect()
 }
 
 /// Draws recorded runs side by side: the figures as files beside each run's raw data, and one page in the first folder,

@@ -18,7 +18,7 @@ engine: blk disk guest rbd
 worker: blk disk engine guest
 session: blk disk guest worker
 client: blk
-probe: blk chart disk engine guest worker
+probe: blk disk engine guest worker
 sandbox:
 daemon: blk client disk engine probe sandbox session worker
 tests: blk client states

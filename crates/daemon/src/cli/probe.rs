@@ -15,8 +15,8 @@ pub(super) const EXAMPLES: &str = "\
 Examples:
   Does splitting pay on this drive? An answer within a minute; nothing is written to it:
       cleave probe /dev/nvme0n1
-  A profile for serving it, and a figure:
-      cleave probe /dev/nvme0n1 --full --profile nvme0n1.toml --svg nvme0n1.svg
+  A profile for serving it, and every measurement:
+      cleave probe /dev/nvme0n1 --full --profile nvme0n1.toml --json nvme0n1.json
       cleave serve --socket-path /run/cleave/a.sock --disk /dev/nvme0n1 --profile nvme0n1.toml
   Writes too, on a drive whose contents may be lost:
       cleave probe /dev/nvme1n1 --writes --destructive --profile nvme1n1.toml
@@ -71,9 +71,6 @@ pub(super) struct ProbeArgs {
     /// Write everything as JSON here; - is stdout, in place of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw throughput against block size here
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
 }
 
 impl TryFrom<ProbeArgs> for Probe {
@@ -93,7 +90,6 @@ impl TryFrom<ProbeArgs> for Probe {
             direct: args.direct.into(),
             profile: args.profile,
             json: args.json,
-            svg: args.svg,
         })
     }
 }

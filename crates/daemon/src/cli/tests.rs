@@ -470,7 +470,7 @@ fn every_option_reaches_the_probe() {
     assert_eq!((plain.depth, plain.direct), (Depth::Quick, Direct::Auto));
     assert_eq!(probe("ram:1M --full").depth, Depth::Full);
     assert!(!plain.writes && !plain.destructive && !plain.allow_thin);
-    assert!(plain.profile.is_none() && plain.json.is_none() && plain.svg.is_none());
+    assert!(plain.profile.is_none() && plain.json.is_none());
     assert_eq!(probe("ram:1M --quick").depth, Depth::Quick);
     assert_eq!(
         probe("ram:1M --seconds 7").depth,
@@ -479,10 +479,9 @@ fn every_option_reaches_the_probe() {
     let writes = probe("/d --writes --destructive --allow-thin --direct off");
     assert!(writes.writes && writes.destructive && writes.allow_thin);
     assert_eq!(writes.direct, Direct::Off);
-    let files = probe("/d --profile p --json - --svg s");
+    let files = probe("/d --profile p --json -");
     assert_eq!(files.profile, Some("p".into()));
     assert_eq!(files.json, Some("-".into()));
-    assert_eq!(files.svg, Some("s".into()));
 }
 
 #[test]

@@ -18,7 +18,6 @@ const STDOUT: &str = "-";
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Outputs {
     profile: Option<PathBuf>,
-    svg: Option<PathBuf>,
     json: Option<PathBuf>,
     /// In place of the table.
     json_to_stdout: bool,
@@ -29,11 +28,7 @@ impl Outputs {
     pub(super) fn new(probe: &Probe) -> Result<Outputs, Failure> {
         let json_to_stdout = probe.json.as_deref() == Some(Path::new(STDOUT));
         let json = probe.json.clone().filter(|_| !json_to_stdout);
-        let named = [
-            ("--profile", &probe.profile),
-            ("--svg", &probe.svg),
-            ("--json", &json),
-        ];
+        let named = [("--profile", &probe.profile), ("--json", &json)];
         let mut seen: Vec<&Path> = Vec::new();
         for (option, path) in named {
             let Some(path) = path else { continue };
@@ -45,7 +40,6 @@ impl Outputs {
         }
         Ok(Outputs {
             profile: probe.profile.clone(),
-            svg: probe.svg.clone(),
             json,
             json_to_stdout,
         })
@@ -57,7 +51,6 @@ impl Outputs {
         for (path, text) in [
             (&self.profile, Report::profile as fn(&Report) -> String),
             (&self.json, Report::json),
-            (&self.svg, cleave_probe::svg),
         ] {
             if let Some(path) = path {
                 replace(path, &text(report)).map_err(|error| {
@@ -138,11 +131,11 @@ mod tests {
             (Path::new("/dev/null"), "no file"),
             (Path::new("/none/x"), "no such folder"),
         ] {
-            let told = check("--svg", path, &spec).unwrap_err().to_string();
-            assert!(told.contains(part) && told.starts_with("--svg"), "{told}");
+            let told = check("--json", path, &spec).unwrap_err().to_string();
+            assert!(told.contains(part) && told.starts_with("--json"), "{told}");
         }
-        check("--svg", &folder.path().join("new"), &spec).unwrap();
-        check("--svg", Path::new("new.svg"), &spec).unwrap();
+        check("--json", &folder.path().join("new"), &spec).unwrap();
+        check("--json", Path::new("new.json"), &spec).unwrap();
     }
 
     #[test]
