@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use cargo_metadata::Package;
+use cleave_rig::{Result, quietly};
 use itertools::Itertools;
 
-use crate::step::{Result, quietly, step};
+use crate::step::step;
 use crate::tidy::{self, packages};
 
 /// Everything that a commit has to pass, save its tests.

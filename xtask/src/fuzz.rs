@@ -4,10 +4,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use clap::builder::PossibleValuesParser;
+use cleave_rig::built;
+use cleave_rig::{At, Result, words};
 use itertools::Itertools;
 
-use crate::built;
-use crate::step::{At, Result, logged, words};
+use crate::step::logged;
 
 /// Instruments the code, as `cargo fuzz` does: counters for libFuzzer, comparisons that it can learn from, and
 /// AddressSanitizer.
@@ -82,7 +83,7 @@ pub(crate) fn run(root: &Path, request: &Request) -> Result {
 
 /// Names in a folder below `fuzz`: of all targets in `src/bin`.
 fn names(folder: &str) -> Vec<String> {
-    let files = std::fs::read_dir(crate::root().join("fuzz").join(folder));
+    let files = std::fs::read_dir(cleave_rig::root().join("fuzz").join(folder));
     let files = files.into_iter().flatten().flatten();
     let names = files.filter_map(|file| Some(file.path().file_stem()?.to_str()?.to_owned()));
     names.sorted().collect()

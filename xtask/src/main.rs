@@ -3,9 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
-mod built;
 mod ci;
-mod daemon;
 mod dist;
 mod fuzz;
 mod guest;
@@ -13,7 +11,6 @@ mod guest_bench;
 mod optimised;
 mod report;
 mod sanitize;
-mod setup;
 mod step;
 mod suite;
 mod test;
@@ -23,8 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-
-use step::Result;
+use cleave_rig::Result;
 
 /// Checks, tests and measurements of this workspace
 #[derive(Parser)]
@@ -77,7 +73,7 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    match run(&root(), &Cli::parse().task) {
+    match run(&cleave_rig::root(), &Cli::parse().task) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("{}", why.trim_end());
@@ -105,12 +101,6 @@ fn run(root: &Path, task: &Task) -> Result {
             Ok(())
         }
     }
-}
-
-/// The workspace's top folder; xtask is always run by cargo from its own checkout.
-fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().unwrap_or(here).to_path_buf()
 }
 
 #[cfg(test)]

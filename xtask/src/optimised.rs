@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::step::{At, Result, command, words};
+use cleave_rig::{At, Result, command, words};
 
 #[derive(clap::Args)]
 pub(crate) struct Kill {

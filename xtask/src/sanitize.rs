@@ -4,9 +4,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::built::{self, Artifact, Kind};
-use crate::step::{At, Result, empty_folder, quietly, words};
-use crate::{setup, suite};
+use cleave_rig::built::{self, Artifact, Kind};
+use cleave_rig::setup;
+use cleave_rig::{At, Result, empty_folder, quietly, words};
+
+use crate::suite;
 
 /// Options of the sanitizer. SIGBUS and SIGSEGV are left to the daemon, which lives on when guest memory is cut
 /// off. Freed memory is kept for a while, so that a late access to it is seen: 4 MiB of it, where 256 would

@@ -7,8 +7,10 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Instant;
 
-use crate::built::{Artifact, Kind};
-use crate::step::{At, Result, logged, words};
+use cleave_rig::built::{Artifact, Kind};
+use cleave_rig::{At, Result, words};
+
+use crate::step::logged;
 
 /// Tests that judge CPU time or latency: binary, and the filter that selects them in it. They run
 /// one at a time when all others have ended.

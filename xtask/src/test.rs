@@ -4,11 +4,14 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
 
+use cleave_rig::built::{self, Artifact, Kind};
+use cleave_rig::guest::Kernel;
+use cleave_rig::setup;
+use cleave_rig::{Result, empty_folder};
+
 use crate::bench::{self, instructions};
-use crate::built::{self, Artifact, Kind};
 use crate::guest::{self, BackendKind};
-use crate::step::{Result, empty_folder};
-use crate::{dist, guest_bench, setup, suite};
+use crate::{dist, guest_bench, suite};
 
 /// Which tests, and how.
 #[derive(clap::Args)]
@@ -66,8 +69,8 @@ impl Selection {
 fn provide(root: &Path, has_guests: bool) -> Result {
     setup::provide(root)?;
     if has_guests {
-        guest::fetch_kernel(root)?;
-        guest_bench::fetch_kernel(root)?;
+        Kernel::small(root)?;
+        Kernel::full(root)?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::step::Result;
+use cleave_rig::Result;
 
 /// A CPU each, as `taskset --cpu-list` names them.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,6 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use cleave_rig::built;
+use cleave_rig::daemon::Daemon;
+use cleave_rig::setup;
+use cleave_rig::{At, Result, execute, words};
 use itertools::Itertools;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -11,11 +15,7 @@ use serde_json::{Value, json};
 use super::cpus::Cpus;
 use super::subject::{BARE, SOCKET, Spdk};
 use super::{Options, Pace, Suite, fio, image};
-use crate::built;
-use crate::daemon::Daemon;
 use crate::report::{Run, environment, merged};
-use crate::setup;
-use crate::step::{At, Result, execute, words};
 
 const FILE_BYTES: u64 = 2 << 30;
 const SMOKE_FILE_BYTES: u64 = 32 << 20;

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use cleave_rig::{At, Result, execute, words};
 use serde_json::{Value, json};
 
 use super::desk::Load;
-use crate::step::{At, Result, execute, words};
 
 /// fio's command line for a load on a disk, with as many in flight as of the driver, from one thread for each vring. Its
 /// engine is io_uring, with the file and the buffers registered.

@@ -5,9 +5,8 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use cleave_rig::{At, Result};
 use itertools::Itertools;
-
-use crate::step::{At, Result};
 
 /// Blocks that are looked at, evenly over the disk.
 const SAMPLES: u64 = 512;

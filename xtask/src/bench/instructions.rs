@@ -7,12 +7,13 @@ use std::fmt::Write;
 use std::path::Path;
 
 use clap::Args;
+use cleave_rig::built;
+use cleave_rig::setup;
+use cleave_rig::{At, Result, quietly};
 use serde_json::{Value, json};
 
-use crate::built;
 use crate::report::{Recorded, Run, environment};
-use crate::setup;
-use crate::step::{At, Result, quietly, unless};
+use crate::step::unless;
 
 /// File of the reference counts; rewritten by `--accept`.
 const REFERENCE: &str = "benches/instructions.toml";

@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
+use cleave_rig::Result;
 use itertools::Itertools;
 
 use crate::report;
-use crate::step::Result;
 use desk::Desk;
 use others::Used;
 pub(crate) use suites::two_digits;

@@ -1,12 +1,12 @@
 //! Disks of other machines: NBD servers, which the suite starts, and an image of a Ceph cluster, which the operator names.
 
+use cleave_rig::daemon::Daemon;
+use cleave_rig::{At, Result, words};
 use itertools::iproduct;
 use serde_json::json;
 
 use super::desk::{Case, Desk, Load, Wait};
 use super::subject::{ADAPTIVE, INTERRUPT, QSD, QSD_IO_THREAD, Words, line};
-use crate::daemon::Daemon;
-use crate::step::{At, Result, words};
 
 /// T13: ours and QEMU's client of the same server. The driver, the daemon and the server share two CPUs, and nothing is
 /// pinned to one of them.

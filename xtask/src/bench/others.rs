@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use crate::daemon::ticks;
+use cleave_rig::daemon::ticks;
+
 use crate::report::DISTURBED;
 
 /// Shares of one CPU, on average over a suite. Kernel threads that serve the suite's own disk count as others too, hence

@@ -6,15 +6,15 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use cleave_rig::daemon::Daemon;
+use cleave_rig::{At, Result, command};
 use serde_json::{Value, json};
 
 use super::Pace;
 use super::desk::{Desk, Load, Wait};
 use super::instructions;
 use super::subject::{ADAPTIVE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, Store};
-use crate::daemon::Daemon;
 use crate::report::{Recorded, merged};
-use crate::step::{At, Result, command};
 
 /// T7: disks that were asked a little and are then left alone, all subjects in the same seconds: idle ones do not disturb
 /// each other, and one that is not idle is found out.

@@ -3,11 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
+use cleave_rig::{At, Result, words};
 use serde_json::{Value, json};
 
 use super::desk::{Case, Desk, Load};
 use super::fio;
-use crate::step::{At, Result, words};
 
 /// Stands in a command line for the path of the daemon's socket.
 pub(super) const SOCKET: &str = "{socket}";

@@ -3,6 +3,8 @@
 
 use std::path::PathBuf;
 
+use cleave_rig::daemon::Daemon;
+use cleave_rig::{At, PINNED, Result, quietly, words};
 use itertools::iproduct;
 use serde_json::{Value, json};
 
@@ -11,9 +13,7 @@ use super::cpus::Cpus;
 use super::desk::{Case, Desk, Load, Served, Wait};
 use super::subject::{ADAPTIVE, BARE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, Store, serve};
 use super::{fio, image};
-use crate::daemon::Daemon;
 use crate::report::merged;
-use crate::step::{At, PINNED, Result, quietly, words};
 
 /// Depth, and how the driver waits, as points are named.
 fn waits(depth: u32, wait: Wait) -> String {

@@ -3,10 +3,12 @@
 
 use std::path::Path;
 
+use cleave_rig::built;
+use cleave_rig::setup;
+use cleave_rig::{Result, empty_folder, quietly};
+
 use super::{Release, VERSION};
-use crate::built;
-use crate::setup;
-use crate::step::{Result, empty_folder, quietly, step};
+use crate::step::step;
 
 /// Runs as root.
 pub(super) fn run(root: &Path, release: &Release) -> Result {

@@ -12,8 +12,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::step::{At, Result, empty_folder, execute, quietly, step, words};
-use crate::{built, setup};
+use cleave_rig::{At, Result, empty_folder, execute, quietly, words};
+use cleave_rig::{built, setup};
+
+use crate::step::step;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 

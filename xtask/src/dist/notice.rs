@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use cargo_metadata::Package;
+use cleave_rig::{At, Result, quietly};
 use itertools::Itertools;
 
-use crate::step::{At, Result, quietly};
 use crate::tidy::packages::{self, PLATFORM};
 
 const HEAD: &str = "\
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn what_is_linked_is_named_with_its_texts() {
-        let text = third_party(&crate::root()).unwrap();
+        let text = third_party(&cleave_rig::root()).unwrap();
         for (named, is_linked) in [
             ("\nrustix ", true),
             ("\ntokio ", true),

@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use cleave_rig::daemon::Daemon;
+use cleave_rig::{Result, quietly, words};
+
 use super::cases::Bench;
 use super::{BackendKind, Lab};
-use crate::daemon::Daemon;
-use crate::step::{Result, quietly, words};
 
 /// How the daemon of a test differs from the usual one.
 #[derive(Clone, Copy, PartialEq, Eq)]

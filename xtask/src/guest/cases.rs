@@ -5,11 +5,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use cleave_rig::daemon::Daemon;
+use cleave_rig::guest::{self, Check, Machine, VHOST_USER_DISK, qemu};
+use cleave_rig::{At, Result, command, quietly, words};
+
 use super::backend::{self, Mode};
-use super::machine::{self, Check, Machine, VHOST_USER_DISK, qemu};
-use super::{BackendKind, Lab, iopoll, kernel, libvirt};
-use crate::daemon::Daemon;
-use crate::step::{At, Result, command, quietly, words};
+use super::{BackendKind, Lab, iopoll, libvirt};
 
 const MIB: u64 = 1 << 20;
 const DISK_BYTES: u64 = 160 * MIB;
@@ -22,7 +23,7 @@ const KILLS: u64 = 6;
 /// The case with a Ceph cluster. It runs only when it is asked for.
 pub(crate) const RBD: &str = "fio-verify-rbd";
 
-/// Script of most boots, also of the one that proves that an accelerator runs a guest at all.
+/// Script of most boots.
 pub(super) const DISK: &str = include_str!("scripts/disk.sh");
 
 /// A case by its name; a guest has as many CPUs as vrings, and both sizes of blocks are told to some.
@@ -107,7 +108,7 @@ pub(super) fn run(lab: &Lab, case: &Case) -> Result<Option<usize>, ()> {
         println!("ignored: guest case {name}: {why}");
         return Ok(None);
     }
-    let (failed, count) = (machine::failed(&bench.checks), bench.checks.len());
+    let (failed, count) = (guest::failed(&bench.checks), bench.checks.len());
     if ran.is_ok() && (count == 0 || !failed.is_empty()) {
         ran = Err(format!("of {count} checks failed:{failed}"));
     }
@@ -261,7 +262,7 @@ impl Bench<'_> {
     }
 
     pub(super) fn linux(&self, initramfs: &Path, parameters: &str) -> Vec<String> {
-        kernel::boot(&self.lab.kernel.image, initramfs, parameters)
+        guest::boot(&self.lab.kernel.image, initramfs, parameters)
     }
 
     /// The disk as the first that the firmware tries.

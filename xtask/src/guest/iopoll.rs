@@ -1,9 +1,10 @@
 //! The daemon inside the guest, on disks with polled queues, which hardly any machine that runs tests has.
 //! The driver runs there too, and so do the engine's own tests of the polled ring, on a device that polls.
 
+use cleave_rig::{Result, words};
+
 use super::BackendKind;
 use super::cases::{BOOT_LIMIT, Bench, resize};
-use crate::step::{Result, words};
 
 /// The engine's tests take it for zeroes, and read all of it.
 const DISK_BYTES: u64 = 4 << 20;

@@ -1,10 +1,12 @@
 //! A guest that libvirt starts, with the disk as docs/qemu.md describes it and QEMU as a user of its own, in the group of the daemon.
 
+use std::fmt::Display;
+
+use cleave_rig::guest::Machine;
+use cleave_rig::{At, Result, command, quietly, words};
+
 use super::backend::{self, Mode};
 use super::cases::{BOOT_LIMIT, Bench, DISK};
-use super::host;
-use super::machine::Machine;
-use crate::step::{At, Result, command, quietly, words};
 
 /// User and group of QEMU: Debian's numbers. Only files in the namespace name them.
 const QEMU_ID: u32 = 64055;
@@ -26,20 +28,24 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result {
         bench.ignored = Some(format!("{needs}: {}", why.trim()));
         return Ok(());
     }
-    let document = include_str!("../../../docs/qemu.md");
-    let [qemu, cleave, cpus] =
-        [QEMU_ID, CLEAVE_ID, bench.case.cpus].map(|number| number.to_string());
-    host::run(folder, &["libvirt_files", &qemu, &cleave, &cpus, document])?;
+    let root = cleave_rig::root();
+    let script = root.join("xtask/src/guest/scripts/libvirt.sh");
+    let (script, document) = (script.display(), root.join("docs/qemu.md"));
+    let values: [&dyn Display; 5] = [
+        &script,
+        &QEMU_ID,
+        &CLEAVE_ID,
+        &bench.case.cpus,
+        &document.display(),
+    ];
+    quietly(folder, "sh -e {} files {} {} {} {}", &values)?;
     let home = folder.join("var/lib/libvirt");
     bench.write_initramfs(&home.join("initramfs"), DISK, "attached")?;
     std::fs::copy(&bench.lab.kernel.image, home.join("kernel")).at(&home)?;
 
     bench.empty_image()?;
     let daemon = backend::start(bench, &home, Mode::Group(CLEAVE_ID))?;
-    let line = words(
-        &format!("{UNSHARE} sh -ec {{}} sh libvirt"),
-        &[&host::SCRIPT],
-    );
+    let line = words(&format!("{UNSHARE} sh -e {{}} libvirt"), &[&script]);
     let mut command = command(&line);
     command.current_dir(folder);
     let mut machine = Machine::run(command, &folder.join("console.log"), BOOT_LIMIT)?;

@@ -3,26 +3,20 @@
 
 mod backend;
 mod cases;
-mod host;
-pub(crate) mod initramfs;
 mod iopoll;
-pub(crate) mod kernel;
 mod libvirt;
-pub(crate) mod machine;
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use clap::builder::PossibleValuesParser;
+use cleave_rig::built::{self, Artifact};
+use cleave_rig::guest::{Accelerator, Initramfs, Kernel, QEMU, probe, reconnect};
+use cleave_rig::{Result, empty_folder, quietly};
+
+use crate::suite;
 use cases::Case;
 pub(crate) use cases::RBD;
-use clap::builder::PossibleValuesParser;
-use initramfs::Initramfs;
-use kernel::Kernel;
-use machine::{Accelerator, Machine, QEMU, qemu};
-
-use crate::built::{self, Artifact};
-use crate::step::{Result, command, empty_folder, quietly};
-use crate::suite;
 
 /// The daemon that serves the disks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -120,8 +114,8 @@ impl Lab {
     fn new(root: &Path, artifacts: &[Artifact], request: &Request) -> Result<Lab> {
         let folder = root.join("target/guest/run");
         empty_folder(&folder)?;
-        let kernel = fetch_kernel(root)?;
-        let initramfs = Initramfs::build(&kernel)?;
+        let kernel = Kernel::small(root)?;
+        let initramfs = Initramfs::build(root, &kernel)?;
         // The engine's own tests run on a polled drive in a guest too.
         let package = root.join("crates/engine");
         let is_engine = |found: &&Artifact| found.target == "lib" && found.package == package;
@@ -133,7 +127,7 @@ impl Lab {
         let qemu = other_qemu.as_deref().unwrap_or(QEMU);
         Ok(Lab {
             accelerator: probe(qemu, &kernel, &initramfs, &folder)?,
-            reconnect: machine::reconnect(qemu)?,
+            reconnect: reconnect(qemu)?,
             other_qemu,
             kernel,
             initramfs,
@@ -152,36 +146,4 @@ impl Lab {
     fn qemu(&self) -> &str {
         self.other_qemu.as_deref().unwrap_or(QEMU)
     }
-}
-
-/// The kernel of the guests, downloaded where it is not there.
-pub(crate) fn fetch_kernel(root: &Path) -> Result<Kernel> {
-    Kernel::fetch(&root.join("target/guest/kernel"), &kernel::SMALL)
-}
-
-/// KVM where it runs a guest, which a /dev/kvm alone does not prove; TCG otherwise.
-pub(crate) fn probe(
-    program: &str,
-    kernel: &Kernel,
-    initramfs: &Initramfs,
-    folder: &Path,
-) -> Result<Accelerator> {
-    if !Path::new("/dev/kvm").exists() {
-        return Ok(Accelerator::Tcg);
-    }
-    let image = folder.join("probe.initramfs");
-    initramfs.write(&image, cases::DISK, "BOOT=probe\n", &[])?;
-    let line = qemu(
-        program,
-        Accelerator::Kvm,
-        1,
-        &[kernel::boot(&kernel.image, &image, "")],
-    );
-    let (log, limit) = (folder.join("probe.log"), Duration::from_secs(12));
-    let mut machine = Machine::run(command(&line), &log, limit)?;
-    if machine.expect("alive").is_ok() {
-        return Ok(Accelerator::Kvm);
-    }
-    println!("guest: /dev/kvm is there, but does not run a guest");
-    Ok(Accelerator::Tcg)
 }

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
+use cleave_rig::Result;
 use serde_json::{Value, json};
 
 use crate::bench::fio::{figure, report};
-use crate::step::Result;
 
 /// Loads on a disk, one after the other in a single run of fio.
 pub(super) struct Jobs {

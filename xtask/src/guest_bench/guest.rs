@@ -6,6 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use cleave_rig::daemon::Daemon;
+use cleave_rig::guest::{Accelerator, Machine, QEMU, qemu};
+use cleave_rig::{At, PINNED, Result, command, words};
 use itertools::Itertools;
 use serde_json::{Value, json};
 
@@ -13,9 +16,6 @@ use super::fio::{self, Jobs, Output};
 use super::lab::Lab;
 use super::stages::{Sample, Watch};
 use super::subject::{Attached, Subject};
-use crate::daemon::Daemon;
-use crate::guest::machine::{Accelerator, Machine, QEMU, qemu};
-use crate::step::{At, PINNED, Result, command, words};
 
 /// The guest's CPU has one of the machine's for itself; whatever serves its disk has another.
 pub(super) const GUEST_CPU: &str = "0";

@@ -3,36 +3,14 @@
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
+use cleave_rig::built;
+use cleave_rig::guest::{self, Accelerator, Initramfs, Kernel, QEMU, boot};
+use cleave_rig::setup;
+use cleave_rig::{At, Result, quietly};
+
 use super::subject::Subject;
 use super::{Options, Wanted};
 use crate::bench::image::random_file;
-use crate::built;
-use crate::guest;
-use crate::guest::initramfs::Initramfs;
-use crate::guest::kernel::{Kernel, KernelSpec, boot};
-use crate::guest::machine::{Accelerator, QEMU};
-use crate::setup;
-use crate::step::{At, Result, quietly};
-
-/// A distribution's whole kernel: the small ones for clouds leave the controllers of real machines out.
-const FULL: KernelSpec = KernelSpec {
-    packages: &["linux-image-amd64", "linux-image-generic"],
-    modules: &[
-        "crc64_rocksoft_generic",
-        "crct10dif_generic",
-        "virtio_pci",
-        "virtio_console",
-        "virtio_blk",
-        "virtio_scsi",
-        "sd_mod",
-        "ata_piix",
-        "ahci",
-        "sym53c8xx",
-        "megaraid_sas",
-        "vmw_pvscsi",
-        "nvme",
-    ],
-};
 
 /// Set up once for all guests of a run.
 pub(super) struct Lab {
@@ -72,15 +50,15 @@ impl Lab {
         let lock = lock(&folder.join("lock"))?;
         clean(&folder);
         let kernel = match (&options.kernel, &options.modules) {
-            (Some(image), Some(modules)) => Kernel::take(image, modules, &FULL)?,
-            _ => fetch_kernel(root)?,
+            (Some(image), Some(modules)) => Kernel::other(image, modules)?,
+            _ => Kernel::full(root)?,
         };
-        let initramfs = Initramfs::build(&kernel)?;
+        let initramfs = Initramfs::build(root, &kernel)?;
         let accelerator = accelerator(options.accelerator, &kernel, &initramfs, &folder)?;
         let bytes = options.effort().disk_bytes;
         Ok(Lab {
             _lock: lock,
-            image: kernel.quick_image(&folder)?,
+            image: kernel.quick_image(root, &folder)?,
             filled: random_file(&folder.join(format!("filled-{}M.img", bytes >> 20)), bytes)?,
             devices: quietly(root, "{} -device help", &[&QEMU])?,
             kernel,
@@ -120,11 +98,6 @@ impl Lab {
         let file = File::create(&path).and_then(|file| file.set_len(bytes));
         file.at(&path).map(|()| path)
     }
-}
-
-/// The kernel of the guests, downloaded where it is not there.
-pub(crate) fn fetch_kernel(root: &Path) -> Result<Kernel> {
-    Kernel::fetch(&root.join("target/guest/kernel-full"), &FULL)
 }
 
 impl Drop for Lab {

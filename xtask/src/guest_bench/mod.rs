@@ -13,15 +13,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
+use cleave_rig::guest::{Accelerator, QEMU};
+use cleave_rig::{Result, quietly};
 use serde_json::json;
 
 use crate::bench::Pace;
-use crate::guest::machine::{Accelerator, QEMU};
 use crate::report::{self, Run};
-use crate::step::{Result, quietly};
 use guest::{GUEST_CPU, SERVER_CPU};
 use lab::Lab;
-pub(crate) use lab::fetch_kernel;
 use rounds::{Rounds, SUITE};
 use subject::{ALL, Subject};
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use cleave_rig::Result;
 use serde_json::{Value, json};
 
 use super::Effort;
@@ -11,7 +12,6 @@ use super::lab::Lab;
 use super::subject::{Attached, Subject};
 use crate::bench::two_digits;
 use crate::report::{Run, merged};
-use crate::step::Result;
 
 /// The name of this suite in the raw data.
 pub(super) const SUITE: &str = "guest";

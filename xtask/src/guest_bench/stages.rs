@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
+use cleave_rig::daemon::{threads, ticks};
+use cleave_rig::guest::Accelerator;
+use cleave_rig::{Result, quietly};
 use serde_json::{Value, json};
-
-use crate::daemon::{threads, ticks};
-use crate::guest::machine::Accelerator;
-use crate::step::{Result, quietly};
 
 /// /proc counts in ticks of 10 ms on every Linux (`USER_HZ`).
 const TICK_US: f64 = 10_000.0;

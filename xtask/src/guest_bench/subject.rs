@@ -3,11 +3,10 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
+use cleave_rig::guest::VHOST_USER_DISK;
+use cleave_rig::{Result, words};
 use itertools::Itertools;
 use serde::Deserialize;
-
-use crate::guest::machine::VHOST_USER_DISK;
-use crate::step::{Result, words};
 
 /// A disk in a guest, by the way it is attached; the file says what the fields mean.
 #[derive(Debug, PartialEq, Deserialize)]

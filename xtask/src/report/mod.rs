@@ -12,9 +12,9 @@ mod view;
 
 use std::path::{Path, PathBuf};
 
-use crate::step::{At, Result};
-
 use cleave_chart::{self as chart, Spread};
+use cleave_rig::{At, Result};
+
 pub(crate) use run::{DISTURBED, Recorded, Run, environment, merged};
 use view::Section;
 

@@ -3,11 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
+use cleave_rig::{At, Result};
 use serde::Deserialize;
 
 use super::Spread;
 use super::chart::{self, Axis, Figure, Marks, Panel, Scale, Series};
-use crate::step::{At, Result};
 
 /// The amounts outstanding lie between these two; their lines are coloured by their place in between.
 const OUTSTANDING_MIN: u64 = 512;

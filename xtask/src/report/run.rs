@@ -4,9 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use cleave_rig::{At, Result, quietly};
 use serde_json::{Value, json};
-
-use crate::step::{At, Result, quietly};
 
 /// A warning that begins so takes a suite's ratios and figures out of the report.
 pub(crate) const DISTURBED: &str = "disturbed";

@@ -68,7 +68,7 @@ mod tests {
             ("## Here, `it` is\n[self](#here-it-is)", 0),
             ("```\n# here\n```\n[self](#here)", 1),
         ] {
-            let faults = broken(&crate::root(), "docs/a.md", text);
+            let faults = broken(&cleave_rig::root(), "docs/a.md", text);
             assert_eq!(faults.len(), count, "{text}: {faults:?}");
         }
     }

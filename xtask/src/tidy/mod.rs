@@ -7,7 +7,9 @@ pub(crate) mod packages;
 
 use std::path::Path;
 
-use crate::step::{Result, quietly, unless};
+use cleave_rig::{Result, quietly};
+
+use crate::step::unless;
 
 const FILE_LINES_MAX: usize = 700;
 

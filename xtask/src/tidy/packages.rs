@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
+use cleave_rig::{At, Result, words};
 
-use crate::step::{At, Result, unless, words};
+use crate::step::unless;
 
 /// Our packages, and those of ours that each may need outside of its tests: the arrows of `docs/ARCHITECTURE.md`. A
 /// new one is a decision, and is recorded there. The prefix `cleave-` is left out.
@@ -13,6 +14,7 @@ blk:
 chart:
 guest: blk
 rbd:
+rig:
 disk: blk rbd
 engine: blk disk guest rbd
 worker: blk disk engine guest
@@ -25,7 +27,7 @@ tests: blk client states
 sim: blk engine guest states
 states:
 benches: blk client disk engine guest sim tests worker
-xtask: chart
+xtask: chart rig
 ";
 
 /// The test client is an oracle, and an oracle that shares code with the daemon proves nothing, even in its own tests.

@@ -10,12 +10,6 @@ random() { dd if=/dev/urandom "$@" 2>/dev/null; }
 direct_read() { dd if=/dev/vda iflag=direct "$@" 2>/dev/null; }
 checksums() { run "checksums$1" sh -c 'cd /mnt && md5sum -c /mnt/sums'; }
 
-# Proves that an accelerator runs a guest at all. There is no disk.
-probe() {
-    mark alive
-    poweroff -f
-}
-
 # The life of a disk: seen, formatted, filled, trimmed, discarded, grown; then a reboot, and all is still there.
 life() {
     if mount /dev/vda /mnt 2>/dev/null && [ -e /mnt/rebooted ]; then

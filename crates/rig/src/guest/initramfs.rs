@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::host;
 use super::kernel::Kernel;
+use crate::command::{At, Result, empty_folder};
 use crate::setup;
-use crate::step::{At, Result, empty_folder};
 
 /// Programs whose own behaviour is wanted, not that of busybox's version, and the shell.
 const TOOLS: [&str; 6] = [
@@ -20,7 +20,7 @@ const TOOLS: [&str; 6] = [
 ];
 
 /// Archives from which a boot's initramfs is put together.
-pub(crate) struct Initramfs {
+pub struct Initramfs {
     /// Busybox, tools, modules, init.
     base: Vec<u8>,
     /// fio, which needs 80 MB of libraries on Debian: only for scripts that run it.
@@ -28,10 +28,11 @@ pub(crate) struct Initramfs {
 }
 
 impl Initramfs {
-    pub(crate) fn build(kernel: &Kernel) -> Result<Initramfs> {
+    /// Packs what every boot of a kernel needs.
+    pub fn build(root: &Path, kernel: &Kernel) -> Result<Initramfs> {
         // Several are built at a time, for the cases and for the comparison.
         let line = "mkdir -p target/guest && mktemp --directory --tmpdir=$PWD/target/guest";
-        let folder = host::run(&crate::root(), &["eval", line])?;
+        let folder = host::run(root, &["eval", line])?;
         let folder = PathBuf::from(String::from_utf8_lossy(&folder).trim());
         kernel.copy_modules(&folder.join("modules"))?;
         fs::write(folder.join("init"), include_bytes!("scripts/init.sh")).at(&folder)?;
@@ -47,13 +48,7 @@ impl Initramfs {
 
     /// Writes the initramfs of one boot, which runs `script` with `settings` (shell assignments), and with programs of
     /// ours in /bin: NAME=PATH, the name of each there and its path here.
-    pub(crate) fn write(
-        &self,
-        to: &Path,
-        script: &str,
-        settings: &str,
-        programs: &[String],
-    ) -> Result {
+    pub fn write(&self, to: &Path, script: &str, settings: &str, programs: &[String]) -> Result {
         let folder = to.with_extension("files");
         empty_folder(&folder)?;
         fs::write(folder.join("settings"), settings).at(to)?;
@@ -65,7 +60,7 @@ impl Initramfs {
     }
 }
 
-/// The archive of a folder and of programs; the folder is gone then.
+/// Returns the archive of a folder and of programs; the folder is gone then.
 fn pack(folder: &Path, programs: &[String]) -> Result<Vec<u8>> {
     fs::create_dir_all(folder).at(folder)?;
     let programs = programs.iter().map(String::as_str);

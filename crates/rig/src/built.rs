@@ -7,65 +7,71 @@ use std::process::Stdio;
 
 use cargo_metadata::{Artifact as Built, Message, TargetKind};
 
-use crate::step::{At, Result, command, quietly, words};
+use crate::command::{At, Result, command, quietly, words};
 
 /// An executable that cargo has built.
-pub(crate) struct Artifact {
+pub struct Artifact {
     /// The folder of its package.
-    pub(crate) package: PathBuf,
+    pub package: PathBuf,
     /// Its target: `lib`, or the name of a program, example, test or benchmark.
-    pub(crate) target: String,
-    pub(crate) kind: Kind,
-    pub(crate) file: PathBuf,
+    pub target: String,
+    /// The kind of the target.
+    pub kind: Kind,
+    /// The executable.
+    pub file: PathBuf,
 }
 
+/// What an executable is for.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// A program, or an example.
     Program,
+    /// Tests of a library, a program, or by themselves.
     Test,
+    /// Benchmarks.
     Benchmark,
 }
 
 /// Builds all tests, benchmarks, examples and programs.
-pub(crate) fn everything(root: &Path) -> Result<Vec<Artifact>> {
+pub fn everything(root: &Path) -> Result<Vec<Artifact>> {
     cargo(root, "--workspace --all-targets")
 }
 
-/// The daemon and the driver of its tests, built as `everything` builds them.
-pub(crate) fn programs(root: &Path) -> Result<[PathBuf; 2]> {
+/// Builds the daemon and the driver of its tests, as `everything` builds them.
+pub fn programs(root: &Path) -> Result<[PathBuf; 2]> {
     // Cargo takes the features of dev-dependencies in as soon as an example is asked for, as the tests do.
     let built = cargo(root, "--workspace --bin cleave --example drive")?;
     Ok([program(&built, "cleave")?, program(&built, "drive")?])
 }
 
-/// The same two as they are released.
-pub(crate) fn for_release(root: &Path) -> Result<[PathBuf; 2]> {
+/// Builds the daemon and the driver of its tests as they are released.
+pub fn for_release(root: &Path) -> Result<[PathBuf; 2]> {
     println!("building for release");
     let drive = cargo(root, "--release -p cleave-client --example drive")?;
     Ok([released(root)?, program(&drive, "drive")?])
 }
 
-/// The program whose instructions are counted, as a release is built: with the same crates as the daemon, which are not
+/// Builds the program whose instructions are counted, as a release is built: with the same crates as the daemon, which are not
 /// built a second time.
-pub(crate) fn instructions(root: &Path) -> Result<PathBuf> {
+pub fn instructions(root: &Path) -> Result<PathBuf> {
     let options = "--release -p cleave-daemon -p cleave-benches --bin instructions";
     program(&cargo(root, options)?, "instructions")
 }
 
-/// The daemon as it is released, without the features that tests add to it.
-pub(crate) fn released(root: &Path) -> Result<PathBuf> {
+/// Builds the daemon as it is released, without the features that tests add to it.
+pub fn released(root: &Path) -> Result<PathBuf> {
     program(&cargo(root, "--release -p cleave-daemon")?, "cleave")
 }
 
-/// Path of a program or an example.
-pub(crate) fn program(artifacts: &[Artifact], name: &str) -> Result<PathBuf> {
+/// Returns the path of a program or an example.
+pub fn program(artifacts: &[Artifact], name: &str) -> Result<PathBuf> {
     let is_it = |found: &&Artifact| found.kind == Kind::Program && found.target == name;
     let found = artifacts.iter().find(is_it).map(|found| found.file.clone());
     found.ok_or(format!("cargo built no program `{name}`"))
 }
 
-/// Builds with unstable options, which the pinned compiler takes all the same; the folder of the programs.
-pub(crate) fn instrumented(
+/// Builds with unstable options, which the pinned compiler takes all the same. Returns the folder of the programs.
+pub fn instrumented(
     root: &Path,
     what: &str,
     target: &Path,
@@ -83,12 +89,12 @@ pub(crate) fn instrumented(
     Ok(target.join(host))
 }
 
-/// The executables that cargo builds.
+/// Returns the executables that cargo builds.
 fn cargo(root: &Path, options: &str) -> Result<Vec<Artifact>> {
     let line =
         format!("nice cargo build --locked --message-format json-render-diagnostics {options}");
     let mut command = command(&words(&line, &[]));
-    // A target folder of the caller's would leave old programs where other parts of xtask look for them.
+    // A target folder of the caller's would leave old programs where xtask looks for them.
     command.env("CARGO_TARGET_DIR", root.join("target"));
     // Clippy's compiler, which builds the tests in `.ci/run`, optimises less.
     if options.starts_with("--release") {
@@ -107,7 +113,7 @@ fn cargo(root: &Path, options: &str) -> Result<Vec<Artifact>> {
     }
 }
 
-/// An executable that cargo built.
+/// Returns the executable of a message of cargo's, if it is about one.
 fn artifact(built: Built) -> Option<Artifact> {
     let (kind, target) = match built.target.kind.first()? {
         TargetKind::Bench => (Kind::Benchmark, built.target.name),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::step::{At, Result, command, quietly};
+use crate::command::{At, Result, command, quietly};
 
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// SIGTERM to exit: the daemon's own promise is two seconds, the rest is a busy test machine's.
@@ -17,14 +17,15 @@ const EXIT_LIMIT: Duration = Duration::from_secs(30);
 const PEERS: [&str; 2] = ["qemu-storage-daemon", "vhost"];
 
 /// A running daemon; killed when dropped.
-pub(crate) struct Daemon {
+pub struct Daemon {
     child: Child,
-    pub(crate) socket: PathBuf,
+    /// The socket on which it serves its disk.
+    pub socket: PathBuf,
 }
 
 impl Daemon {
-    /// Starts it and waits until its socket is there; its output goes to a log beside the socket.
-    pub(crate) fn start(words: &[String], socket: PathBuf) -> Result<Daemon> {
+    /// Starts a daemon and waits until its socket is there; its output goes to a log beside the socket.
+    pub fn start(words: &[String], socket: PathBuf) -> Result<Daemon> {
         // Not by connecting: a frontend that connects and leaves is a test of its own. The kernel's list of sockets has
         // the flag __SO_ACCEPTCON and, last, the path.
         let path = format!(" {}", socket.display());
@@ -33,8 +34,8 @@ impl Daemon {
         Daemon::start_until(words, socket, || list().lines().any(listens))
     }
 
-    /// Starts it and waits until it is ready. A daemon without a socket has some other file there.
-    pub(crate) fn start_until(
+    /// Starts a daemon and waits until it is ready. A daemon without a socket has some other file there.
+    pub fn start_until(
         words: &[String],
         socket: PathBuf,
         is_ready: impl Fn() -> bool,
@@ -53,25 +54,25 @@ impl Daemon {
         }
     }
 
-    /// Names of the daemon's threads.
-    pub(crate) fn threads(&self) -> Vec<String> {
+    /// Returns the names of its threads.
+    pub fn threads(&self) -> Vec<String> {
         let threads = threads(self.process()).into_iter();
         threads.map(|(_, name)| name).collect()
     }
 
-    /// Its whole log.
-    pub(crate) fn said(&self) -> String {
+    /// Returns its whole log.
+    pub fn said(&self) -> String {
         read_to_string(self.socket.with_extension("log")).unwrap_or_default()
     }
 
-    /// Its process.
-    pub(crate) fn process(&self) -> u32 {
+    /// Returns its process.
+    pub fn process(&self) -> u32 {
         self.child.id()
     }
 
-    /// SIGTERM. The daemon must be alive until then, exit soon and cleanly, and never have panicked. A peer must be
+    /// Sends it SIGTERM. The daemon must be alive until then, exit soon and cleanly, and never have panicked. A peer must be
     /// alive and is killed: how it ends is not measured.
-    pub(crate) fn stop(mut self) -> Result {
+    pub fn stop(mut self) -> Result {
         if let Some(how) = self.await_exit(Duration::ZERO, || true)? {
             return Err(self.explain(&format!("ended by itself with {how}")));
         }
@@ -89,13 +90,13 @@ impl Daemon {
         }
     }
 
-    /// Sends a signal; the shell's own `kill`, for a small system has no program of that name.
-    pub(crate) fn signal(&self, name: &str) -> Result {
+    /// Sends it a signal, by the shell's own `kill`: a small system has no program of that name.
+    pub fn signal(&self, name: &str) -> Result {
         let line = format!("kill -{name} {}", self.process());
         quietly(Path::new("/"), "sh -c {}", &[&line]).map(drop)
     }
 
-    /// Its exit status, as soon as it has exited; `None` once something else is true, or the time is up.
+    /// Returns its exit status as soon as it has exited; `None` once something else is true, or the time is up.
     fn await_exit(
         &mut self,
         limit: Duration,
@@ -133,8 +134,8 @@ impl Drop for Daemon {
     }
 }
 
-/// Ids and names of a process's threads. A thread may end between the listing and the read.
-pub(crate) fn threads(process: u32) -> Vec<(String, String)> {
+/// Returns the ids and names of a process's threads. A thread may end between the listing and the read.
+pub fn threads(process: u32) -> Vec<(String, String)> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task"));
     let named = |task: std::fs::DirEntry| {
         let name = read_to_string(task.path().join("comm")).ok()?;
@@ -145,9 +146,9 @@ pub(crate) fn threads(process: u32) -> Vec<(String, String)> {
     tasks.filter_map(named).collect()
 }
 
-/// A process's or a thread's CPU time so far, in ticks: the fields of proc_pid_stat(5) with these numbers. Field 2, the
+/// Returns a process's or a thread's CPU time so far, in ticks: the fields of proc_pid_stat(5) with these numbers. Field 2, the
 /// name, may hold blanks and brackets.
-pub(crate) fn ticks(stat: &str, fields: &[usize]) -> Option<Vec<u64>> {
+pub fn ticks(stat: &str, fields: &[usize]) -> Option<Vec<u64>> {
     let (_, behind_name) = stat.rsplit_once(')')?;
     let all: Vec<&str> = behind_name.split_whitespace().collect();
     let field = |number: &usize| all.get(number - 3)?.parse().ok();
@@ -169,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_daemon_leaves_neither_a_socket_nor_an_empty_log() {
-        let folder = std::env::temp_dir().join(format!("xtask-daemon-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("cleave-daemon-{}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
         let files = || std::fs::read_dir(&folder).unwrap().count();
         let start = |line: &str| {

@@ -4,16 +4,19 @@
 use std::path::{Path, PathBuf};
 
 use super::host;
-use crate::step::{At, Result, words};
+use crate::command::{At, Result, words};
 
-/// Which packages are tried, best first, and which modules the guest loads where the kernel has them as such.
-pub(crate) struct KernelSpec {
-    pub(crate) packages: &'static [&'static str],
-    pub(crate) modules: &'static [&'static str],
+/// A kind of kernel: where it is unpacked, which packages are tried, best first, and which modules the guest loads where the
+/// kernel has them as such.
+struct KernelSpec {
+    folder: &'static str,
+    packages: &'static [&'static str],
+    modules: &'static [&'static str],
 }
 
 /// A disk of virtio and a file system: Debian's small kernel has them, and is the quickest to fetch.
-pub(crate) const SMALL: KernelSpec = KernelSpec {
+const SMALL: KernelSpec = KernelSpec {
+    folder: "target/guest/kernel",
     packages: &[
         "linux-image-cloud-amd64",
         "linux-image-amd64",
@@ -23,36 +26,73 @@ pub(crate) const SMALL: KernelSpec = KernelSpec {
     modules: &["virtio_pci", "virtio_blk", "ext4", "crc32c_generic"],
 };
 
+/// A distribution's whole kernel: the small ones for clouds leave the controllers of real machines out.
+const FULL: KernelSpec = KernelSpec {
+    folder: "target/guest/kernel-full",
+    packages: &["linux-image-amd64", "linux-image-generic"],
+    modules: &[
+        "crc64_rocksoft_generic",
+        "crct10dif_generic",
+        "virtio_pci",
+        "virtio_console",
+        "virtio_blk",
+        "virtio_scsi",
+        "sd_mod",
+        "ata_piix",
+        "ahci",
+        "sym53c8xx",
+        "megaraid_sas",
+        "vmw_pvscsi",
+        "nvme",
+    ],
+};
+
 /// A kernel image, and its modules.
-pub(crate) struct Kernel {
-    pub(crate) image: PathBuf,
-    pub(crate) release: String,
+pub struct Kernel {
+    /// The image, as it is packaged.
+    pub image: PathBuf,
+    /// The release, as the image's name tells it.
+    pub release: String,
     /// The modules lie anywhere below it.
     folder: PathBuf,
     modules: &'static [&'static str],
 }
 
 impl Kernel {
-    /// Takes the kernel below `folder`, or downloads it first.
-    pub(crate) fn fetch(folder: &Path, spec: &KernelSpec) -> Result<Kernel> {
+    /// Returns the kernel of a virtual machine with one disk, downloaded where it is not there.
+    pub fn small(root: &Path) -> Result<Kernel> {
+        Kernel::fetch(root, &SMALL)
+    }
+
+    /// Returns a kernel with the drivers of real controllers, downloaded where it is not there.
+    pub fn full(root: &Path) -> Result<Kernel> {
+        Kernel::fetch(root, &FULL)
+    }
+
+    /// Takes the image of another kernel, with its modules for real controllers, which lie anywhere below `folder`.
+    pub fn other(image: &Path, folder: &Path) -> Result<Kernel> {
+        Kernel::take(image, folder, &FULL)
+    }
+
+    fn fetch(root: &Path, spec: &KernelSpec) -> Result<Kernel> {
+        let folder = root.join(spec.folder);
         let image = || {
             let mut files = folder.join("boot").read_dir().ok()?.flatten();
             let is_image = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("vmlinuz-");
             Some(files.find(|file| is_image(&file.file_name()))?.path())
         };
         if image().is_none() {
-            std::fs::create_dir_all(folder).at(folder)?;
-            let names = host::run(folder, &[&["packages"], spec.packages].concat())?;
+            std::fs::create_dir_all(&folder).at(&folder)?;
+            let names = host::run(&folder, &[&["packages"], spec.packages].concat())?;
             let names = String::from_utf8_lossy(&names);
             println!("downloading for the guest (unpacked below target, not installed): {names}");
-            host::run(folder, &["fetch", &names])?;
+            host::run(&folder, &["fetch", &names])?;
         }
         let image = image().ok_or("the kernel package holds no boot/vmlinuz-*")?;
-        Kernel::take(&image, folder, spec)
+        Kernel::take(&image, &folder, spec)
     }
 
-    /// A kernel image with its modules, which lie anywhere below `folder`.
-    pub(crate) fn take(image: &Path, folder: &Path, spec: &KernelSpec) -> Result<Kernel> {
+    fn take(image: &Path, folder: &Path, spec: &KernelSpec) -> Result<Kernel> {
         if !image.is_file() {
             return Err(format!("there is no kernel image {}", image.display()));
         }
@@ -74,23 +114,23 @@ impl Kernel {
         names.try_for_each(|name| host::run(&self.folder, &["module", &to, name]).map(drop))
     }
 
-    /// The image as QEMU can start it without the guest unpacking it first, which takes a translated one
+    /// Returns the image as QEMU can start it without the guest unpacking it first, which takes a translated one
     /// seconds; the image itself where it has no entry for that.
-    pub(crate) fn quick_image(&self, folder: &Path) -> Result<PathBuf> {
+    pub fn quick_image(&self, root: &Path, folder: &Path) -> Result<PathBuf> {
         let target = folder.join("vmlinux");
         let [image, to] = [&self.image, &target].map(|path| path.to_string_lossy());
-        let quick = host::run(&crate::root(), &["quick", &image, &to]);
+        let quick = host::run(root, &["quick", &image, &to]);
         Ok(quick.map_or(self.image.clone(), |_| target))
     }
 
-    /// Whether the kernel has a driver: as a module that was asked for, or compiled in.
-    pub(crate) fn has(&self, driver: &str) -> bool {
+    /// Returns true if the kernel has a driver: as a module that was asked for, or compiled in.
+    pub fn has(&self, driver: &str) -> bool {
         host::run(&self.folder, &["has", driver]).is_ok()
     }
 }
 
-/// QEMU loads a kernel's image and an initramfs, with further parameters on the kernel's command line.
-pub(crate) fn boot(image: &Path, initramfs: &Path, parameters: &str) -> Vec<String> {
+/// Returns QEMU's words to load a kernel's image and an initramfs, with further parameters on the kernel's command line.
+pub fn boot(image: &Path, initramfs: &Path, parameters: &str) -> Vec<String> {
     // The kernel gets another address in each boot: at the old one, TCG would have to drop the code it has translated.
     let console = format!("console=ttyS0 quiet loglevel=1 panic=-1 {parameters}");
     let (image, initramfs) = (image.display(), initramfs.display());

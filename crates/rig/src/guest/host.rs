@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::step::{At, Result};
+use crate::command::{At, Result};
 
-pub(super) const SCRIPT: &str = include_str!("scripts/host.sh");
+const SCRIPT: &str = include_str!("scripts/host.sh");
 
 /// Runs a function of the script in a folder; returns its output.
 pub(super) fn run(folder: &Path, words: &[&str]) -> Result<Vec<u8>> {

@@ -8,18 +8,20 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::step::{At, Result, quietly, words};
+use crate::command::{At, Result, quietly, words};
 
 /// How guest instructions are run.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Accelerator {
+pub enum Accelerator {
+    /// By the machine's own CPU.
     Kvm,
+    /// By QEMU, which translates them.
     Tcg,
 }
 
 impl Accelerator {
-    /// The name in reports.
-    pub(crate) fn name(self) -> &'static str {
+    /// Returns its name in reports.
+    pub fn name(self) -> &'static str {
         match self {
             Accelerator::Kvm => "kvm",
             Accelerator::Tcg => "tcg",
@@ -27,14 +29,15 @@ impl Accelerator {
     }
 }
 
-pub(crate) const QEMU: &str = "qemu-system-x86_64";
+/// The program that runs guests, where the operator names no other.
+pub const QEMU: &str = "qemu-system-x86_64";
 
 /// The option of a chardev that has QEMU connect again. QEMU 9.2 replaced the first by the second and 10.2 removed it; from
 /// 9.2 on the help lists the second alone.
 const RECONNECT: [&str; 2] = ["reconnect=1", "reconnect-ms=10"];
 
 /// Returns the option that a QEMU knows by which a chardev connects again.
-pub(super) fn reconnect(program: &str) -> Result<&'static str> {
+pub fn reconnect(program: &str) -> Result<&'static str> {
     let help = quietly(Path::new("/"), "{} --help", &[&program])?;
     Ok(reconnect_of(&help))
 }
@@ -49,11 +52,11 @@ fn reconnect_of(help: &str) -> &'static str {
 
 /// QEMU's options for a disk that a daemon serves: an id, which tells several apart, the socket; the id, the number of
 /// vrings. Behind each of the two may stand further properties.
-pub(crate) const VHOST_USER_DISK: &str = "-chardev socket,id={},path={} -device vhost-user-blk-pci,chardev={},queue-size=256,num-queues={}";
+pub const VHOST_USER_DISK: &str = "-chardev socket,id={},path={} -device vhost-user-blk-pci,chardev={},queue-size=256,num-queues={}";
 
-/// The command line of a QEMU, with further words: the disks and what they hang on, and the kernel to boot, or else the firmware
+/// Returns the command line of a QEMU, with further words: the disks and what they hang on, and the kernel to boot, or else the firmware
 /// loads the first disk's first sector.
-pub(crate) fn qemu(
+pub fn qemu(
     program: &str,
     accelerator: Accelerator,
     cpus: u32,
@@ -77,16 +80,16 @@ pub(crate) fn qemu(
 }
 
 /// A check that the guest made: its name, and its fault if it found one.
-pub(crate) type Check = (String, Result);
+pub type Check = (String, Result);
 
-/// Those that found something wrong, each on a line of its own.
-pub(super) fn failed(checks: &[Check]) -> String {
+/// Lists the checks that found something wrong, each on a line of its own.
+pub fn failed(checks: &[Check]) -> String {
     let fault = |(name, result): &Check| Some(format!("\n  {name}: {}", result.as_ref().err()?));
     checks.iter().filter_map(fault).collect()
 }
 
 /// A running machine; killed when dropped.
-pub(crate) struct Machine {
+pub struct Machine {
     child: Child,
     input: ChildStdin,
     lines: Receiver<String>,
@@ -96,9 +99,9 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// A command whose standard input and output are the guest's console.
-    /// Everything that it prints goes to `log` too. It may take so long from start to end, whatever happens.
-    pub(crate) fn run(mut command: Command, log: &Path, limit: Duration) -> Result<Machine> {
+    /// Starts a command whose standard input and output are the guest's console. Everything that it prints goes to `log` too.
+    /// It may take so long from start to end, whatever happens.
+    pub fn run(mut command: Command, log: &Path, limit: Duration) -> Result<Machine> {
         let errors = log.with_extension("qemu");
         let errors = File::create(&errors).at(&errors)?;
         let console = File::create(log).at(log)?;
@@ -122,8 +125,8 @@ impl Machine {
         })
     }
 
-    /// Waits for a mark; gives the values behind it.
-    pub(crate) fn expect(&mut self, mark: &str) -> Result<String> {
+    /// Waits for a mark. Returns the values after it.
+    pub fn expect(&mut self, mark: &str) -> Result<String> {
         match self.mark()? {
             Some((name, values)) if name == mark => Ok(values),
             Some((name, _)) => Err(self.explain(&format!("came to `{name}`, not to `{mark}`"))),
@@ -131,8 +134,8 @@ impl Machine {
         }
     }
 
-    /// Waits until the machine is off, behind the script's end; gives all checks since the start.
-    pub(crate) fn off(self) -> Result<Vec<Check>> {
+    /// Waits until the machine is off, after the script's end. Returns all checks since the start.
+    pub fn off(self) -> Result<Vec<Check>> {
         // The console closes when QEMU ends.
         loop {
             match self.lines.recv_timeout(self.left()) {
@@ -143,8 +146,8 @@ impl Machine {
         }
     }
 
-    /// Waits for the next mark: its name, and the values behind it. None at the script's end.
-    pub(crate) fn mark(&mut self) -> Result<Option<(String, String)>> {
+    /// Waits for the next mark. Returns its name and the values after it; `None` at the script's end.
+    pub fn mark(&mut self) -> Result<Option<(String, String)>> {
         loop {
             let line = self.line()?;
             match report(&line) {
@@ -161,24 +164,24 @@ impl Machine {
     }
 
     /// Types whole lines on the console.
-    pub(crate) fn say(&mut self, lines: &str) -> Result {
+    pub fn say(&mut self, lines: &str) -> Result {
         let sent = self.input.write_all(lines.as_bytes());
         let sent = sent.and_then(|()| self.input.flush());
         sent.map_err(|error| self.explain(&format!("takes no answer: {error}")))
     }
 
     /// Sets a new time limit, which starts now.
-    pub(crate) fn allow(&mut self, limit: Duration) {
+    pub fn allow(&mut self, limit: Duration) {
         self.deadline = Instant::now() + limit;
     }
 
-    /// QEMU's process.
-    pub(crate) fn process(&self) -> u32 {
+    /// Returns QEMU's process.
+    pub fn process(&self) -> u32 {
         self.child.id()
     }
 
-    /// SIGKILL, as a crash of the frontend; gives the checks so far.
-    pub(crate) fn kill(mut self) -> Result<Vec<Check>> {
+    /// Ends it by SIGKILL, as a crash of the frontend. Returns the checks so far.
+    pub fn kill(mut self) -> Result<Vec<Check>> {
         Ok(std::mem::take(&mut self.checks))
     }
 

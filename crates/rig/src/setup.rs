@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use itertools::Itertools;
 
-use crate::step::{At, Result, quietly};
+use crate::command::{At, Result, quietly};
 
 /// Debian's and Ubuntu's packages, with the programs that are wanted of each.
 const NEEDS: &str = "\
@@ -39,19 +39,19 @@ ceph-osd: ceph-osd";
 /// Folders of programs, with those of the administrator, which PATH may leave out.
 const FOLDERS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The full path of a program.
-pub(crate) fn find(program: &str) -> Option<PathBuf> {
+/// Returns the full path of a program.
+pub fn find(program: &str) -> Option<PathBuf> {
     let mut paths = std::env::split_paths(FOLDERS).map(|folder| folder.join(program));
     paths.find(|path| path.is_file())
 }
 
 /// Installs the programs that the tests need and the machine lacks; without the rights, the error is the command to run.
-pub(crate) fn provide(root: &Path) -> Result {
+pub fn provide(root: &Path) -> Result {
     install(root, |_| true)
 }
 
-/// The same for some of the programs only.
-pub(crate) fn provide_programs(root: &Path, programs: &[&str]) -> Result {
+/// Installs those of some programs that the machine lacks.
+pub fn provide_programs(root: &Path, programs: &[&str]) -> Result {
     install(root, |program| programs.contains(&program))
 }
 
