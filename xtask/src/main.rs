@@ -2,21 +2,20 @@
 //! anything else, so it has few dependencies.
 #![forbid(unsafe_code)]
 
-mod bench;
 mod ci;
 mod dist;
 mod fuzz;
 mod guest;
-mod guest_bench;
+mod lab;
 mod optimised;
-mod report;
 mod sanitize;
 mod step;
 mod suite;
 mod test;
 mod tidy;
 
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -57,23 +56,16 @@ enum Task {
     /// libFuzzer makes the inputs. Those that break something are kept in target/fuzz/finds.
     Fuzz(fuzz::Request),
     /// Measure against qemu-storage-daemon and the bare disk
-    ///
-    /// Leaves raw data, figures and report.html in a folder below target/bench.
-    Bench(bench::Options),
+    Bench(lab::Words),
     /// Measure a disk in guests, attached in every way that QEMU knows, at the same load
-    GuestBench(guest_bench::Options),
+    GuestBench(lab::Words),
     /// Draw the report of a run again from its raw data; several runs side by side
-    ///
-    /// Of a file that `cleave probe --json FILE` wrote, draws throughput against block size as FILE.svg.
-    Report {
-        /// Folders of runs, and files of probes
-        #[arg(required = true, value_name = "PATH")]
-        paths: Vec<PathBuf>,
-    },
+    Report(lab::Words),
 }
 
 fn main() -> ExitCode {
-    match run(&cleave_rig::root(), &Cli::parse().task) {
+    let line = line(std::env::args_os().collect());
+    match run(&cleave_rig::root(), &line, &Cli::parse_from(&line).task) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("{}", why.trim_end());
@@ -82,7 +74,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(root: &Path, task: &Task) -> Result {
+/// Turns `help bench` into `bench --help`: the lab says itself which options it has.
+fn line(mut words: Vec<OsString>) -> Vec<OsString> {
+    if words.get(1).is_some_and(|word| word == "help") {
+        words.remove(1);
+        words.push("--help".into());
+    }
+    words
+}
+
+fn run(root: &Path, line: &[OsString], task: &Task) -> Result {
     match task {
         Task::Check => ci::run_changed(root),
         Task::Ci => ci::run(root),
@@ -93,12 +94,8 @@ fn run(root: &Path, task: &Task) -> Result {
         Task::Conform(request) => optimised::conform(root, request),
         Task::Sanitize => sanitize::run(root),
         Task::Fuzz(request) => fuzz::run(root, request),
-        Task::Bench(options) => bench::run(root, options),
-        Task::GuestBench(options) => guest_bench::run(root, options),
-        Task::Report { paths } => {
-            let drawn = report::draw_all(paths)?;
-            drawn.iter().for_each(|path| println!("{}", path.display()));
-            Ok(())
+        Task::Bench(_) | Task::GuestBench(_) | Task::Report(_) => {
+            lab::replace_by(root, line.get(1..).unwrap_or_default())
         }
     }
 }

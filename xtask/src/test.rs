@@ -9,9 +9,8 @@ use cleave_rig::guest::Kernel;
 use cleave_rig::setup;
 use cleave_rig::{Result, empty_folder};
 
-use crate::bench::{self, instructions};
 use crate::guest::{self, BackendKind};
-use crate::{dist, guest_bench, suite};
+use crate::{dist, lab, suite};
 
 /// Which tests, and how.
 #[derive(clap::Args)]
@@ -86,6 +85,7 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     });
     provided.map_err(|_| "setting the machine up panicked")??;
     let artifacts = artifacts?;
+    let lab = built::program(&artifacts, "cleave-lab")?;
     println!("built in {} s", start.elapsed().as_secs());
     let mut ended = Ended::new(root)?;
     ended.note("test binaries", run_binaries(root, &artifacts, selection));
@@ -101,7 +101,7 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
                 dist::run(root, &dist::Request::checked()).map(|()| Some("the packages".to_owned()))
             }
         });
-        ended.run(measurements(root, selection));
+        ended.run(measurements(root, &lab, selection));
         [("packages", packages.join()), ("guests", guests.join())]
     });
     for (name, part) in beside {
@@ -205,12 +205,16 @@ fn run_binaries(
 }
 
 /// Counts instructions and runs the measurements, so that they cannot rot. Runs as short as these measure nothing.
-fn measurements<'a>(root: &'a Path, selection: &Selection) -> Vec<Work<'a>> {
+fn measurements<'a>(root: &'a Path, lab: &'a Path, selection: &Selection) -> Vec<Work<'a>> {
     let mut parts: Vec<Work<'a>> = Vec::new();
     if selection.runs(Part::Benches) {
-        let counting = move || instructions::run(root, &instructions::Counting::default());
+        let counting = move || {
+            // Built here, where cargo shows how far it is.
+            built::instructions(root)?;
+            lab::run(lab, "bench instructions")
+        };
         parts.push(work("instructions", "instructions per I/O", counting));
-        let smoke = move || bench::run(root, &bench::Options::smoke());
+        let smoke = move || lab::run(lab, "bench --smoke");
         parts.push(work(
             "benchmarks",
             "the benchmarks' suites for seconds",
@@ -219,7 +223,7 @@ fn measurements<'a>(root: &'a Path, selection: &Selection) -> Vec<Work<'a>> {
     }
     let is_ours = selection.guests.against == BackendKind::Cleave;
     if selection.runs(Part::Guest) && is_ours && selection.case.is_none() {
-        let smoke = move || guest_bench::run(root, &guest_bench::Options::smoke());
+        let smoke = move || lab::run(lab, "guest-bench --smoke");
         let said = "a comparison in guests, seconds of each";
         parts.push(work("comparison in guests", said, smoke));
     }

@@ -15,6 +15,7 @@ chart:
 guest: blk
 rbd:
 rig:
+lab: chart rig
 disk: blk rbd
 engine: blk disk guest rbd
 worker: blk disk engine guest
@@ -27,7 +28,7 @@ tests: blk client states
 sim: blk engine guest states
 states:
 benches: blk client disk engine guest sim tests worker
-xtask: chart rig
+xtask: rig
 ";
 
 /// The test client is an oracle, and an oracle that shares code with the daemon proves nothing, even in its own tests.

@@ -13,7 +13,6 @@ use cleave_rig::{At, Result, quietly};
 use serde_json::{Value, json};
 
 use crate::report::{Recorded, Run, environment};
-use crate::step::unless;
 
 /// File of the reference counts; rewritten by `--accept`.
 const REFERENCE: &str = "benches/instructions.toml";
@@ -168,8 +167,10 @@ fn judge(counts: &BTreeMap<String, Count>, reference: &Known, are_all: bool) -> 
     }
     let remedy =
         "find them with --annotate; where they are worth it, --accept and say why in the commit";
-    let judged = unless(&faults, "").map(drop);
-    judged.map_err(|faults| format!("{faults}\n{remedy}"))
+    match faults.is_empty() {
+        true => Ok(()),
+        false => Err(format!("{}\n{remedy}", faults.join("\n"))),
+    }
 }
 
 /// Leaves the counts as a run that can be drawn.

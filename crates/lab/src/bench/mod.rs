@@ -25,7 +25,7 @@ use others::Used;
 pub(crate) use suites::two_digits;
 
 /// Suites, and how they are run.
-#[derive(Debug, Default, Clone, Parser)]
+#[derive(Debug, Clone, Parser)]
 pub(crate) struct Options {
     /// The suites; all of them if none is named
     #[arg(value_name = "SUITE")]
@@ -149,14 +149,6 @@ impl Suite {
 }
 
 impl Options {
-    /// All suites for an instant.
-    pub(crate) fn smoke() -> Options {
-        Options {
-            smoke: true,
-            ..Options::default()
-        }
-    }
-
     /// Each suite once, in the order of the arguments.
     fn suites(&self) -> Vec<Suite> {
         let all = Suite::value_variants();

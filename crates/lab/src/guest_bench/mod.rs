@@ -25,7 +25,7 @@ use rounds::{Rounds, SUITE};
 use subject::{ALL, Subject};
 
 /// How guests are measured, and which.
-#[derive(Debug, Default, Clone, Parser)]
+#[derive(Debug, Clone, Parser)]
 pub(crate) struct Options {
     /// Take ten minutes instead of an hour
     #[arg(long, conflicts_with = "smoke")]
@@ -54,9 +54,8 @@ pub(crate) struct Options {
 }
 
 /// Which accelerator.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum Wanted {
-    #[default]
     Auto,
     Kvm,
     Tcg,
@@ -82,14 +81,6 @@ const SMOKE: [&str; 2] = ["ahci", "cleave"];
 const ROUNDS_MIN: u32 = 5;
 
 impl Options {
-    /// Shows only that it works.
-    pub(crate) fn smoke() -> Options {
-        Options {
-            smoke: true,
-            ..Options::default()
-        }
-    }
-
     fn subjects(&self) -> Vec<&'static Subject> {
         let is_asked = |one: &&Subject| match (self.only.as_slice(), self.smoke) {
             ([], true) => SMOKE.contains(&one.name.as_str()),

@@ -1,0 +1,83 @@
+//! Measures the daemon beside others and beside the bare disk, on this machine and in guests, and draws what was measured. This
+//! crate forbids the daemon's own crates and unsafe code: it measures programs from outside, ours like any other.
+//!
+//! `cargo xtask bench`, `guest-bench` and `report` run this program with their own words.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod guest_bench;
+mod report;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use cleave_rig::Result;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Measure against qemu-storage-daemon and the bare disk
+    ///
+    /// Leaves raw data, figures and report.html in a folder below target/bench.
+    Bench(bench::Options),
+    /// Measure a disk in guests, attached in every way that QEMU knows, at the same load
+    GuestBench(guest_bench::Options),
+    /// Draw the report of a run again from its raw data; several runs side by side
+    ///
+    /// Of a file that `cleave probe --json FILE` wrote, draws throughput against block size as FILE.svg.
+    Report {
+        /// Folders of runs, and files of probes
+        #[arg(required = true, value_name = "PATH")]
+        paths: Vec<PathBuf>,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(&cleave_rig::root(), &Cli::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{}", why.trim_end());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(root: &Path, task: &Task) -> Result {
+    match task {
+        Task::Bench(options) => bench::run(root, options),
+        Task::GuestBench(options) => guest_bench::run(root, options),
+        Task::Report { paths } => {
+            let drawn = report::draw_all(paths)?;
+            drawn.iter().for_each(|path| println!("{}", path.display()));
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commands_go_by_the_names_that_xtask_passes_on() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+        for (line, said) in [
+            ("bench trnsport", "'transport'"),
+            ("guest-bench --smok", "'--smoke'"),
+            ("report", "cargo xtask report <PATH>..."),
+        ] {
+            let parsed = Cli::try_parse_from(format!("lab {line}").split(' '));
+            let why = parsed
+                .err()
+                .map_or(String::new(), |error| error.to_string());
+            assert!(why.contains(said), "{line}: {why}");
+        }
+    }
+}
