@@ -5,8 +5,13 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod filled;
+mod fio;
 mod guest_bench;
+mod offered;
+mod pace;
 mod report;
+mod run_folder;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -31,7 +36,7 @@ enum Task {
     GuestBench(guest_bench::Options),
     /// Draw the report of a run again from its raw data; several runs side by side
     ///
-    /// Of a file that `cleave probe --json FILE` wrote, draws throughput against block size as FILE.svg.
+    /// From a file that `cleave probe --json FILE` wrote, draws throughput against block size as FILE.svg.
     Report {
         /// Folders of runs, and files of probes
         #[arg(required = true, value_name = "PATH")]

@@ -9,13 +9,16 @@ use cleave_rig::daemon::Daemon;
 use cleave_rig::setup;
 use cleave_rig::{At, Result, execute, words};
 use itertools::Itertools;
-use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::bare;
 use super::cpus::Cpus;
-use super::subject::{BARE, SOCKET, Spdk};
-use super::{Options, Pace, Suite, fio, image};
-use crate::report::{Run, environment, merged};
+use super::load::{Case, Load};
+use super::options::{Options, Suite};
+use super::subject::{BARE, SOCKET, SPDK, Spdk, Store, line};
+use crate::filled;
+use crate::pace::Pace;
+use crate::run_folder::{Run, environment, merged};
 
 const FILE_BYTES: u64 = 2 << 30;
 const SMOKE_FILE_BYTES: u64 = 32 << 20;
@@ -34,48 +37,6 @@ pub(super) struct Desk {
     pub(super) options: Options,
 }
 
-/// How the driving side waits for completions.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub(super) enum Wait {
-    /// Waits in the kernel, as a guest does.
-    Sleep,
-    /// Spins on the used ring. fio waits in the kernel all the same: that is what the bare disk is.
-    Poll,
-}
-
-/// Random requests for some time. A raw line has the fields that tell it from others of its suite.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Load {
-    pub(super) block_bytes: u32,
-    /// In flight on each vring.
-    pub(super) depth: u32,
-    pub(super) queues: u32,
-    pub(super) wait: Wait,
-    pub(super) read_percent: u32,
-    #[serde(skip)]
-    pub(super) seconds: f64,
-    /// Driven before it counts: until the worker runs, memory is touched and caches are warm.
-    #[serde(skip)]
-    pub(super) warm_up: f64,
-    /// Further options of the driver.
-    #[serde(skip)]
-    pub(super) more: String,
-}
-
-/// One bar of a figure: a subject at a point.
-#[derive(Clone)]
-pub(super) struct Case {
-    pub(super) point: String,
-    pub(super) subject: String,
-    /// The daemons' command lines, with [`SOCKET`] for the path; of [`BARE`] that of fio.
-    pub(super) daemons: Vec<Vec<String>>,
-    pub(super) load: Load,
-    /// Driven once before the rounds, for so many seconds.
-    pub(super) learns: f64,
-    /// Further facts for a reader of the raw line.
-    pub(super) facts: Value,
-}
-
 /// How long a daemon runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Served {
@@ -87,59 +48,6 @@ pub(super) enum Served {
 
 /// Running daemons and their sockets, by their command lines.
 type Running = BTreeMap<Vec<Vec<String>>, Vec<Daemon>>;
-
-impl Load {
-    /// 4 KiB reads on one vring.
-    pub(super) fn reads(depth: u32, wait: Wait, seconds: f64) -> Load {
-        Load {
-            block_bytes: 4096,
-            depth,
-            queues: 1,
-            wait,
-            read_percent: 100,
-            seconds,
-            warm_up: seconds / 10.0,
-            more: String::new(),
-        }
-    }
-
-    /// The driver's options.
-    fn words(&self) -> String {
-        let wait = format!("{:?}", self.wait).to_lowercase();
-        let (seconds, warm_up, more) = (self.seconds, self.warm_up, &self.more);
-        let (depth, queues, bytes) = (self.depth, self.queues, self.block_bytes);
-        let options = format!("--depth {depth} --queues {queues} --bs {bytes}");
-        let mix = self.read_percent;
-        format!("--{wait} --seconds {seconds} --warm-up {warm_up} {options} --mix {mix}{more}")
-    }
-}
-
-impl Case {
-    /// A case without facts.
-    pub(super) fn new(
-        point: String,
-        subject: String,
-        daemons: Vec<Vec<String>>,
-        load: Load,
-    ) -> Case {
-        Case {
-            point,
-            subject,
-            daemons,
-            load,
-            learns: 0.0,
-            facts: Value::Null,
-        }
-    }
-
-    /// Adds words to its daemons' command lines.
-    pub(super) fn extend(&mut self, words: &[&str]) {
-        let words = words.iter().map(|word| (*word).to_owned());
-        for daemon in &mut self.daemons {
-            daemon.extend(words.clone());
-        }
-    }
-}
 
 impl Desk {
     /// Provides and builds the programs, begins the run.
@@ -197,13 +105,13 @@ impl Desk {
         })
     }
 
-    /// The file or device that suites read: the operator's, or a filled file of ours.
+    /// Returns the file or device that suites read: the operator's, or a filled file of ours.
     pub(super) fn disk(&mut self, suite: &str) -> Result<PathBuf> {
         let Some(disk) = &self.options.disk else {
             return self.own_file();
         };
         let disk = std::path::absolute(disk).at(disk)?;
-        match image::check(&disk) {
+        match filled::check(&disk) {
             Ok(()) => {}
             Err(why) if self.options.allow_thin => self.run.warn(suite, &why)?,
             Err(why) => {
@@ -214,7 +122,7 @@ impl Desk {
         Ok(disk)
     }
 
-    /// The same for suites that write: the operator's disk only when that was allowed.
+    /// Returns the file or device for suites that write: the operator's disk only when that was allowed.
     pub(super) fn disk_to_write(&mut self, suite: &str) -> Result<PathBuf> {
         if self.options.disk.is_none() || self.options.destructive {
             return self.disk(suite);
@@ -230,7 +138,44 @@ impl Desk {
             Pace::Smoke => ("smoke.img", SMOKE_FILE_BYTES),
             Pace::Full | Pace::Quick => ("random.img", FILE_BYTES),
         };
-        image::random_file(&self.root.join("target/bench").join(name), bytes)
+        filled::random_file(&self.root.join("target/bench").join(name), bytes)
+    }
+
+    /// These subjects at a point, and SPDK if there is one.
+    pub(super) fn cases(
+        &self,
+        point: &str,
+        store: &Store,
+        load: &Load,
+        subjects: &[&str],
+    ) -> Result<Vec<Case>> {
+        let subjects = subjects.iter().copied();
+        let subjects = subjects.chain(self.spdk.as_ref().map(|_| SPDK));
+        let cases = subjects.map(|subject| self.case(point, store, load, subject));
+        cases.collect()
+    }
+
+    pub(super) fn case(
+        &self,
+        point: &str,
+        store: &Store,
+        load: &Load,
+        subject: &str,
+    ) -> Result<Case> {
+        let line = match (subject, store, &self.spdk) {
+            (SPDK, _, Some(spdk)) => spdk.line(self.run.folder(), &self.cpus.daemon, store)?,
+            (BARE, Store::Disk(disk), _) => bare::line(disk, load, &self.cpus.driver),
+            _ => line(&self.cleave, subject, &store.words(), load.queues),
+        };
+        Ok(Case {
+            facts: json!({ "store": format!("{store:?}") }),
+            ..Case::new(
+                point.to_owned(),
+                subject.to_owned(),
+                vec![line],
+                load.clone(),
+            )
+        })
     }
 
     /// Measures all cases with fresh daemons, after a warm-up unless that would take longer than all the rest.
@@ -294,7 +239,7 @@ impl Desk {
 
     fn measure(&self, case: &Case, running: &mut Running) -> Result<Value> {
         if case.subject == BARE {
-            return fio::run(self.run.folder(), &case.daemons.concat(), &case.load);
+            return bare::run(self.run.folder(), &case.daemons.concat(), &case.load);
         }
         if !running.contains_key(&case.daemons) {
             let first = running.values().map(Vec::len).sum::<usize>();

@@ -1,5 +1,5 @@
 //! `cargo xtask bench instructions`: how many instructions an I/O costs in the worker, on a null disk, counted by
-//! callgrind. The same program and input give the same count, so a change of a few per cent is no noise, and CI can judge
+//! callgrind. The same program and input give the same count, so a change of a few per cent is not noise, and CI can judge
 //! it. Time is not measured: instructions say nothing about caches, the kernel, or what waits for what.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use cleave_rig::setup;
 use cleave_rig::{At, Result, quietly};
 use serde_json::{Value, json};
 
-use crate::report::{Recorded, Run, environment};
+use crate::run_folder::{Recorded, Run, environment};
 
 /// File of the reference counts; rewritten by `--accept`.
 const REFERENCE: &str = "benches/instructions.toml";

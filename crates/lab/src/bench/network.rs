@@ -5,7 +5,8 @@ use cleave_rig::{At, Result, words};
 use itertools::iproduct;
 use serde_json::json;
 
-use super::desk::{Case, Desk, Load, Wait};
+use super::desk::Desk;
+use super::load::{Case, Load, Wait};
 use super::subject::{ADAPTIVE, INTERRUPT, QSD, QSD_IO_THREAD, Words, line};
 
 /// T13: ours and QEMU's client of the same server. The driver, the daemon and the server share two CPUs, and nothing is

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use cleave_rig::daemon::ticks;
 
-use crate::report::DISTURBED;
+use crate::run_folder::DISTURBED;
 
 /// Shares of one CPU, on average over a suite. Kernel threads that serve the suite's own disk count as others too, hence
 /// some room.

@@ -1,4 +1,4 @@
-//! The suites that are no rounds of cases: idle disks, starts, counts of instructions.
+//! The suites that are not rounds of cases: idle disks, starts, counts of instructions.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,11 +10,12 @@ use cleave_rig::daemon::Daemon;
 use cleave_rig::{At, Result, command};
 use serde_json::{Value, json};
 
-use super::Pace;
-use super::desk::{Desk, Load, Wait};
+use super::desk::Desk;
 use super::instructions;
+use super::load::{Load, Wait};
 use super::subject::{ADAPTIVE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, Store};
-use crate::report::{Recorded, merged};
+use crate::pace::Pace;
+use crate::run_folder::{Recorded, merged};
 
 /// T7: disks that were asked a little and are then left alone, all subjects in the same seconds: idle ones do not disturb
 /// each other, and one that is not idle is found out.

@@ -6,9 +6,6 @@ use std::path::{Path, PathBuf};
 use cleave_rig::{At, Result, words};
 use serde_json::{Value, json};
 
-use super::desk::{Case, Desk, Load};
-use super::fio;
-
 /// Stands in a command line for the path of the daemon's socket.
 pub(super) const SOCKET: &str = "{socket}";
 
@@ -38,7 +35,7 @@ pub(super) struct Words {
 }
 
 impl Store {
-    fn words(&self) -> Words {
+    pub(super) fn words(&self) -> Words {
         match self {
             // Both leave the memory of reads alone.
             Store::Null => Words {
@@ -59,45 +56,6 @@ impl Store {
                 }
             }
         }
-    }
-}
-
-impl Desk {
-    /// These subjects at a point, and SPDK if there is one.
-    pub(super) fn cases(
-        &self,
-        point: &str,
-        store: &Store,
-        load: &Load,
-        subjects: &[&str],
-    ) -> Result<Vec<Case>> {
-        let subjects = subjects.iter().copied();
-        let subjects = subjects.chain(self.spdk.as_ref().map(|_| SPDK));
-        let cases = subjects.map(|subject| self.case(point, store, load, subject));
-        cases.collect()
-    }
-
-    pub(super) fn case(
-        &self,
-        point: &str,
-        store: &Store,
-        load: &Load,
-        subject: &str,
-    ) -> Result<Case> {
-        let line = match (subject, store, &self.spdk) {
-            (SPDK, _, Some(spdk)) => spdk.line(self.run.folder(), &self.cpus.daemon, store)?,
-            (BARE, Store::Disk(disk), _) => fio::line(disk, load, &self.cpus.driver),
-            _ => line(&self.cleave, subject, &store.words(), load.queues),
-        };
-        Ok(Case {
-            facts: json!({ "store": format!("{store:?}") }),
-            ..Case::new(
-                point.to_owned(),
-                subject.to_owned(),
-                vec![line],
-                load.clone(),
-            )
-        })
     }
 }
 
@@ -169,7 +127,7 @@ impl Spdk {
 
     /// Writes its configuration, and returns the command line that reads it. Without huge pages it serves as well: the
     /// driver's memory is not its own.
-    fn line(&self, run: &Path, cpu: &str, store: &Store) -> Result<Vec<String>> {
+    pub(super) fn line(&self, run: &Path, cpu: &str, store: &Store) -> Result<Vec<String>> {
         let config = run.join(match store {
             Store::Null => "spdk-null.json",
             Store::Disk(_) => "spdk-disk.json",

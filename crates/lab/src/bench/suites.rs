@@ -8,12 +8,15 @@ use cleave_rig::{At, PINNED, Result, quietly, words};
 use itertools::iproduct;
 use serde_json::{Value, json};
 
-use super::Pace;
+use super::bare;
 use super::cpus::Cpus;
-use super::desk::{Case, Desk, Load, Served, Wait};
+use super::desk::{Desk, Served};
+use super::load::{Case, Load, Wait};
 use super::subject::{ADAPTIVE, BARE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, Store, serve};
-use super::{fio, image};
-use crate::report::merged;
+use crate::filled;
+use crate::offered::two_digits;
+use crate::pace::Pace;
+use crate::run_folder::merged;
 
 /// Depth, and how the driver waits, as points are named.
 fn waits(depth: u32, wait: Wait) -> String {
@@ -88,7 +91,7 @@ fn legs(desk: &mut Desk, seconds: f64) -> Result {
     const COUNT: u64 = 28;
     let leg_bytes: u64 = desk.pace.pick(64 << 20, 16 << 20, 1 << 20);
     let (folder, mib) = (desk.root.join("target/bench/legs"), leg_bytes >> 20);
-    let file = |name: String, bytes| image::random_file(&folder.join(name), bytes);
+    let file = |name: String, bytes| filled::random_file(&folder.join(name), bytes);
     let one = [file(format!("one-{mib}.img"), leg_bytes * COUNT)?];
     let many = (0..COUNT).map(|leg| file(format!("leg-{mib}-{leg}.img"), leg_bytes));
     let many = many.collect::<Result<Vec<PathBuf>>>()?;
@@ -158,7 +161,7 @@ pub(super) fn split(desk: &mut Desk) -> Result {
             });
         }
         if spec == real_spec {
-            let fio = fio::line(&real, &load, &desk.cpus.driver);
+            let fio = bare::line(&real, &load, &desk.cpus.driver);
             cases.push(case(BARE, vec![fio]));
         }
         desk.rounds("split", 1..=desk.rounds, &cases, Served::Throughout)?;
@@ -172,7 +175,7 @@ fn split_so(desk: &Desk, way: &str, disk: &str) -> Vec<String> {
     serve(&desk.cleave, &options, &[disk])
 }
 
-/// The same bytes outstanding, in one request or in ever more and smaller ones: the bare disk by the probe, then `off` and
+/// Measures equally many bytes outstanding, in one request or in ever more and smaller ones: the bare disk by the probe, then `off` and
 /// `auto` in turn.
 fn study_a(desk: &mut Desk, spec: &str) -> Result {
     let pace = desk.pace;
@@ -371,12 +374,6 @@ fn rates(desk: &Desk, store: &Store) -> Result<Vec<f64>> {
     Ok(rates.collect())
 }
 
-/// 1234 as 1200.
-pub(crate) fn two_digits(value: f64) -> f64 {
-    let unit = 10_f64.powf(value.max(1.0).log10().floor() - 1.0);
-    (value / unit).round() * unit
-}
-
 /// T9: one disk and many, one vring and many; 4 KiB reads of null disks, so much in flight that no daemon waits for the
 /// driver. A daemon for each disk.
 pub(super) fn scale(desk: &mut Desk) -> Result {
@@ -439,18 +436,6 @@ pub(super) fn recording(desk: &mut Desk) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rates_are_said_in_two_digits() {
-        for (value, said) in [
-            (100.0, 100.0),
-            (1234.0, 1200.0),
-            (98_765.0, 99_000.0),
-            (7.2, 7.2),
-        ] {
-            assert!((two_digits(value) - said).abs() < 1e-6, "{value}");
-        }
-    }
 
     #[test]
     fn a_row_holds_the_same_bytes_down_to_4_kib() {

@@ -12,8 +12,8 @@ use cleave_rig::{At, PINNED, Result, command, words};
 use itertools::Itertools;
 use serde_json::{Value, json};
 
-use super::fio::{self, Jobs, Output};
-use super::lab::Lab;
+use super::equipment::Equipment;
+use super::jobs::{Jobs, Output, dots};
 use super::stages::{Sample, Watch};
 use super::subject::{Attached, Subject};
 
@@ -64,8 +64,12 @@ struct Span {
 
 impl Guest {
     /// Boots a guest with a subject's disks, the first of them alone or several together.
-    pub(super) fn boot(lab: &Lab, subject: &Subject, disks: Vec<Attached<'_>>) -> Result<Guest> {
-        let sockets = (0..disks.len()).map(|n| lab.folder.join(format!("disk{n}.sock")));
+    pub(super) fn boot(
+        kit: &Equipment,
+        subject: &Subject,
+        disks: Vec<Attached<'_>>,
+    ) -> Result<Guest> {
+        let sockets = (0..disks.len()).map(|n| kit.folder.join(format!("disk{n}.sock")));
         let sockets = sockets.collect_vec();
         let disks = disks
             .into_iter()
@@ -73,22 +77,22 @@ impl Guest {
         let disks: Vec<(Attached<'_>, &Path)> = disks.collect();
         let (mut daemons, mut lines) = (Vec::new(), Vec::new());
         for (disk, socket) in &disks {
-            let Some(line) = subject.daemon(&lab.cleave, disk, socket) else {
+            let Some(line) = subject.daemon(&kit.cleave, disk, socket) else {
                 continue;
             };
             let pinned = [words(PINNED, &[&SERVER_CPU]), line.clone()].concat();
             daemons.push(Daemon::start(&pinned, socket.to_path_buf())?);
             lines.push(line);
         }
-        let results = lab.folder.join("results");
+        let results = kit.folder.join("results");
         // Left from the guest before, it would be read as this one's.
         let _ = std::fs::remove_file(&results);
         let mut devices = words(PORT, &[&results.to_string_lossy().replace(',', ",,")]);
         devices.extend(subject.devices(&disks));
         let commands = json!({ "qemu": devices, "daemons": lines });
-        let line = qemu(QEMU, lab.accelerator, 1, &[devices, lab.boot(disks.len())?]);
+        let line = qemu(QEMU, kit.accelerator, 1, &[devices, kit.boot(disks.len())?]);
         let line = [words(PINNED, &[&SERVER_CPU]), line].concat();
-        let log = lab.folder.join(format!("{}.log", subject.name));
+        let log = kit.folder.join(format!("{}.log", subject.name));
         let mut machine = Machine::run(command(&line), &log, BOOT_LIMIT)?;
         let watch = Watch {
             qemu: machine.process(),
@@ -108,7 +112,7 @@ impl Guest {
             machine,
             daemons,
             watch,
-            accelerator: lab.accelerator,
+            accelerator: kit.accelerator,
             results,
             results_read: 0,
             disks: found,
@@ -216,7 +220,7 @@ impl Ran {
 
     fn take(&mut self, name: &str, text: &str) -> Result {
         match name.strip_suffix("_lat.log") {
-            Some(job) => drop(self.dots.insert(job.to_owned(), fio::dots(text))),
+            Some(job) => drop(self.dots.insert(job.to_owned(), dots(text))),
             None => self.output = Output::parse(text)?,
         }
         Ok(())

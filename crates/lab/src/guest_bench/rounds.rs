@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use cleave_rig::Result;
 use serde_json::{Value, json};
 
-use super::Effort;
-use super::fio::{Jobs, MIXED_DEPTH};
+use super::equipment::Equipment;
 use super::guest::{Guest, Ran};
-use super::lab::Lab;
+use super::jobs::{Jobs, MIXED_DEPTH};
+use super::options::Effort;
 use super::subject::{Attached, Subject};
-use crate::bench::two_digits;
-use crate::report::{Run, merged};
+use crate::offered::two_digits;
+use crate::run_folder::{Run, merged};
 
 /// The name of this suite in the raw data.
 pub(super) const SUITE: &str = "guest";
@@ -39,7 +39,7 @@ const TOGETHER_DEPTH: u32 = 16;
 
 /// A run under way.
 pub(super) struct Rounds<'a> {
-    pub(super) lab: &'a Lab,
+    pub(super) kit: &'a Equipment,
     pub(super) effort: &'a Effort,
     pub(super) subjects: Vec<&'static Subject>,
     pub(super) run: &'a mut Run,
@@ -163,11 +163,11 @@ impl Rounds<'_> {
     /// A guest with the filled disk, and the disk's name in it.
     fn boot_alone(&self, subject: &Subject) -> Result<(Guest, String)> {
         let disk = Attached {
-            image: &self.lab.filled,
+            image: &self.kit.filled,
             throttle: None,
             is_shared: false,
         };
-        let guest = Guest::boot(self.lab, subject, vec![disk])?;
+        let guest = Guest::boot(self.kit, subject, vec![disk])?;
         let (name, _) = guest.disks.first().cloned().unwrap_or_default();
         Ok((guest, name))
     }
@@ -228,7 +228,7 @@ impl Rounds<'_> {
         // Told apart by their sizes: a guest finds its disks in any order.
         let bytes = self.effort.disk_bytes;
         let (slow_bytes, thin_bytes) = (bytes / 2, bytes / 4);
-        let (filled, thin) = (&*self.lab.filled, self.lab.thin(thin_bytes)?);
+        let (filled, thin) = (&*self.kit.filled, self.kit.thin(thin_bytes)?);
         let disks = [(filled, None), (filled, None), (filled, None)];
         let slow = (filled, Some((SLOW_IOPS, slow_bytes)));
         let disks = disks.into_iter().chain([slow, (&*thin, None)]);
@@ -237,7 +237,7 @@ impl Rounds<'_> {
             throttle,
             is_shared: true,
         });
-        let mut guest = Guest::boot(self.lab, turn.subject, disks.collect())?;
+        let mut guest = Guest::boot(self.kit, turn.subject, disks.collect())?;
         let disks = [guest.disks_of(bytes), guest.disks_of(slow_bytes)].concat();
         let thin = guest.disks_of(thin_bytes);
         let ([filled, _, _, _], [thin]) = (disks.as_slice(), thin.as_slice()) else {

@@ -52,7 +52,7 @@ pub(super) struct Attached<'a> {
     pub(super) image: &'a Path,
     /// The most requests a second, and the size that the disk shows, in bytes.
     pub(super) throttle: Option<(u32, u64)>,
-    /// Whether other disks of the guest are on the same file: none of them is written then.
+    /// Other disks of the guest are on the same file: none of them is written then.
     pub(super) is_shared: bool,
 }
 
@@ -88,7 +88,7 @@ impl Subject {
         line
     }
 
-    /// Whether QEMU does the I/O in its main loop.
+    /// Returns true if QEMU does the I/O in its main loop.
     pub(super) fn is_served_by_main_loop(&self) -> bool {
         self.qemu.is_some() && !self.io_thread
     }
@@ -98,7 +98,7 @@ impl Subject {
         self.io_thread.then_some("IO io")
     }
 
-    /// Whether our daemon serves it.
+    /// Returns true if our daemon serves it.
     pub(super) fn is_cleave(&self) -> bool {
         self.cleave.is_some()
     }

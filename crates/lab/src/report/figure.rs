@@ -1,9 +1,8 @@
 //! A view's figures: panels of bars, lines, dots or stacked bars, from raw lines.
 
+use cleave_chart::{Axis, Figure, Marks, Panel, Scale, Series, Spread};
 use serde::Deserialize;
 
-use super::Spread;
-use super::chart::{Axis, Figure, Marks, Panel, Scale, Series};
 use super::rounds::{Rounds, number};
 
 /// A figure, or one for each text that `each` makes of the lines.
@@ -51,7 +50,7 @@ struct PanelView {
     of: String,
     #[serde(default = "linear", with = "AxisScale")]
     y_scale: Scale,
-    /// Whether all panels that `each` makes reach as far.
+    /// Has all panels that `each` makes reach equally far.
     #[serde(default)]
     has_common_y: bool,
     /// A subject that values are divided by, round by round; the rest is shown in per cent above it.
@@ -73,7 +72,7 @@ enum Kind {
     Bars,
     Lines,
     Stacked,
-    /// Each line's `dots`, its rounds one behind the other.
+    /// Each line's `dots`, its rounds one after the other.
     Dots,
 }
 

@@ -6,16 +6,15 @@ mod figure;
 mod page;
 mod probe;
 mod rounds;
-mod run;
 mod verdict;
 mod view;
 
 use std::path::{Path, PathBuf};
 
-use cleave_chart::{self as chart, Spread};
+use cleave_chart::svg;
 use cleave_rig::{At, Result};
 
-pub(crate) use run::{DISTURBED, Recorded, Run, environment, merged};
+use crate::run_folder::Recorded;
 use view::Section;
 
 /// The sections that the page shows of a run. A suite without lines has no section.
@@ -66,7 +65,7 @@ fn keep_figures(run: &Recorded, sections: &[Section]) -> Result {
         for figure in &section.figures {
             let path = folder.join(format!("{}.svg", figure.name));
             match run.is_disturbed(&section.id) {
-                false => std::fs::write(&path, chart::svg(figure)).at(&path)?,
+                false => std::fs::write(&path, svg(figure)).at(&path)?,
                 true if path.exists() => std::fs::remove_file(&path).at(&path)?,
                 true => {}
             }
@@ -81,6 +80,7 @@ mod tests {
 
     use super::verdict::Standing;
     use super::*;
+    use crate::run_folder::{DISTURBED, Run};
 
     #[test]
     fn a_disturbed_suite_is_not_judged_and_leaves_no_figure() {

@@ -1,12 +1,12 @@
 //! The page: figures within it, nothing fetched from outside, readable where it is copied to.
 
+use cleave_chart::{escaped, svg};
 use itertools::Itertools;
 use serde_json::Value;
 
-use super::Recorded;
-use super::chart::{self, escaped};
 use super::verdict::{Standing, Verdict};
 use super::view::{Section, Table};
+use crate::run_folder::Recorded;
 
 const STYLE: &str = "body{font:15px/1.5 'DejaVu Sans',Verdana,sans-serif;color:#222;max-width:1040px;margin:24px auto;\
 padding:0 16px}h1{font-size:26px}h2{font-size:20px;margin-top:48px;border-bottom:1px solid #ccc}h3{font-size:15px}\
@@ -133,7 +133,7 @@ fn section(whose: &str, section: &Section) -> String {
     let mut out = format!("<h2 id=\"{}\">{title}</h2>\n", section.id);
     let notes = section.notes.iter();
     out.extend(notes.map(|note| format!("<p>{}</p>\n", escaped(note))));
-    let figures = section.figures.iter().map(chart::svg);
+    let figures = section.figures.iter().map(svg);
     out.extend(figures.map(|svg| format!("<figure>\n{svg}</figure>\n")));
     for Table { title, head, rows } in &section.tables {
         let (title, rows) = (escaped(title), table(Some(head), rows));
@@ -169,9 +169,9 @@ fn machine(run: &Recorded) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Spread;
     use super::super::verdict::Bar;
     use super::*;
+    use cleave_chart::Spread;
 
     fn sections(median: f64) -> Vec<Section> {
         vec![Section {

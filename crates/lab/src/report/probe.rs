@@ -3,11 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
+use cleave_chart::{Axis, Figure, Marks, Panel, Scale, Series, Spread, svg};
 use cleave_rig::{At, Result};
 use serde::Deserialize;
-
-use super::Spread;
-use super::chart::{self, Axis, Figure, Marks, Panel, Scale, Series};
 
 /// The amounts outstanding lie between these two; their lines are coloured by their place in between.
 const OUTSTANDING_MIN: u64 = 512;
@@ -71,7 +69,7 @@ pub(super) fn draw(file: &Path) -> Result<PathBuf> {
         .map_err(|error| format!("not the JSON of `cleave probe`: {error}"))
         .at(file)?;
     let figure = file.with_added_extension("svg");
-    std::fs::write(&figure, chart::svg(&probe.figure())).at(&figure)?;
+    std::fs::write(&figure, svg(&probe.figure())).at(&figure)?;
     Ok(figure)
 }
 
@@ -235,14 +233,14 @@ mod tests {
         Report::new(device, directions.iter().map(matrix).collect(), &around).json()
     }
 
-    fn svg(json: &str) -> String {
+    fn drawn(json: &str) -> String {
         let probe: Probe = serde_json::from_str(json).unwrap();
-        chart::svg(&probe.figure())
+        svg(&probe.figure())
     }
 
     #[test]
     fn a_figure_has_all_points_of_the_probes_json_and_names_a_model() {
-        let text = svg(&json(&[Direction::Read, Direction::Write], usize::MAX));
+        let text = drawn(&json(&[Direction::Read, Direction::Write], usize::MAX));
         assert_eq!(text.matches("<title>").count(), 210);
         assert!(text.contains("modelled") && text.contains("&lt;a &amp; &quot;b&quot;&gt;"));
         assert!(text.contains("1 × 512 KiB: ") && text.contains("Random writes"));
@@ -251,7 +249,7 @@ mod tests {
     #[test]
     fn little_or_nothing_measured_is_still_a_figure() {
         for (directions, points) in [(&[][..], 0), (&[Direction::Read], 1)] {
-            let text = svg(&json(directions, points));
+            let text = drawn(&json(directions, points));
             assert_eq!(text.matches("<title>").count(), points);
         }
     }

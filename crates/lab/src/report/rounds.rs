@@ -6,10 +6,11 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
+use cleave_chart::Spread;
 use itertools::Itertools;
 use serde_json::Value;
 
-use super::{Recorded, Spread};
+use crate::run_folder::Recorded;
 
 /// Some of a suite's measurements.
 #[derive(Clone)]
@@ -89,7 +90,7 @@ impl<'a> Rounds<'a> {
 }
 
 /// The value of an expression: `daemon_wakes_s + driver_wakes_s / iops` is the sum by the rate. `a or b` is b where a is
-/// missing; `a?` is 0 where it is missing. A word that is no number is a field of
+/// missing; `a?` is 0 where it is missing. A word that is not a number is a field of
 /// the line, or of its result.
 pub(super) fn number(line: &Value, expression: &str) -> Option<f64> {
     let mut words = expression.split_whitespace();
@@ -158,7 +159,7 @@ fn holds(line: &Value, condition: &str) -> bool {
     matches(&filled(&template, line), pattern) == is_wanted
 }
 
-/// Whether a text is one of several, of which each may have a `*`.
+/// Returns true if a text is one of several, of which each may have a `*`.
 pub(super) fn matches(text: &str, patterns: &str) -> bool {
     let is_it = |pattern: &str| match pattern.split_once('*') {
         None => text == pattern,
@@ -181,7 +182,7 @@ pub(super) fn said(spread: Option<Spread>, digits: usize) -> String {
     }
 }
 
-/// A ratio as a table shows it; one whose rounds lie on both sides of 1 is no difference.
+/// A ratio as a table shows it; one whose rounds lie on both sides of 1 shows no difference.
 pub(super) fn said_ratio(ratio: Option<Spread>) -> String {
     match ratio {
         Some(spread) if spread.min < 1.0 && 1.0 < spread.max => {

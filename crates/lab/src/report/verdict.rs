@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Spread;
+use cleave_chart::Spread;
 
 #[derive(Clone)]
 pub(super) struct Verdict {
@@ -41,7 +41,7 @@ pub(super) enum Standing {
 }
 
 impl Bar {
-    /// `≥ 3`, `≤ 1.15`; anything else is no bar.
+    /// Reads `≥ 3` or `≤ 1.15`; anything else means that there is no bar.
     pub(super) fn parse(text: &str) -> Bar {
         let number = |sign| text.strip_prefix(sign)?.trim().parse().ok();
         match (number('≥'), number('≤')) {
@@ -74,7 +74,7 @@ impl Verdict {
         }
     }
 
-    /// Whether the rounds differ by more than the median differs from the bar: the next run may say otherwise.
+    /// Returns true if the rounds differ by more than the median differs from the bar: the next run may say otherwise.
     pub(super) fn is_within_noise(&self) -> bool {
         match self.must {
             Bar::AtLeast(bar) | Bar::AtMost(bar) => {

@@ -3,13 +3,14 @@
 
 use std::sync::LazyLock;
 
+use cleave_chart::Figure;
 use itertools::{Itertools, iproduct};
 use serde::Deserialize;
 
-use super::chart::Figure;
+use super::figure;
 use super::rounds::{Rounds, filled, matches, said, said_ratio};
 use super::verdict::{Bar, Verdict};
-use super::{Recorded, figure};
+use crate::run_folder::Recorded;
 
 /// All sections, in the order of the page.
 pub(super) static SECTIONS: LazyLock<Vec<View>> = LazyLock::new(|| {
@@ -54,7 +55,7 @@ struct TableView {
     conditions: Vec<String>,
     /// The subject that ratios are taken to: see [`base`].
     base: Option<String>,
-    /// `head | expression | digits`. Instead of digits: `ratio`, with a base of its own behind it if need be; or `text`, of a
+    /// `head | expression | digits`. Instead of digits: `ratio`, with a base of its own after it if need be; or `text`, of a
     /// template.
     columns: Vec<String>,
 }
@@ -86,7 +87,7 @@ struct VerdictView {
     aim: String,
     #[serde(default)]
     is_count: bool,
-    /// Whether CPUs that were full on either side are named.
+    /// Names the CPUs that were full on either side.
     #[serde(default)]
     names_full_cpus: bool,
 }

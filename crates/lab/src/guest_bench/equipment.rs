@@ -8,12 +8,12 @@ use cleave_rig::guest::{self, Accelerator, Initramfs, Kernel, QEMU, boot};
 use cleave_rig::setup;
 use cleave_rig::{At, Result, quietly};
 
+use super::options::{Options, Wanted};
 use super::subject::Subject;
-use super::{Options, Wanted};
-use crate::bench::image::random_file;
+use crate::filled::random_file;
 
 /// Set up once for all guests of a run.
-pub(super) struct Lab {
+pub(super) struct Equipment {
     pub(super) kernel: Kernel,
     /// The kernel that QEMU starts, unpacked if that works.
     pub(super) image: PathBuf,
@@ -30,8 +30,8 @@ pub(super) struct Lab {
     devices: String,
 }
 
-impl Lab {
-    pub(super) fn set_up(root: &Path, options: &Options) -> Result<Lab> {
+impl Equipment {
+    pub(super) fn set_up(root: &Path, options: &Options) -> Result<Equipment> {
         if cfg!(not(target_arch = "x86_64")) {
             return Err("the guests boot an x86-64 kernel and need an x86-64 machine".to_owned());
         }
@@ -56,7 +56,7 @@ impl Lab {
         let initramfs = Initramfs::build(root, &kernel)?;
         let accelerator = accelerator(options.accelerator, &kernel, &initramfs, &folder)?;
         let bytes = options.effort().disk_bytes;
-        Ok(Lab {
+        Ok(Equipment {
             _lock: lock,
             image: kernel.quick_image(root, &folder)?,
             filled: random_file(&folder.join(format!("filled-{}M.img", bytes >> 20)), bytes)?,
@@ -100,7 +100,7 @@ impl Lab {
     }
 }
 
-impl Drop for Lab {
+impl Drop for Equipment {
     fn drop(&mut self) {
         clean(&self.folder);
     }

@@ -44,8 +44,8 @@ pub(crate) fn random_file(path: &Path, bytes: u64) -> Result<PathBuf> {
     check(path).map(|()| path.to_owned())
 }
 
-/// Whether a disk holds data everywhere. Areas that were never written are answered without the device.
-pub(super) fn check(path: &Path) -> Result {
+/// Checks that a disk holds data everywhere. Areas that were never written are answered without the device.
+pub(crate) fn check(path: &Path) -> Result {
     let mut file = File::open(path).at(path)?;
     let meta = file.metadata().at(path)?;
     if meta.is_file() && meta.blocks() * 512 < meta.len() {

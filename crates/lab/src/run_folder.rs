@@ -87,13 +87,13 @@ pub(crate) struct Recorded {
     pub(crate) folder: PathBuf,
     pub(crate) environment: Value,
     /// Measurements of all suites, in the order in which they were made.
-    pub(super) lines: Vec<Value>,
+    pub(crate) lines: Vec<Value>,
     /// Suite and text.
     pub(crate) warnings: Vec<(String, String)>,
     /// The arguments of the run.
     pub(crate) asked: Value,
     pub(crate) is_complete: bool,
-    /// Lines that are no JSON: of a run that was cut off in the middle of one.
+    /// Lines that are not JSON: a run may be cut off in the middle of one.
     pub(crate) torn: usize,
 }
 
@@ -133,7 +133,7 @@ impl Recorded {
         self.lines.iter().filter(counts).collect()
     }
 
-    /// Whether others used the CPUs while a suite was measured: its ratios are not judged then, and its figures not kept.
+    /// Returns true if others used the CPUs while a suite was measured: its ratios are not judged then, and its figures not kept.
     pub(crate) fn is_disturbed(&self, suite: &str) -> bool {
         let mut warnings = self.warnings.iter();
         warnings.any(|(own, text)| own == suite && text.starts_with(DISTURBED))

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use cleave_rig::Result;
 use serde_json::{Value, json};
 
-use crate::bench::fio::{figure, report};
+use crate::fio::{figure, report};
 
 /// Loads on a disk, one after the other in a single run of fio.
 pub(super) struct Jobs {
@@ -121,7 +121,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// A job that met errors is no measurement.
+    /// Reads what fio wrote. A job that met errors measured nothing.
     pub(super) fn parse(text: &str) -> Result<Output> {
         let whole = report(text)?;
         let list = whole["jobs"].as_array().ok_or("fio wrote no jobs")?;

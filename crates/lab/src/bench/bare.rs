@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use cleave_rig::{At, Result, execute, words};
+use cleave_rig::{Result, execute, words};
 use serde_json::{Value, json};
 
-use super::desk::Load;
+use super::load::Load;
+use crate::fio::{figure, report};
 
 /// fio's command line for a load on a disk, with as many in flight as of the driver, from one thread for each vring. Its
 /// engine is io_uring, with the file and the buffers registered.
@@ -31,18 +32,6 @@ pub(super) fn line(disk: &Path, load: &Load, cpu: &str) -> Vec<String> {
 pub(super) fn run(folder: &Path, line: &[String], load: &Load) -> Result<Value> {
     let said = execute(folder, line)?;
     result(&report(&said)?["jobs"][0], load.depth * load.queues)
-}
-
-/// fio's report, which follows the messages of fio and its hooks.
-pub(crate) fn report(said: &str) -> Result<Value> {
-    let report = &said[said.find('{').unwrap_or(0)..];
-    serde_json::from_str(report).at(format!("fio said {said}"))
-}
-
-/// A figure of a job, by its place.
-pub(crate) fn figure(job: &Value, place: &str) -> Result<f64> {
-    let found = job.pointer(place).and_then(Value::as_f64);
-    found.ok_or_else(|| format!("fio's job has no {place}: {job}"))
 }
 
 /// A job's figures in the driver's words.
