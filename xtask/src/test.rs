@@ -46,7 +46,7 @@ impl Selection {
         self.part.map_or(part != Part::Ceph, |only| only == part)
     }
 
-    /// Whether the guests, or the measurements, run.
+    /// Returns true if the guests, or the measurements, run.
     fn runs(&self, part: Part) -> bool {
         !self.quick && self.includes(part)
     }

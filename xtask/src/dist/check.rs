@@ -7,41 +7,34 @@ use cleave_rig::built;
 use cleave_rig::setup;
 use cleave_rig::{Result, empty_folder, quietly};
 
-use super::{Release, VERSION};
 use crate::step::step;
 
-/// Runs as root.
-pub(super) fn run(root: &Path, release: &Release) -> Result {
+/// Installs the packages in `out`, as root.
+pub(super) fn run(root: &Path, out: &Path, version: &str) -> Result {
     let checked_with = ["lintian", "man", "systemd-analyze", "unshare"];
     let pasted = ["qemu-system-x86_64", "qemu-img"];
     setup::provide_programs(root, &[&checked_with[..], &pasted].concat())?;
     let remedy = "the script is xtask/src/dist/check.sh";
     step("installation", remedy, || {
-        let folder = release.out.join("root");
+        let folder = out.join("root");
         empty_folder(&folder)?;
         let script = root.join("xtask/src/dist/check.sh");
         let (script, folder) = (script.display(), folder.display());
         let line = "unshare --mount sh {} {} {}";
-        let said = quietly(&release.out, line, &[&script, &folder, &VERSION])?;
+        let said = quietly(out, line, &[&script, &folder, &version])?;
         Ok(said.trim().replace('\n', "; "))
     })?;
     let remedy = "the script is xtask/src/dist/boot.sh";
     step("units", remedy, || {
-        let folder = release.out.join("root");
+        let folder = out.join("root");
         empty_folder(&folder)?;
         let script = root.join("xtask/src/dist/boot.sh");
         let architecture = quietly(root, "dpkg --print-architecture", &[])?;
-        let deb = release
-            .out
-            .join(format!("cleave_{VERSION}_{}.deb", architecture.trim()));
+        let deb = out.join(format!("cleave_{version}_{}.deb", architecture.trim()));
         let [_, drive] = built::programs(root)?;
         let (script, folder, deb) = (script.display(), folder.display(), deb.display());
         let line = "sh {} {} {} {}";
-        let said = quietly(
-            &release.out,
-            line,
-            &[&script, &folder, &deb, &drive.display()],
-        )?;
+        let said = quietly(out, line, &[&script, &folder, &deb, &drive.display()])?;
         Ok(said.trim().to_owned())
     })
 }

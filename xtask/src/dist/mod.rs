@@ -119,7 +119,7 @@ pub(crate) fn run(root: &Path, request: &Request) -> Result {
     step("rpm", "see above", || release.rpm(root))?;
     step("sums", "see above", || release.sums())?;
     match request.check {
-        true => check::run(root, &release),
+        true => check::run(root, &release.out, VERSION),
         false => Ok(()),
     }
 }

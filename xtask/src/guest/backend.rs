@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use cleave_rig::daemon::Daemon;
 use cleave_rig::{Result, quietly, words};
 
-use super::cases::Bench;
-use super::{BackendKind, Lab};
+use super::bench::Bench;
+use super::kit::{BackendKind, Kit};
 
 /// How the daemon of a test differs from the usual one.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,8 +48,8 @@ pub(super) fn nbd_server(folder: &Path, bytes: u64) -> Result<Daemon> {
 }
 
 /// Starts a Ceph cluster with an image.
-pub(super) fn cluster(lab: &Lab, folder: &Path, bytes: u64) -> Result<Daemon> {
-    let (program, folder) = (lab.ceph.display(), folder.join("ceph"));
+pub(super) fn cluster(kit: &Kit, folder: &Path, bytes: u64) -> Result<Daemon> {
+    let (program, folder) = (kit.ceph.display(), folder.join("ceph"));
     let megabytes = bytes >> 20;
     let line = words("{} {} {}", &[&program, &folder.display(), &megabytes]);
     Daemon::start(&line, folder.with_extension("sock"))
@@ -57,18 +57,18 @@ pub(super) fn cluster(lab: &Lab, folder: &Path, bytes: u64) -> Result<Daemon> {
 
 /// Starts the daemon, with the socket in a folder of its own, and waits for its socket.
 pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: Mode) -> Result<Daemon> {
-    let (lab, case) = (bench.lab, bench.case);
+    let kit = bench.kit;
     let socket = folder.join("disk.sock");
-    let (at, image, vrings) = (socket.display(), bench.image(), case.cpus);
+    let (at, image, vrings) = (socket.display(), bench.image(), bench.cpus);
     let nbd = format!("nbd+unix:///?socket={}", nbd_socket(folder).display());
     let rbd = format!("rbd:rbd/guest,conf={}/ceph/conf", folder.display());
     let file = image.display().to_string();
-    let disk = match (mode, lab.kind) {
+    let disk = match (mode, kit.kind) {
         (Mode::Nbd, BackendKind::Cleave) => nbd,
         (Mode::Rbd, BackendKind::Cleave) => rbd,
         _ => file,
     };
-    let block = case.block_bytes;
+    let block = bench.block_bytes;
     let mut line = match mode {
         // The group gets all rights to the files that the daemon makes.
         Mode::Group(id) => {
@@ -77,9 +77,9 @@ pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: Mode) -> Result<Daem
         }
         _ => Vec::new(),
     };
-    match lab.kind {
+    match kit.kind {
         BackendKind::Cleave => {
-            line.push(lab.program.display().to_string());
+            line.push(kit.program.display().to_string());
             line.extend(words(CLEAVE, &[&at, &disk, &vrings, &vrings, &block]));
             line.extend((mode == Mode::Poll).then(|| "--completion=poll".to_owned()));
             line.extend((mode == Mode::ReadOnly).then(|| "--read-only".to_owned()));
@@ -96,12 +96,4 @@ pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: Mode) -> Result<Daem
         }
     }
     Daemon::start(&line, socket)
-}
-
-/// The serial number that the guest must see.
-pub(super) fn serial(kind: BackendKind) -> &'static str {
-    match kind {
-        BackendKind::Cleave => "guest-test-7",
-        BackendKind::QemuStorageDaemon => "vhost_user_blk",
-    }
 }

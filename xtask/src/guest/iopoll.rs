@@ -3,8 +3,8 @@
 
 use cleave_rig::{Result, words};
 
-use super::BackendKind;
-use super::cases::{BOOT_LIMIT, Bench, resize};
+use super::bench::{BOOT_LIMIT, Bench, resize};
+use super::kit::BackendKind;
 
 /// The engine's tests take it for zeroes, and read all of it.
 const DISK_BYTES: u64 = 4 << 20;
@@ -18,8 +18,8 @@ driver=raw,file.driver=blkdebug,file.inject-error.0.event=read_aio,file.inject-e
 file.inject-error.0.errno=5,throttling.bps-write=2048,file.image.filename= nvme,serial=late";
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result {
-    let (lab, folder) = (bench.lab, &bench.folder);
-    if lab.kind != BackendKind::Cleave {
+    let (kit, folder) = (bench.kit, &bench.folder);
+    if kit.kind != BackendKind::Cleave {
         bench.ignored = Some("no other daemon polls".to_owned());
         return Ok(());
     }
@@ -34,8 +34,8 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result {
     }
     let initramfs = folder.join("iopoll.initramfs");
     let script = include_str!("scripts/iopoll.sh");
-    lab.initramfs
-        .write(&initramfs, script, "DISK=/dev/vda\n", &lab.programs)?;
+    kit.initramfs
+        .write(&initramfs, script, "DISK=/dev/vda\n", &kit.programs)?;
     let boot = bench.linux(&initramfs, "nvme.poll_queues=1");
     let mut machine = bench.machine("iopoll", &[devices, boot], BOOT_LIMIT)?;
     if let Some((mark, _)) = machine.mark()? {

@@ -6,7 +6,8 @@ use cleave_rig::guest::Machine;
 use cleave_rig::{At, Result, command, quietly, words};
 
 use super::backend::{self, Mode};
-use super::cases::{BOOT_LIMIT, Bench, DISK};
+use super::bench::{BOOT_LIMIT, Bench};
+use super::boots::DISK;
 
 /// User and group of QEMU: Debian's numbers. Only files in the namespace name them.
 const QEMU_ID: u32 = 64055;
@@ -19,7 +20,7 @@ const UNSHARE: &str = "unshare --mount --pid --fork --kill-child --mount-proc";
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result {
     let folder = &bench.folder;
-    if bench.lab.other_qemu.is_some() {
+    if bench.kit.other_qemu.is_some() {
         bench.ignored = Some("libvirt chooses its QEMU itself".to_owned());
         return Ok(());
     }
@@ -35,13 +36,13 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result {
         &script,
         &QEMU_ID,
         &CLEAVE_ID,
-        &bench.case.cpus,
+        &bench.cpus,
         &document.display(),
     ];
     quietly(folder, "sh -e {} files {} {} {} {}", &values)?;
     let home = folder.join("var/lib/libvirt");
     bench.write_initramfs(&home.join("initramfs"), DISK, "attached")?;
-    std::fs::copy(&bench.lab.kernel.image, home.join("kernel")).at(&home)?;
+    std::fs::copy(&bench.kit.kernel.image, home.join("kernel")).at(&home)?;
 
     bench.empty_image()?;
     let daemon = backend::start(bench, &home, Mode::Group(CLEAVE_ID))?;

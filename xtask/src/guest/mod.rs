@@ -2,28 +2,25 @@
 //! says why.
 
 mod backend;
+mod bench;
+mod boots;
 mod cases;
 mod iopoll;
+mod kit;
 mod libvirt;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use clap::builder::PossibleValuesParser;
-use cleave_rig::built::{self, Artifact};
-use cleave_rig::guest::{Accelerator, Initramfs, Kernel, QEMU, probe, reconnect};
+use cleave_rig::built::Artifact;
 use cleave_rig::{Result, empty_folder, quietly};
 
 use crate::suite;
 use cases::Case;
 pub(crate) use cases::RBD;
-
-/// The daemon that serves the disks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub(crate) enum BackendKind {
-    Cleave,
-    QemuStorageDaemon,
-}
+pub(crate) use kit::BackendKind;
+use kit::Kit;
 
 /// How the cases run.
 #[derive(clap::Args)]
@@ -37,24 +34,6 @@ pub(crate) struct Request {
     /// Boot the guests with this QEMU instead of the one in PATH
     #[arg(long, value_name = "PATH")]
     qemu: Option<String>,
-}
-
-/// Everything that all cases share.
-struct Lab {
-    kernel: Kernel,
-    initramfs: Initramfs,
-    accelerator: Accelerator,
-    kind: BackendKind,
-    /// QEMU, if it is not the one that libvirt takes too.
-    other_qemu: Option<String>,
-    /// The option by which it connects again.
-    reconnect: &'static str,
-    program: PathBuf,
-    /// Runs a Ceph cluster.
-    ceph: PathBuf,
-    /// Programs for a guest in which the daemon itself runs.
-    programs: [String; 3],
-    folder: PathBuf,
 }
 
 /// Names of the cases.
@@ -77,15 +56,15 @@ pub(crate) fn run(
     if cfg!(not(target_arch = "x86_64")) {
         return Err("the guest tests boot an x86-64 kernel and need an x86-64 machine".to_owned());
     }
-    let lab = Lab::new(root, artifacts, request)?;
-    let (release, accelerator) = (&lab.kernel.release, lab.accelerator.name());
-    let version = quietly(root, "{} --version", &[&lab.qemu()])?;
+    let kit = Kit::new(root, artifacts, request.against, request.qemu.clone())?;
+    let (release, accelerator) = (&kit.kernel.release, kit.accelerator.name());
+    let version = quietly(root, "{} --version", &[&kit.qemu()])?;
     let version = version.lines().next().unwrap_or_default();
     println!("guest: Linux {release}, accelerator {accelerator}, {version}");
     let start = Instant::now();
     let is_chosen = |case: &&Case| only.map_or(case.name != RBD, |name| name == case.name);
     let chosen: Vec<&Case> = cases::ALL.iter().filter(is_chosen).collect();
-    let ended = suite::side_by_side(&chosen, WIDTH, |case| cases::run(&lab, case));
+    let ended = suite::side_by_side(&chosen, WIDTH, |case| cases::run(&kit, case));
     let counts: Vec<usize> = ended.iter().flatten().copied().flatten().collect();
     let failed = ended.iter().filter(|case| case.is_err()).count();
     let (passed, seconds) = (counts.len(), start.elapsed().as_secs_f64());
@@ -102,48 +81,10 @@ pub(crate) fn run(
         return Err(why.to_owned());
     }
     if !request.keep {
-        empty_folder(&lab.folder)?;
+        empty_folder(&kit.folder)?;
     }
     let checks: usize = counts.iter().sum();
     Ok(format!(
         "{passed} guest cases, {checks} checks, accelerator {accelerator}"
     ))
-}
-
-impl Lab {
-    fn new(root: &Path, artifacts: &[Artifact], request: &Request) -> Result<Lab> {
-        let folder = root.join("target/guest/run");
-        empty_folder(&folder)?;
-        let kernel = Kernel::small(root)?;
-        let initramfs = Initramfs::build(root, &kernel)?;
-        // The engine's own tests run on a polled drive in a guest too.
-        let package = root.join("crates/engine");
-        let is_engine = |found: &&Artifact| found.target == "lib" && found.package == package;
-        let engine_tests = artifacts.iter().find(is_engine);
-        let engine_tests = engine_tests.ok_or("cargo built no tests of the engine")?;
-        let program = built::program(artifacts, "cleave")?;
-        let drive = built::program(artifacts, "drive")?;
-        let other_qemu = request.qemu.clone();
-        let qemu = other_qemu.as_deref().unwrap_or(QEMU);
-        Ok(Lab {
-            accelerator: probe(qemu, &kernel, &initramfs, &folder)?,
-            reconnect: reconnect(qemu)?,
-            other_qemu,
-            kernel,
-            initramfs,
-            kind: request.against,
-            programs: [
-                format!("cleave={}", program.display()),
-                format!("drive={}", drive.display()),
-                format!("engine-tests={}", engine_tests.file.display()),
-            ],
-            program,
-            ceph: built::program(artifacts, "ceph-cluster")?,
-            folder,
-        })
-    }
-
-    fn qemu(&self) -> &str {
-        self.other_qemu.as_deref().unwrap_or(QEMU)
-    }
 }

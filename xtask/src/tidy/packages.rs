@@ -101,7 +101,7 @@ fn arrow(from: &str, to: &str, is_shipped: bool) -> Option<String> {
     is_refused.then(|| format!("{from} must not depend on {to}"))
 }
 
-/// Whether an SPDX expression, or the old form `MIT/Apache-2.0`, can be met from the list. AND binds tighter than OR.
+/// Returns true if an SPDX expression, or the old form `MIT/Apache-2.0`, can be met from the list. AND binds tighter than OR.
 fn is_permissive(expression: &str) -> bool {
     let expression = expression.replace('/', " OR ");
     let is_listed = |licence: &str| PERMISSIVE.split(", ").any(|known| known == licence);
