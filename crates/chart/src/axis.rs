@@ -37,7 +37,7 @@ impl Axis {
         }
     }
 
-    /// The same, reaching at least as far as this, so that panels can be compared.
+    /// Extends it at least as far as this, so that panels can be compared.
     #[must_use]
     pub fn up_to(self, most: f64) -> Axis {
         let most = Some(most);
@@ -92,7 +92,7 @@ impl Ruler {
         Some(self.map(&place, (self.pixels.start, self.pixels.end)))
     }
 
-    /// The same without ticks, for an axis of names.
+    /// Leaves the ticks out, for an axis of names.
     pub(crate) fn bare(mut self) -> Ruler {
         self.ticks.clear();
         self
@@ -206,7 +206,7 @@ fn multiples(span: &Range<f64>, step: f64) -> Vec<f64> {
         .collect()
 }
 
-/// The least 1, 2 or 5 times a power of ten that is no less.
+/// The least 1, 2 or 5 times a power of ten that is not less.
 fn nice(step: f64) -> f64 {
     let power = 10_f64.powf(step.log10().floor());
     let round = [1.0, 2.0, 5.0].map(|times| times * power);

@@ -6,8 +6,8 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use crate::figure::{Figure, Look, Marks, Panel, Series};
 use crate::text::{self, escaped, printable, width, wrapped};
-use crate::{Figure, Look, Marks, Panel, Series};
 
 const WIDTH: i32 = 1000;
 const MARGIN: i32 = 18;
@@ -220,7 +220,7 @@ fn below(panel: &Panel, room: i32) -> i32 {
     8 + 14 * groups.iter().map(lines).max().unwrap_or(1) + label
 }
 
-/// Whether no name under a group of bars reaches into the next.
+/// Returns true if no name under a group of bars reaches into the next.
 fn names_fit(panel: &Panel, room: i32) -> bool {
     let (Marks::Bars { groups, .. } | Marks::Stacked { bars: groups, .. }) = &panel.marks else {
         return true;

@@ -5,20 +5,20 @@ use std::ops::Range;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-use crate::axis::Ruler;
+use crate::axis::{Axis, Ruler, Scale};
 use crate::draw::{
     BODY, Cell, FAMILY, FONT_SCALE, GREY, LEFT, NOTE, Outcome, Page, Place, RIGHT, SMALL, Style,
     VALUE, name_lines,
 };
+use crate::figure::{Look, Marks, Panel, Series, Spread};
 use crate::text::{printable, short, width};
-use crate::{Axis, Look, Marks, Panel, Scale, Series, Spread};
 
 const GRID: RGBColor = RGBColor(228, 228, 228);
 /// The grid shows through.
 const BAND: RGBAColor = RGBAColor(102, 102, 102, 0.2);
 /// A wider bar shows no more.
 const BAR_MAX: f64 = 90.0;
-/// Of a group's room, what stays empty beside its bars.
+/// The share of a group's room that stays empty beside its bars.
 const GAP_SHARE: f64 = 0.2;
 
 /// A panel's axes on the page.
@@ -360,7 +360,7 @@ impl Page<'_> {
     }
 }
 
-/// Whether a line passes through a box.
+/// Returns true if a line passes through a box.
 fn crosses(
     ((x, y), (to_x, to_y)): (Place, Place),
     (wide, high): &(Range<i32>, Range<i32>),
