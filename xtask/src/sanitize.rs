@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Instant;
 
-use cleave_rig::built::{self, Artifact, Kind};
+use cleave_rig::built::{self, Artifact, ArtifactKind};
 use cleave_rig::setup;
 use cleave_rig::{At, Result, empty_folder, quietly, words};
 
@@ -42,8 +42,9 @@ pub(crate) fn run(root: &Path) -> Result {
     quietly(root, helped, &[&line, &program])?;
     println!("running the integration tests against {program}\nASAN_OPTIONS={options}");
     let artifacts = built::everything(root)?;
-    let is_test =
-        |found: &&Artifact| found.kind != Kind::Program && found.package == root.join("tests");
+    let is_test = |found: &&Artifact| {
+        found.kind != ArtifactKind::Program && found.package == root.join("tests")
+    };
     let tests: Vec<&Artifact> = artifacts.iter().filter(is_test).collect();
     let environment = "CLEAVE_BIN={} CLEAVE_TEST_KEPT_KIB={} ASAN_OPTIONS={}";
     let environment = words(environment, &[&program, &KEPT_KIB, &options]);

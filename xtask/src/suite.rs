@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Instant;
 
-use cleave_rig::built::{Artifact, Kind};
+use cleave_rig::built::{Artifact, ArtifactKind};
 use cleave_rig::{At, Result, words};
 
 use crate::step::logged;
@@ -137,7 +137,7 @@ fn execute(job: &Job<'_>, logs: &Path, environment: &[String]) -> Result<String>
     let timeout = "timeout --foreground --signal=KILL {} {}";
     let timeout = words(timeout, &[&LIMIT, &artifact.file.display()]);
     let mut line = [words("env", &[]), environment.to_vec(), timeout].concat();
-    if artifact.kind == Kind::Test {
+    if artifact.kind == ArtifactKind::Test {
         line.extend(filters.iter().map(|word| (*word).to_owned()));
     }
     let start = Instant::now();
@@ -212,7 +212,7 @@ mod tests {
         Artifact {
             package,
             target,
-            kind: Kind::Benchmark,
+            kind: ArtifactKind::Benchmark,
             file,
         }
     }

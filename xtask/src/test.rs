@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
 
-use cleave_rig::built::{self, Artifact, Kind};
+use cleave_rig::built::{self, Artifact, ArtifactKind};
 use cleave_rig::guest::Kernel;
 use cleave_rig::setup;
 use cleave_rig::{Result, empty_folder};
@@ -178,11 +178,11 @@ fn run_binaries(
     selection: &Selection,
 ) -> Result<Option<String>> {
     let part = |found: &Artifact| match found.kind {
-        Kind::Program => None,
-        Kind::Test if found.target == CEPH => Some(Part::Ceph),
+        ArtifactKind::Program => None,
+        ArtifactKind::Test if found.target == CEPH => Some(Part::Ceph),
         _ if found.package == root.join("tests") => Some(Part::Integration),
-        Kind::Test => Some(Part::Unit),
-        Kind::Benchmark => Some(Part::Benches),
+        ArtifactKind::Test => Some(Part::Unit),
+        ArtifactKind::Benchmark => Some(Part::Benches),
     };
     let is_selected = |found: &&Artifact| part(found).is_some_and(|part| selection.includes(part));
     let tests: Vec<&Artifact> = artifacts.iter().filter(is_selected).collect();

@@ -16,14 +16,14 @@ pub struct Artifact {
     /// Its target: `lib`, or the name of a program, example, test or benchmark.
     pub target: String,
     /// The kind of the target.
-    pub kind: Kind,
+    pub kind: ArtifactKind,
     /// The executable.
     pub file: PathBuf,
 }
 
-/// What an executable is for.
+/// The purpose of an executable.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Kind {
+pub enum ArtifactKind {
     /// A program, or an example.
     Program,
     /// Tests of a library, a program, or by themselves.
@@ -65,7 +65,7 @@ pub fn released(root: &Path) -> Result<PathBuf> {
 
 /// Returns the path of a program or an example.
 pub fn program(artifacts: &[Artifact], name: &str) -> Result<PathBuf> {
-    let is_it = |found: &&Artifact| found.kind == Kind::Program && found.target == name;
+    let is_it = |found: &&Artifact| found.kind == ArtifactKind::Program && found.target == name;
     let found = artifacts.iter().find(is_it).map(|found| found.file.clone());
     found.ok_or(format!("cargo built no program `{name}`"))
 }
@@ -116,10 +116,10 @@ fn cargo(root: &Path, options: &str) -> Result<Vec<Artifact>> {
 /// Returns the executable of a message of cargo's, if it is about one.
 fn artifact(built: Built) -> Option<Artifact> {
     let (kind, target) = match built.target.kind.first()? {
-        TargetKind::Bench => (Kind::Benchmark, built.target.name),
-        TargetKind::Lib => (Kind::Test, "lib".to_owned()),
-        _ if built.profile.test => (Kind::Test, built.target.name),
-        _ => (Kind::Program, built.target.name),
+        TargetKind::Bench => (ArtifactKind::Benchmark, built.target.name),
+        TargetKind::Lib => (ArtifactKind::Test, "lib".to_owned()),
+        _ if built.profile.test => (ArtifactKind::Test, built.target.name),
+        _ => (ArtifactKind::Program, built.target.name),
     };
     Some(Artifact {
         package: built.manifest_path.parent()?.into(),

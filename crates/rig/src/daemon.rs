@@ -17,21 +17,21 @@ const EXIT_LIMIT: Duration = Duration::from_secs(30);
 const PEERS: [&str; 2] = ["qemu-storage-daemon", "vhost"];
 
 /// A running daemon; killed when dropped.
-pub struct Daemon {
+pub struct DaemonProcess {
     child: Child,
     /// The socket on which it serves its disk.
     pub socket: PathBuf,
 }
 
-impl Daemon {
+impl DaemonProcess {
     /// Starts a daemon and waits until its socket is there; its output goes to a log beside the socket.
-    pub fn start(words: &[String], socket: PathBuf) -> Result<Daemon> {
+    pub fn start(words: &[String], socket: PathBuf) -> Result<DaemonProcess> {
         // Not by connecting: a frontend that connects and leaves is a test of its own. The kernel's list of sockets has
         // the flag __SO_ACCEPTCON and, last, the path.
         let path = format!(" {}", socket.display());
         let listens = |line: &str| line.contains(" 00010000 ") && line.ends_with(&path);
         let list = || read_to_string("/proc/net/unix").unwrap_or_default();
-        Daemon::start_until(words, socket, || list().lines().any(listens))
+        DaemonProcess::start_until(words, socket, || list().lines().any(listens))
     }
 
     /// Starts a daemon and waits until it is ready. A daemon without a socket has some other file there.
@@ -39,14 +39,14 @@ impl Daemon {
         words: &[String],
         socket: PathBuf,
         is_ready: impl Fn() -> bool,
-    ) -> Result<Daemon> {
+    ) -> Result<DaemonProcess> {
         let log = socket.with_extension("log");
         let stdout = File::create(&log).at(&log)?;
         let stderr = stdout.try_clone().at(&log)?;
         let mut command = command(words);
         command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
         let child = command.spawn().at(command.get_program())?;
-        let mut daemon = Daemon { child, socket };
+        let mut daemon = DaemonProcess { child, socket };
         match daemon.await_exit(START_LIMIT, &is_ready)? {
             Some(how) => Err(daemon.explain(&format!("ended at once with {how}"))),
             None if is_ready() => Ok(daemon),
@@ -117,7 +117,7 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Drop for DaemonProcess {
     fn drop(&mut self) {
         // Already ended, or ending: either way nothing more can be done about it here.
         let _ = self.child.kill();
@@ -165,7 +165,7 @@ mod tests {
             .spawn()
             .unwrap();
         let socket = PathBuf::new();
-        assert!(Daemon { child, socket }.stop().is_err());
+        assert!(DaemonProcess { child, socket }.stop().is_err());
     }
 
     #[test]
@@ -182,7 +182,7 @@ mod tests {
                 !line.starts_with("echo")
                     || read_to_string(&said).is_ok_and(|said| !said.is_empty())
             };
-            Daemon::start_until(&words, socket, is_ready).unwrap()
+            DaemonProcess::start_until(&words, socket, is_ready).unwrap()
         };
         let daemon = start("exec sleep 60");
         assert_eq!(files(), 2);

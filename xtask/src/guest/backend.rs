@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cleave_rig::daemon::Daemon;
+use cleave_rig::daemon::DaemonProcess;
 use cleave_rig::{Result, quietly, words};
 
 use super::bench::Bench;
@@ -39,24 +39,24 @@ fn nbd_socket(folder: &Path) -> PathBuf {
 }
 
 /// Starts the NBD server of an image that it makes.
-pub(super) fn nbd_server(folder: &Path, bytes: u64) -> Result<Daemon> {
+pub(super) fn nbd_server(folder: &Path, bytes: u64) -> Result<DaemonProcess> {
     let (socket, image) = (nbd_socket(folder), folder.join("disk.qcow2"));
     let line = "qemu-img create -q -f qcow2 {} {}";
     quietly(folder, line, &[&image.display(), &bytes])?;
     let line = words(NBD, &[&socket.display(), &image.display()]);
-    Daemon::start(&line, socket)
+    DaemonProcess::start(&line, socket)
 }
 
 /// Starts a Ceph cluster with an image.
-pub(super) fn cluster(kit: &Kit, folder: &Path, bytes: u64) -> Result<Daemon> {
+pub(super) fn cluster(kit: &Kit, folder: &Path, bytes: u64) -> Result<DaemonProcess> {
     let (program, folder) = (kit.ceph.display(), folder.join("ceph"));
     let megabytes = bytes >> 20;
     let line = words("{} {} {}", &[&program, &folder.display(), &megabytes]);
-    Daemon::start(&line, folder.with_extension("sock"))
+    DaemonProcess::start(&line, folder.with_extension("sock"))
 }
 
 /// Starts the daemon, with the socket in a folder of its own, and waits for its socket.
-pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: Mode) -> Result<Daemon> {
+pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: Mode) -> Result<DaemonProcess> {
     let kit = bench.kit;
     let socket = folder.join("disk.sock");
     let (at, image, vrings) = (socket.display(), bench.image(), bench.cpus);
@@ -95,5 +95,5 @@ pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: Mode) -> Result<Daem
             ));
         }
     }
-    Daemon::start(&line, socket)
+    DaemonProcess::start(&line, socket)
 }

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use cleave_rig::daemon::Daemon;
+use cleave_rig::daemon::DaemonProcess;
 use cleave_rig::{At, Result, quietly};
 
 use super::backend::{self, Mode};
@@ -20,12 +20,12 @@ pub(super) fn boot(bench: &mut Bench<'_>, script: &str, boots: &str) -> Result {
         Mode::Rbd => Some(backend::cluster(bench.kit, &bench.folder, DISK_BYTES)?),
         _ => None,
     };
-    let mut daemon: Option<Daemon> = None;
+    let mut daemon: Option<DaemonProcess> = None;
     let mut served = None;
     for boot in boots.split(' ') {
         let mode = mode(boot);
         if served != Some(mode) {
-            daemon.take().map_or(Ok(()), Daemon::stop)?;
+            daemon.take().map_or(Ok(()), DaemonProcess::stop)?;
             daemon = Some(backend::start(bench, &bench.folder, mode)?);
             served = Some(mode);
         }
@@ -45,13 +45,13 @@ pub(super) fn boot(bench: &mut Bench<'_>, script: &str, boots: &str) -> Result {
         };
         bench.checks.extend(checks);
     }
-    daemon.map_or(Ok(()), Daemon::stop)
+    daemon.map_or(Ok(()), DaemonProcess::stop)
 }
 
 /// Carries out a request of the guest, a mark and the words after it. Returns the answer.
 fn act(
     bench: &Bench<'_>,
-    daemon: &mut Option<Daemon>,
+    daemon: &mut Option<DaemonProcess>,
     mode: Mode,
     mark: &(String, String),
 ) -> Result<String> {
@@ -70,7 +70,7 @@ fn act(
             resize(&image, GROWN_BYTES)?;
             daemon.signal("HUP")?;
         }
-        ("stop", Some(_)) => daemon.take().map_or(Ok(()), Daemon::stop)?,
+        ("stop", Some(_)) => daemon.take().map_or(Ok(()), DaemonProcess::stop)?,
         ("start", None) => *daemon = Some(backend::start(bench, &bench.folder, mode)?),
         ("kill", Some(killed)) => {
             answer = u8::from(killed.said().contains("done again")).to_string();

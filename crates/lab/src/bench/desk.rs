@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use cleave_rig::built;
-use cleave_rig::daemon::Daemon;
+use cleave_rig::daemon::DaemonProcess;
 use cleave_rig::setup;
 use cleave_rig::{At, Result, execute, words};
 use itertools::Itertools;
@@ -47,7 +47,7 @@ pub(super) enum Served {
 }
 
 /// Running daemons and their sockets, by their command lines.
-type Running = BTreeMap<Vec<Vec<String>>, Vec<Daemon>>;
+type Running = BTreeMap<Vec<Vec<String>>, Vec<DaemonProcess>>;
 
 impl Desk {
     /// Provides and builds the programs, begins the run.
@@ -259,8 +259,8 @@ impl Desk {
     }
 
     /// A daemon on its CPU; `number` tells its socket from those of others that run.
-    pub(super) fn start(&self, line: &[String], number: usize) -> Result<Daemon> {
-        Daemon::start(&self.pinned(line, number), self.socket(number))
+    pub(super) fn start(&self, line: &[String], number: usize) -> Result<DaemonProcess> {
+        DaemonProcess::start(&self.pinned(line, number), self.socket(number))
     }
 
     /// Its command line on its CPU.
@@ -276,7 +276,7 @@ impl Desk {
     }
 
     /// The driver's output for a load on the disks of these daemons.
-    pub(super) fn drive(&self, daemons: &[Daemon], load: &str) -> Result<Value> {
+    pub(super) fn drive(&self, daemons: &[DaemonProcess], load: &str) -> Result<Value> {
         let line = "taskset --cpu-list {} {} --json";
         let mut line = words(line, &[&self.cpus.driver, &self.drive.display()]);
         for daemon in daemons {
@@ -293,5 +293,8 @@ impl Desk {
 }
 
 fn end(running: Running) -> Result {
-    running.into_values().flatten().try_for_each(Daemon::stop)
+    running
+        .into_values()
+        .flatten()
+        .try_for_each(DaemonProcess::stop)
 }

@@ -1,6 +1,6 @@
 //! Disks of other machines: NBD servers, which the suite starts, and an image of a Ceph cluster, which the operator names.
 
-use cleave_rig::daemon::Daemon;
+use cleave_rig::daemon::DaemonProcess;
 use cleave_rig::{At, Result, words};
 use itertools::iproduct;
 use serde_json::json;
@@ -74,13 +74,18 @@ fn measure_unpinned(desk: &mut Desk) -> Result {
 }
 
 /// A server whose disk touches no data.
-fn start(desk: &Desk, name: &str, address: &str, value: &dyn std::fmt::Display) -> Result<Daemon> {
+fn start(
+    desk: &Desk,
+    name: &str,
+    address: &str,
+    value: &dyn std::fmt::Display,
+) -> Result<DaemonProcess> {
     let ready = desk.run.folder().join(format!("nbd-{name}.pid"));
     let _ = std::fs::remove_file(&ready);
     let options = "--persistent --shared=0 --pid-file={} --image-opts driver=null-co,size=1073741824,read-zeroes=off";
     let line = format!("taskset --cpu-list {{}} qemu-nbd {address} {options}");
     let line = words(&line, &[&desk.cpus.daemon, value, &ready.display()]);
-    Daemon::start_until(&line, ready.clone(), || ready.exists())
+    DaemonProcess::start_until(&line, ready.clone(), || ready.exists())
 }
 
 /// A TCP port that nobody listens on.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use cleave_rig::daemon::Daemon;
+use cleave_rig::daemon::DaemonProcess;
 use cleave_rig::{At, Result, command};
 use serde_json::{Value, json};
 
@@ -34,12 +34,12 @@ fn watch(desk: &mut Desk, disks: usize, seconds: f64, subjects: &[&str]) -> Resu
     for (place, subject) in subjects.iter().enumerate() {
         let line = line(desk, &Store::Null, subject)?;
         let daemons = (0..disks).map(|number| desk.start(&line, place * disks + number));
-        served.push(daemons.collect::<Result<Vec<Daemon>>>()?);
+        served.push(daemons.collect::<Result<Vec<DaemonProcess>>>()?);
     }
     let load = format!("--sleep --depth 1 --idle {seconds}");
     let at: &Desk = desk;
     let results = std::thread::scope(|scope| {
-        let drive = |daemons: &Vec<Daemon>| at.drive(daemons, &load);
+        let drive = |daemons: &Vec<DaemonProcess>| at.drive(daemons, &load);
         let drivers = served
             .iter()
             .map(|daemons| scope.spawn(move || drive(daemons)));
@@ -54,7 +54,7 @@ fn watch(desk: &mut Desk, disks: usize, seconds: f64, subjects: &[&str]) -> Resu
             "result": result?,
         });
         desk.run.note("idle", &line)?;
-        daemons.into_iter().try_for_each(Daemon::stop)?;
+        daemons.into_iter().try_for_each(DaemonProcess::stop)?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use cleave_rig::daemon::Daemon;
+use cleave_rig::daemon::DaemonProcess;
 use cleave_rig::{At, PINNED, Result, quietly, words};
 use itertools::iproduct;
 use serde_json::{Value, json};
@@ -315,10 +315,10 @@ fn placed(desk: &mut Desk, name: &str, store: &Store, placement: &str) -> Result
 }
 
 /// Starts a process that uses all the CPU time it can get, where driver and daemon run.
-fn start_hog(desk: &Desk) -> Result<Daemon> {
+fn start_hog(desk: &Desk) -> Result<DaemonProcess> {
     let (cpus, endless) = (&desk.cpus.driver, "while :; do :; done");
     let line = words(&format!("{PINNED} sh -c {{}}"), &[cpus, &endless]);
-    Daemon::start_until(&line, desk.run.folder().join("hog"), || true)
+    DaemonProcess::start_until(&line, desk.run.folder().join("hog"), || true)
 }
 
 /// Returns the loads in one placement, with their names and facts.

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cleave_rig::daemon::Daemon;
+use cleave_rig::daemon::DaemonProcess;
 use cleave_rig::guest::{Accelerator, Machine, QEMU, qemu};
 use cleave_rig::{At, PINNED, Result, command, words};
 use itertools::Itertools;
@@ -32,7 +32,7 @@ const PORT: &str = "-name bench,debug-threads=on -device virtio-serial-pci \
 /// A guest that waits for jobs.
 pub(super) struct Guest {
     machine: Machine,
-    daemons: Vec<Daemon>,
+    daemons: Vec<DaemonProcess>,
     watch: Watch,
     accelerator: Accelerator,
     results: PathBuf,
@@ -81,7 +81,7 @@ impl Guest {
                 continue;
             };
             let pinned = [words(PINNED, &[&SERVER_CPU]), line.clone()].concat();
-            daemons.push(Daemon::start(&pinned, socket.to_path_buf())?);
+            daemons.push(DaemonProcess::start(&pinned, socket.to_path_buf())?);
             lines.push(line);
         }
         let results = kit.folder.join("results");
@@ -96,7 +96,7 @@ impl Guest {
         let mut machine = Machine::run(command(&line), &log, BOOT_LIMIT)?;
         let watch = Watch {
             qemu: machine.process(),
-            daemons: daemons.iter().map(Daemon::process).collect(),
+            daemons: daemons.iter().map(DaemonProcess::process).collect(),
             io_thread: subject.io_thread(),
         };
         let found = machine.expect("disks").map_err(|why| first_line(&why))?;
@@ -179,7 +179,7 @@ impl Guest {
         let mut mark = || self.machine.mark().map_err(|why| first_line(&why));
         while mark()?.is_some() {}
         let checks = self.machine.kill()?;
-        self.daemons.into_iter().try_for_each(Daemon::stop)?;
+        self.daemons.into_iter().try_for_each(DaemonProcess::stop)?;
         let mut faults = checks.into_iter();
         Ok(faults.find_map(|(name, result)| Some(format!("{name}: {}", result.err()?))))
     }

@@ -100,7 +100,7 @@ pub struct Machine {
 
 impl Machine {
     /// Starts a command whose standard input and output are the guest's console. Everything that it prints goes to `log` too.
-    /// It may take so long from start to end, whatever happens.
+    /// After `limit` it is late, whatever happens.
     pub fn run(mut command: Command, log: &Path, limit: Duration) -> Result<Machine> {
         let errors = log.with_extension("qemu");
         let errors = File::create(&errors).at(&errors)?;
