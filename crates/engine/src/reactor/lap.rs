@@ -92,7 +92,7 @@ impl Reactor {
 
     /// Like `enter` with a wait, for a thread that has several reactors and sleeps elsewhere: submits everything
     /// pushed, does not wait, and returns until when the thread may leave this reactor alone. The descriptor of the
-    /// reactor becomes readable when an event arrives, if the reactor was prepared for that ([`Prepared`]).
+    /// reactor becomes readable when an event arrives, if the reactor was prepared for that ([`Prepared`](super::Prepared)).
     pub fn settle<S: Store>(
         &mut self,
         stores: &mut [S],
