@@ -13,7 +13,7 @@ use cleave_guest::{Epoch, Memory, RegionSpec};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tempfile::TempDir;
 
-use crate::ring::Level;
+use crate::reactor::ring::Level;
 use crate::{AnyStore, EngineError, Model, Reactor, Store, Wait};
 
 pub(crate) const READ: OpKind = OpKind::Read;

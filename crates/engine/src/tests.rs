@@ -15,10 +15,10 @@ use cleave_guest::Epoch;
 use io_uring::opcode;
 use rustix::fs::ftruncate;
 
-use crate::files::{Files, rig::Mangle};
+use crate::ops::table::{Entry, Step};
+use crate::reactor::ring::{LEVELS, Purpose, Sleep, tag};
 use crate::rig::*;
-use crate::ring::{LEVELS, Purpose, Sleep, tag};
-use crate::table::{Entry, Step};
+use crate::stores::files::{Files, rig::Mangle};
 use crate::{AnyStore, EngineError, Reactor, Store, Wait, probe_iopoll};
 
 mod device;

@@ -3,8 +3,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use super::ring::{Purpose, Sleep};
 use super::{Reactor, Received};
-use crate::ring::{Purpose, Sleep};
 use crate::{Event, Store, Wait};
 
 /// Longest sleep while a watch or a bell waits for room in the queue.

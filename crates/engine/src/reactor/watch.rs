@@ -11,7 +11,7 @@ use io_uring::squeue::Flags;
 use io_uring::types::Fixed;
 use io_uring::{cqueue, opcode};
 
-use crate::ring::{Ring, tag, while_short_of_memory};
+use super::ring::{Ring, tag, while_short_of_memory};
 
 /// Consecutive failures after which a watch is abandoned.
 const FAILURES_MAX: u8 = 16;

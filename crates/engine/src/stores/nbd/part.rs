@@ -4,7 +4,7 @@ use cleave_blk::OpKind;
 use cleave_disk::nbd::Export;
 use cleave_disk::nbd::wire::{export, request};
 
-use crate::table::Entry;
+use crate::ops::table::Entry;
 
 /// Most bytes of zeroes in one request, where the server cannot zero by itself.
 pub(super) const ZEROES_BYTES: u64 = 1 << 20;

@@ -4,8 +4,8 @@
 use cleave_blk::{Limits, OpKind};
 use cleave_disk::FileKind;
 
-use crate::piece::{self, Piece};
-use crate::table::{Entry, Gathered, Hold, Method, RANGES_AT_ONCE};
+use super::piece::{self, Piece};
+use super::table::{Entry, Gathered, Hold, Method, RANGES_AT_ONCE};
 
 /// The properties of a file or block device that decide how an op is done.
 #[derive(Debug, Clone, Copy)]

@@ -13,7 +13,7 @@ use cleave_disk::nbd::Change;
 use super::line::Phase;
 use super::part::{Part, Payload};
 use super::{Nbd, OWN_FLUSH, Sent, cut};
-use crate::table::Entry;
+use crate::ops::table::Entry;
 
 impl Nbd {
     /// Keeps a change that was answered. It is copied before the guest learns of the answer, while its memory is still the op's.

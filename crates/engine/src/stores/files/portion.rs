@@ -1,4 +1,4 @@
-//! What threads of the kernel move at a time for one store, and the ops that wait for their turn.
+//! The share of a store's reads and writes that threads of the kernel move at a time, and the ops that wait for their turn.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ pub(super) const COPY_BYTES_MAX: u64 = 512 << 10;
 /// than it takes.
 const COPY_BYTES_MIN: u64 = 128 << 10;
 
-/// What a step may submit at once to the kernel's threads.
+/// Bytes that a step may submit at once to the kernel's threads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Portion {
     pub(super) bytes: u64,

@@ -11,8 +11,8 @@ use cleave_blk::spec::SEGMENTS_MAX;
 use cleave_guest::Epoch;
 use libc::iovec;
 
-use crate::area::{Access, Area};
-use crate::piece::Piece;
+use super::area::{Access, Area};
+use super::piece::Piece;
 
 /// Most host ranges of one op: a request's segments, plus one for each of the table's 509 regions whose border a
 /// segment may cross. Only segments that overlap each other need more, which no driver makes; they end with EFAULT.

@@ -44,11 +44,11 @@ use libc::iovec;
 use self::line::{Entry as RingEntry, Line, Phase};
 use self::part::{Next, Part, ZEROES_BYTES};
 use self::times::Times;
-use crate::area::{Access, Area};
-use crate::memory::{remote_range, walk};
-use crate::progress;
+use crate::ops::area::{Access, Area};
+use crate::ops::memory::{remote_range, walk};
+use crate::ops::progress;
+use crate::ops::table::{Entry, Table};
 use crate::reactor::StoreId;
-use crate::table::{Entry, Table};
 use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
 
 /// Bytes of the place of a request's head.

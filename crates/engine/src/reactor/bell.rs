@@ -15,7 +15,7 @@ use io_uring::types::Fixed;
 use io_uring::{IoUring, opcode, squeue};
 use rustix::fs::OFlags;
 
-use crate::ring::{Ring, tag, while_short_of_memory};
+use super::ring::{Ring, tag, while_short_of_memory};
 
 /// The value that is written to a bell.
 static ONE: u64 = 1;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use cleave_blk::OpKind;
 
-use crate::table::Entry;
+use super::table::Entry;
 
 /// Counters of one leg. One engine writes them with plain loads and stores; any thread may read them.
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ use cleave_disk::nbd::{Link, Port};
 use libc::{c_int, iovec, msghdr};
 
 use super::gather::Gather;
-use crate::area::{Access, Area};
+use crate::ops::area::{Access, Area};
 
 /// Most ranges of one message (UIO_MAXIOV).
 pub(super) const RANGES_MAX: usize = 1024;

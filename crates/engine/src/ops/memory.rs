@@ -6,7 +6,7 @@ use cleave_blk::{Op, OpKind, Segment};
 use cleave_disk::Disk;
 use cleave_guest::Memory;
 
-use crate::piece;
+use super::piece;
 
 /// Calls `piece` with each host range of the op's memory, in order. `Err`: EFAULT if an address is not mapped, EINVAL
 /// if the segments are shorter than the op (our own fault). Ranges before the error have already been reported.

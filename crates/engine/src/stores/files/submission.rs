@@ -12,8 +12,8 @@ use io_uring::{opcode, squeue};
 
 use super::{FULL_PAUSE, Files};
 use crate::Reactor;
+use crate::ops::table::{Entry, Method, Step};
 use crate::reactor::Tenancy;
-use crate::table::{Entry, Method, Step};
 
 /// Most bytes that the kernel moves at once (MAX_RW_COUNT); more makes a short transfer.
 const MOVED_AT_ONCE: u64 = 0x7fff_f000;

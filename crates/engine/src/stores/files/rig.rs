@@ -1,8 +1,8 @@
 //! Test hooks of a file store: disable its methods, and replace results of the kernel.
 
 use super::Files;
-use crate::step::Methods;
-use crate::table::{Entry, Method};
+use crate::ops::step::Methods;
+use crate::ops::table::{Entry, Method};
 
 /// Replaces the kernel's result, given a running number and the op.
 pub(crate) type Mangle = fn(u64, &Entry, i32) -> i32;

@@ -9,7 +9,7 @@ use super::frame::{self, Breach, Content, Frame, HEAD_MAX};
 use super::line::{Entry as RingEntry, Inbound, Phase, RANGES_MAX, STAGING_BYTES};
 use super::{Nbd, Sent, cut};
 use crate::Reactor;
-use crate::memory::fill_with_zeroes;
+use crate::ops::memory::fill_with_zeroes;
 
 /// TCP acknowledges larger amounts by itself.
 const ACK_BYTES: u64 = 64 << 10;

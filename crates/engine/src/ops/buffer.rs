@@ -5,7 +5,7 @@
 
 use std::io;
 
-use crate::area::{Access, Area};
+use super::area::{Access, Area};
 
 /// Most ops that bounce at once; others wait. There are many small buffers rather than a few large ones
 /// because most bounced requests are small ones of old drivers; large ones go in pieces.

@@ -1,7 +1,11 @@
 //! A worker thread's io_uring. It carries the stores' I/O, watches descriptors, calls guests, and is where
 //! the thread sleeps.
 
+pub(crate) mod bell;
 mod lap;
+pub(crate) mod polled;
+pub(crate) mod ring;
+pub(crate) mod watch;
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,15 +17,14 @@ use std::time::Duration;
 use cleave_disk::{Backing, Disk, FileKind, Leg};
 use io_uring::{opcode, squeue};
 
+use self::bell::{BellFd, Bells};
 pub use self::lap::Rest;
-use crate::EngineError;
-use crate::bell::{BellFd, Bells};
-use crate::polled::Polled;
-use crate::ring::{
-    self, ClosedRing, CompletionMode, LEVELS, Level, Purpose, Ring, RingConfig, SHARED_LEVELS,
-    Sleep, tag,
+use self::polled::Polled;
+use self::ring::{
+    ClosedRing, CompletionMode, LEVELS, Level, Purpose, Ring, RingConfig, SHARED_LEVELS, Sleep, tag,
 };
-use crate::watch::{Signal, Watches};
+use self::watch::{Signal, Watches};
+use crate::EngineError;
 
 /// Completions beyond one per op: failed removals, and the few polls that report twice.
 const COMPLETION_SLACK: u32 = 64;

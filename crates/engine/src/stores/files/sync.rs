@@ -2,7 +2,7 @@
 
 use super::Files;
 use crate::Reactor;
-use crate::table::Step;
+use crate::ops::table::Step;
 
 impl Files {
     /// Starts making completed writes durable.

@@ -7,8 +7,8 @@ use cleave_blk::Op;
 use cleave_disk::{Backing, Disk};
 use cleave_guest::{Epoch, Memory};
 
-use crate::files::Files;
-use crate::ram::Ram;
+use super::files::Files;
+use super::ram::Ram;
 use crate::{Completion, Done, EngineError, LegStats, Model, Nbd, Null, Rbd, Reactor, Store, Wait};
 
 /// A store of any kind that a disk can have.

@@ -19,10 +19,10 @@ use cleave_rbd::{Image, Inbox, Thickness};
 use io_uring::opcode;
 use io_uring::types::Fixed;
 
-use crate::legs::{LegStats, Tally};
-use crate::memory::{remote_range, walk};
+use crate::ops::legs::{LegStats, Tally};
+use crate::ops::memory::{remote_range, walk};
+use crate::ops::table::{Entry, Table};
 use crate::reactor::StoreId;
-use crate::table::{Entry, Table};
 use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
 
 /// Pause if the submission queue accepts nothing.

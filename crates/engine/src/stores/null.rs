@@ -8,8 +8,8 @@ use cleave_blk::{Op, OpKind};
 use cleave_disk::Disk;
 use cleave_guest::{Epoch, Memory};
 
-use crate::memory::{check, fill_with_zeroes, walk};
-use crate::parts::Ops;
+use super::parts::Ops;
+use crate::ops::memory::{check, fill_with_zeroes, walk};
 use crate::{Done, LAP_BYTES_MAX, Reactor, Store, Wait};
 
 /// Ops on a null disk.

@@ -20,8 +20,8 @@ use cleave_disk::{Backing, Disk};
 use cleave_guest::Epoch;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::memory::check;
-use crate::ram::{self, Bytes};
+use super::ram::{self, Bytes};
+use crate::ops::memory::check;
 use crate::{Done, EngineError, Reactor, Store, Wait};
 
 /// Largest expected delay of a timer: a sleep ends this long before a completion.

@@ -28,14 +28,14 @@ use cleave_guest::Epoch;
 
 use self::portion::{Delegated, delegates_from};
 use self::syncs::Syncs;
-use crate::buffer::Pool;
-use crate::legs::{LegStats, Tally};
-use crate::memory::walk;
-use crate::piece;
-use crate::progress::{self, Direction, Progress, Retry, Transfer};
+use crate::ops::buffer::Pool;
+use crate::ops::legs::{LegStats, Tally};
+use crate::ops::memory::walk;
+use crate::ops::piece;
+use crate::ops::progress::{self, Direction, Progress, Retry, Transfer};
+use crate::ops::step::{self, Facts, Methods, Next};
+use crate::ops::table::{Entry, Hold, Method, Step, Table};
 use crate::reactor::{StoreId, Tenancy};
-use crate::step::{self, Facts, Methods, Next};
-use crate::table::{Entry, Hold, Method, Step, Table};
 use crate::{Completion, Done, EngineError, LAP_BYTES_MAX, Reactor, Store, Wait};
 
 /// Longest sleep while an op waits for a range lock of another worker, which sends no signal when it releases

@@ -16,9 +16,9 @@ use cleave_guest::{Epoch, Memory};
 use rustix::mm::Advice;
 use vm_memory::MmapRegion;
 
-use crate::memory::{check, walk};
-use crate::parts::Ops;
-use crate::progress::Direction;
+use super::parts::Ops;
+use crate::ops::memory::{check, walk};
+use crate::ops::progress::Direction;
 use crate::{Done, LAP_BYTES_MAX, Reactor, Store, Wait};
 
 /// Ops on a RAM disk.

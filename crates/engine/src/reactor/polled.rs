@@ -11,8 +11,8 @@ use std::sync::mpsc::Sender;
 
 use io_uring::{cqueue, opcode, squeue};
 
+use super::ring::{ClosedRing, CompletionMode, Level, Ring, RingConfig};
 use crate::EngineError;
-use crate::ring::{ClosedRing, CompletionMode, Level, Ring, RingConfig};
 
 /// The opcodes that the ring accepts.
 const OPCODES: [u8; 4] = [

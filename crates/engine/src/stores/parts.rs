@@ -9,8 +9,8 @@ use std::time::Duration;
 use cleave_blk::{Op, OpKind};
 use cleave_guest::Epoch;
 
-use crate::memory::walk;
-use crate::table::{Entry, Table};
+use crate::ops::memory::walk;
+use crate::ops::table::{Entry, Table};
 use crate::{Done, LAP_BYTES_MAX};
 
 /// The ops of a store in memory: long ones that are under way, and those that have completed.

@@ -10,7 +10,7 @@ use io_uring::squeue::Flags;
 use super::Files;
 use super::portion::{COPY_BYTES_MAX, Portion};
 use crate::Reactor;
-use crate::table::Step;
+use crate::ops::table::Step;
 
 impl Files {
     /// The bytes that the current step has yet to move. They do not change from its submission to its completion.

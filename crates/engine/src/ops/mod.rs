@@ -1,0 +1,10 @@
+//! Parts that the stores have in common: ops in flight, their memory, and the next step of each.
+
+pub(crate) mod area;
+pub(crate) mod buffer;
+pub(crate) mod legs;
+pub(crate) mod memory;
+pub(crate) mod piece;
+pub(crate) mod progress;
+pub(crate) mod step;
+pub(crate) mod table;
