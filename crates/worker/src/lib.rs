@@ -5,60 +5,47 @@
 //!
 //! [`Handle`] is control's side: it starts the thread and sends commands. [`Worker`] is the loop itself,
 //! generic over its store, so that a simulation can run it lap by lap.
+//!
+//! `worker/` is the loop, `lane.rs` one of its vrings, `slots.rs` and `stalls.rs` the requests of a vring. `device/` is
+//! what the workers of a disk share, `thread/` where they run, `settings/` what the operator chose. `policy/` and
+//! `splitter/` decide, `record/` counts and times.
 #![forbid(unsafe_code)]
 
-mod accept;
 #[doc(hidden)]
 pub mod bench;
 mod clock;
 mod command;
-mod commands;
-mod contention;
 mod control;
 mod counter;
-mod cpu;
 mod device;
-mod error;
-mod handle;
-mod inbox;
-mod incident;
 mod lane;
-mod limits;
-mod logs;
-mod on_error;
-mod pacing;
 mod policy;
-mod pool;
-mod quota;
 pub mod record;
-mod registry;
+mod settings;
 mod slots;
 pub mod splitter;
-mod stall;
 mod stalls;
 mod stats;
-mod throttle;
+mod thread;
 mod token;
-mod tuning;
-mod waiting;
 mod wake;
 mod worker;
 
 pub use cleave_engine::LegTotals;
 pub use command::{Commands, Stopped, VringStart};
 pub use control::{Control, Pending};
+pub use device::incident::Incident;
+pub use device::logs::Logs;
+pub use device::quota::{Quota, SharedQuota};
+pub use device::registry::{Synced, Syncing};
+pub use device::throttle::LimitGroup;
 pub use device::{Device, WorkerConfig};
-pub use error::SpawnError;
-pub use handle::{Handle, reactor};
-pub use incident::Incident;
-pub use limits::{Limit, LimitKind, Limits};
-pub use logs::Logs;
-pub use on_error::{Action, OnError};
-pub use pool::Pool;
-pub use quota::{Quota, SharedQuota};
-pub use registry::{Synced, Syncing};
+pub use settings::limits::{Limit, LimitKind, Limits};
+pub use settings::on_error::{Action, OnError};
+pub use settings::tuning::{Coalesce, Completion, Tuning};
 pub use splitter::{Direction, Prior, Split, Splitter};
 pub use stats::{Mode, Totals, Tried};
-pub use throttle::LimitGroup;
-pub use tuning::{Coalesce, Completion, Tuning};
+pub use thread::error::SpawnError;
+pub use thread::handle::{Handle, reactor};
+pub use thread::pool::Pool;
 pub use worker::{ALARM_RETIRED, LANES_MAX, Lap, Worker};

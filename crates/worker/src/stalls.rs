@@ -4,8 +4,8 @@ use cleave_blk::{Outcome, Request, Verb};
 use cleave_guest::Epoch;
 
 use crate::Action;
-use crate::on_error::is_unsent;
 use crate::record::Stalled;
+use crate::settings::on_error::is_unsent;
 use crate::slots::{Ended, Slots};
 
 /// Pause before a request is repeated for the first time. It doubles with each try, up to `PAUSE_MAX_NS`.
@@ -48,7 +48,7 @@ impl Stall {
         self.phase != Phase::UnderWay
     }
 
-    /// The same request as one that fails now.
+    /// Returns the request as one that fails now.
     pub(crate) fn ended(&self, epoch: &Epoch) -> Ended {
         let Request {
             verb,
@@ -153,7 +153,7 @@ impl Stalls {
         Some(*stall)
     }
 
-    /// Postpones a request that is due, because there is no room for it.
+    /// Postpones a request that is due, because the store has no room for it.
     pub(crate) fn put_off(&mut self, at: usize, now_ns: u64) {
         if let Some(Stall {
             phase: Phase::Due { at_ns, .. },
@@ -205,7 +205,7 @@ impl Stalls {
         }
     }
 
-    /// Whether a request waits for the end of a rest to fail.
+    /// Returns true if a request waits for the end of a rest to fail.
     pub(crate) fn any_failing(&self) -> bool {
         self.list.iter().any(|stall| stall.phase == Phase::Failing)
     }
@@ -219,7 +219,7 @@ impl Stalls {
         due.min()
     }
 
-    /// Whether one of them keeps its vring from taking new requests.
+    /// Returns true if one of them keeps its vring from taking new requests.
     pub(crate) fn closes(&self) -> bool {
         self.closing > 0
     }

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use cleave_blk::spec::{HEADER_BYTES, RANGE_BYTES};
 use cleave_blk::{Cut, Gate, Outcome, Plan, Request, Shape, Status, Verb};
 use cleave_engine::{Reactor, Store};
-use cleave_guest::{Chain, Epoch, Memory, Spot, Taken};
+use cleave_guest::{Chain, Epoch, Taken};
 
+use super::status::write_status_at;
 use crate::Device;
+use crate::device::throttle::Demand;
 use crate::lane::{Lane, Throttled};
 use crate::record::{Laps, Recorder};
 use crate::slots::{Slot, Timing};
 use crate::splitter::{Direction, SPLIT_MIN_BYTES, Splitter};
-use crate::throttle::Demand;
 use crate::token::Token;
 
 /// All that accepting a chain needs besides the vring, borrowed from the worker for one batch. Settings that
@@ -43,6 +44,18 @@ pub(crate) struct Splitting {
     /// Requests in flight on all vrings, and those among them that the splitter is notified of.
     pub(crate) requests: u32,
     pub(crate) large: u32,
+}
+
+/// Result of one round of acceptance.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Accepted {
+    pub(super) chains: usize,
+    /// Those on vrings whose completion mode may spin.
+    pub(super) awaited: usize,
+    /// Those that completed inline.
+    pub(super) ended: usize,
+    /// A bound of the batch was reached before the ring was empty.
+    pub(super) more: bool,
 }
 
 /// Whether a chain was handled.
@@ -335,24 +348,4 @@ impl<S: Store> Acceptance<'_, S> {
             start_ns,
         })
     }
-}
-
-/// As [`write_status_at`]. Writes nothing if the status byte is no longer in this memory because its region was
-/// removed.
-#[inline]
-pub(crate) fn write_status(memory: &Memory, status_addr: u64, outcome: Outcome) -> u32 {
-    memory
-        .spot(status_addr)
-        .map_or(0, |spot| write_status_at(memory, spot, outcome))
-}
-
-/// Stores the status byte and returns the used length. Writes nothing into memory that is lost, because what
-/// was read from it cannot be trusted.
-#[inline]
-fn write_status_at(memory: &Memory, spot: Spot<'_>, outcome: Outcome) -> u32 {
-    if memory.is_lost() {
-        return 0;
-    }
-    spot.store(outcome.status as u8);
-    outcome.used_bytes
 }

@@ -1,5 +1,11 @@
 //! State that all workers of a device share.
 
+pub(crate) mod incident;
+pub(crate) mod logs;
+pub(crate) mod quota;
+pub(crate) mod registry;
+pub(crate) mod throttle;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,14 +15,14 @@ use cleave_blk::SPLIT_OPS_MAX;
 use cleave_blk::spec::{ID_BYTES, feature};
 use cleave_disk::Disk;
 
+use self::incident::{Incident, IncidentHook};
+use self::logs::Logs;
+use self::registry::{Registry, Synced, Syncing};
+use self::throttle::{LimitGroup, Throttle};
 use crate::clock::nanoseconds;
-use crate::incident::{Incident, IncidentHook};
-use crate::logs::Logs;
 use crate::policy::Budget;
 use crate::record::{Recording, Records};
-use crate::registry::{Registry, Synced, Syncing};
 use crate::splitter::SplitState;
-use crate::throttle::{LimitGroup, Throttle};
 use crate::{LegTotals, Mode, Pool, Split, Splitter, Totals, Tried, Tuning};
 
 /// Settings of workers that cannot change while they run. Those that can are in [`Tuning`].

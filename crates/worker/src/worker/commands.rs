@@ -8,11 +8,12 @@ use std::time::Instant;
 use cleave_engine::Store;
 use cleave_guest::{Memory, Vring, VringError};
 
+use super::complete::OPERATOR;
+use super::inbox::Inbox;
+use super::{LANES_MAX, Lap, Worker, call_bell, err_bell};
 use crate::command::{Command, Handed, Signal, Stopped};
 use crate::counter::add;
-use crate::inbox::Inbox;
 use crate::lane::{Lane, State};
-use crate::worker::{LANES_MAX, Lap, OPERATOR, Worker, call_bell, err_bell};
 
 /// Answers a command. If the waiter is gone, the answer is dropped.
 fn reply<T>(waiter: &SyncSender<T>, answer: T) {

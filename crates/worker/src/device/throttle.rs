@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use cleave_blk::{Request, Verb};
 
-use crate::registry::Registry;
+use super::registry::Registry;
 use crate::{Limit, LimitKind, Limits, Tuning};
 
 /// Most vrings of a disk.

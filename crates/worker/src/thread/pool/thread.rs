@@ -12,7 +12,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::time::Timespec;
 
 use super::seat::{Seat, Turn};
-use crate::contention::CoreContention;
+use crate::thread::contention::CoreContention;
 
 /// Most events that are taken at once. The others wait for the next look.
 const EVENTS_MAX: usize = 64;

@@ -1,5 +1,4 @@
-//! How a worker waits: the wait mode of its vrings, the pacer's decision, and calls that are held back
-//! meanwhile. This file reads the clock and yields the core.
+//! How a worker waits: the wait mode of its vrings, and the pacer's decision. This file reads the clock and yields the core.
 
 use std::time::Duration;
 
@@ -7,16 +6,15 @@ use cleave_engine::{Store, Wait};
 use cleave_guest::Asked;
 use rustix::time::ClockId;
 
+use super::Worker;
+use super::waiting::{BudgetedPolling, WaitMode, Waiting};
 use crate::Completion;
 use crate::clock::{cpu_ns, nanoseconds};
-use crate::contention::yield_core;
 use crate::counter::add;
 use crate::lane::Lane;
-use crate::policy::{Call, LapWork, Pace, PacerContext, Scheduled};
-use crate::record::VringEvent;
+use crate::policy::{LapWork, Pace, PacerContext, Scheduled};
 use crate::stats::Mode;
-use crate::waiting::{BudgetedPolling, WaitMode, Waiting};
-use crate::worker::{Worker, call_bell};
+use crate::thread::contention::yield_core;
 
 /// Laps without work before a polling worker first reads the clock, and between later readings.
 const POLL_GRACE_LAPS: u32 = 64;
@@ -265,86 +263,6 @@ impl<S: Store> Worker<S> {
             }
             for lane in self.lanes.iter_mut().flatten() {
                 lane.vring.disarm();
-            }
-        }
-    }
-
-    /// Publishes all that was pushed: one index store and at most one call per vring.
-    pub(crate) fn publish(&mut self) {
-        let coalesce = self.active.tuning.coalesce;
-        for (slot, lane) in (0..).zip(&mut self.lanes) {
-            let Some(lane) = lane else { continue };
-            if !lane.dirty {
-                continue;
-            }
-            let requests = lane.pushed;
-            let wanted = lane.publish() && lane.has_call;
-            let in_flight = lane.slots.taken();
-            let now_ns = || nanoseconds(self.device.began);
-            let since_ns = lane.caller.held_since_ns();
-            match lane
-                .caller
-                .published(wanted, requests, in_flight, coalesce, now_ns)
-            {
-                Call::Now => {
-                    let held_ns = since_ns.map_or(0, |since_ns| now_ns().saturating_sub(since_ns));
-                    lane.record.called(held_ns);
-                    self.reactor.ring(call_bell(slot));
-                }
-                Call::None => lane.record.count(VringEvent::CallSuppressed),
-                Call::Later => {
-                    lane.record.count(VringEvent::CallCoalesced);
-                    let due_ns = lane.caller.due_ns(coalesce);
-                    self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(due_ns).min();
-                }
-            }
-            if self.meters.laps.is_timed() {
-                lane.record.published(&self.meters.laps);
-            }
-        }
-    }
-
-    /// Sends calls that were held back and repeats stalled requests, if any are due.
-    #[inline]
-    pub(crate) fn run_due(&mut self) {
-        if self.waiting.due_ns.is_some() {
-            self.check_due();
-        }
-    }
-
-    fn check_due(&mut self) {
-        let now_ns = self.now_ns();
-        if self.waiting.due_ns.is_none_or(|due_ns| now_ns < due_ns) {
-            return;
-        }
-        self.waiting.due_ns = None;
-        self.send_due_calls(now_ns);
-        self.redo_due(now_ns);
-        self.warn_of_unshared(now_ns);
-        if self
-            .lanes
-            .iter()
-            .flatten()
-            .any(|lane| lane.settled_ns.is_some())
-        {
-            self.open_settled(now_ns);
-        }
-        // For requests that completed inline.
-        self.publish();
-    }
-
-    fn send_due_calls(&mut self, now_ns: u64) {
-        let coalesce = self.active.tuning.coalesce;
-        for (slot, lane) in (0..).zip(&mut self.lanes) {
-            let Some(lane) = lane else { continue };
-            match lane.caller.due_ns(coalesce) {
-                Some(due_ns) if due_ns <= now_ns => {
-                    let since_ns = lane.caller.held_since_ns().unwrap_or(now_ns);
-                    lane.record.called(now_ns.saturating_sub(since_ns));
-                    lane.caller.clear();
-                    self.reactor.ring(call_bell(slot));
-                }
-                due_ns => self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(due_ns).min(),
             }
         }
     }

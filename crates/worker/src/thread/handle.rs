@@ -11,9 +11,9 @@ use cleave_disk::Disk;
 use cleave_engine::{AnyStore, EngineError, Reactor, Store, Visitor};
 use cleave_guest::Memory;
 
+use super::cpu::pin;
+use super::pool::Member;
 use crate::command::Commands;
-use crate::cpu::pin;
-use crate::pool::Member;
 use crate::wake::signal;
 use crate::worker::{BELLS, Lap, WATCHES, Worker};
 use crate::{Control, Device, SpawnError};

@@ -1,9 +1,9 @@
-//! What a worker knows of its waiting.
+//! State of a worker's waiting.
 
 use std::sync::Arc;
 
-use crate::contention::CoreContention;
 use crate::policy::{ContentionBackoff, Pacer};
+use crate::thread::contention::CoreContention;
 
 /// How a worker waits for all its vrings together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::contention::CoreContention;
-use crate::cpu::share;
+use crate::thread::contention::CoreContention;
+use crate::thread::cpu::share;
 use crate::wake::signal;
 pub(crate) use start::Member;
 use thread::{Admission, Thread};

@@ -1,7 +1,7 @@
 //! The log lines that a guest, a frontend or a disk can cause at will. They belong to the device, because a frontend can make
 //! any number of sessions and workers.
 
-use crate::quota::SharedQuota;
+use super::quota::SharedQuota;
 
 /// Limits of a device's log lines, one for each kind, so that a kind which anybody can cause does not suppress the others.
 #[derive(Debug)]

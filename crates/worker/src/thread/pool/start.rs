@@ -15,9 +15,9 @@ use super::seat::{Seat, Seated, Turn};
 use super::thread::Admission;
 use super::{Place, Pool};
 use crate::command::Commands;
-use crate::contention::CoreContention;
-use crate::waiting::Waiting;
+use crate::thread::contention::CoreContention;
 use crate::wake::signal;
+use crate::worker::waiting::Waiting;
 use crate::worker::{BELLS, Lap, WATCHES, Worker};
 use crate::{Control, Device, SpawnError};
 

@@ -7,16 +7,18 @@ use std::io;
 use cleave_blk::Verb;
 use cleave_engine::Store;
 
+use super::Worker;
+use super::accept::{Acceptance, InlineRun};
+use super::status::write_status;
+use super::take::DESCRIPTORS_MAX;
 use crate::Action;
-use crate::accept::{Acceptance, InlineRun, write_status};
-use crate::incident::Incident;
+use crate::device::incident::Incident;
 use crate::lane::{Lane, State};
-use crate::on_error::is_unsent;
 use crate::record::{Stalled, VringEvent};
+use crate::settings::on_error::is_unsent;
 use crate::slots::Ended;
 use crate::stalls::Phase;
 use crate::token::Token;
-use crate::worker::{DESCRIPTORS_MAX, Worker};
 
 impl<S: Store> Worker<S> {
     /// Called when the last op of a request has completed and the disk failed it.

@@ -1,7 +1,7 @@
 //! Commands from control that are in progress.
 
 use crate::command::Commands;
-use crate::registry::Orders;
+use crate::device::registry::Orders;
 
 /// Commands from control that are in progress.
 pub(crate) struct Inbox {

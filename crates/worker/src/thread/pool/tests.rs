@@ -8,7 +8,7 @@ use cleave_guest::{Epoch, Memory};
 use rustix::thread::sched_getcpu;
 
 use super::*;
-use crate::handle::Runs;
+use crate::thread::handle::Runs;
 use crate::{Device, Handle, Split, Tuning, WorkerConfig};
 
 /// A store that panics when it is used, with or without something in flight, or whose disk hangs until it is told otherwise.

@@ -1,0 +1,167 @@
+//! Completes requests: from the completion of an op to the used index that the guest sees.
+
+use cleave_blk::{Op, OpKind};
+use cleave_engine::{Event, Store};
+use rustix::time::ClockId;
+
+use super::status::write_status;
+use super::{COMMAND_WATCH, Worker, call_bell};
+use crate::Direction;
+use crate::clock::{cpu_ns, nanoseconds};
+use crate::policy::Call;
+use crate::record::VringEvent;
+use crate::slots::Next;
+use crate::token::Token;
+
+/// A write that was pushed while the cache was write-back and completes after the switch to write-through is
+/// followed by this op. Its op number is beyond all others. On a stripe the legs are synced one after the
+/// other, with op numbers counting down from `SYNC_OP`, because there is room for only one op.
+const SYNC: Op<'static> = Op {
+    kind: OpKind::Sync,
+    leg: 0,
+    offset_bytes: 0,
+    len_bytes: 0,
+    segments: &[],
+    skip_bytes: 0,
+};
+const SYNC_OP: u32 = u32::MAX;
+/// A sync for the operator, which no vring asked for.
+pub(crate) const OPERATOR: Token = Token {
+    lane: u16::MAX,
+    head: 0,
+    op: SYNC_OP,
+};
+
+impl<S: Store> Worker<S> {
+    /// Collects completions. Returns how many ops completed.
+    pub(crate) fn reap(&mut self) -> usize {
+        let mut ended = 0;
+        while let Some(event) = self.reactor.reap(&mut self.store) {
+            match event {
+                Event::Done { done, .. } => {
+                    ended += 1;
+                    self.op_ended(Token::from_bits(done.token), done.result);
+                }
+                Event::Woken {
+                    slot: COMMAND_WATCH,
+                } => self.inbox.is_pending = true,
+                // A kick only ends the sleep: every lap checks every ring.
+                Event::Woken { slot } => self.kicked(slot),
+            }
+        }
+        ended
+    }
+
+    fn op_ended(&mut self, token: Token, result: Result<(), i32>) {
+        if token == OPERATOR {
+            return self.sync_ended(result);
+        }
+        let Some(Some(lane)) = self.lanes.get_mut(usize::from(token.lane)) else {
+            return;
+        };
+        // On a stripe, the sync of the next leg replaces the one that has just completed.
+        let synced_leg = SYNC_OP - token.op;
+        let last_leg = self.device.disk.legs().len() as u32 - 1;
+        if synced_leg < last_leg && result.is_ok() {
+            // A disk has at most 64 legs, so this does not truncate.
+            let leg = synced_leg as u16 + 1;
+            let op = token.op - 1;
+            return self.push_sync(leg, Token { op, ..token });
+        }
+        let write_through = self.device.is_write_through(lane.features);
+        let ended = match lane
+            .slots
+            .op_ended(token.head, token.op, result, write_through)
+        {
+            Next::Wait => return,
+            Next::End(ended) => ended,
+            Next::Sync => {
+                // There is room: the op that has just completed freed it.
+                let token = Token {
+                    op: SYNC_OP,
+                    ..token
+                };
+                return self.push_sync(0, token);
+            }
+        };
+        self.splitting.requests = self.splitting.requests.saturating_sub(1);
+        let mut exact_ns = None;
+        let splitting = &mut self.splitting;
+        if let Some(timing) = ended.timing
+            && splitting.splitter.learns()
+        {
+            splitting.large -= 1;
+            let now_ns = self.device.now_ns();
+            match (Direction::of(ended.verb), ended.errno) {
+                (Some(direction), None) => {
+                    splitting
+                        .splitter
+                        .ended(direction, ended.len_bytes, now_ns, || {
+                            cpu_ns(ClockId::ProcessCPUTime)
+                        });
+                }
+                _ => splitting.splitter.failed(now_ns),
+            }
+            exact_ns = Some(now_ns.saturating_sub(timing.start_ns));
+        }
+        if let Some(errno) = ended.errno {
+            return self.request_failed(token, &ended, errno);
+        }
+        lane.record.ended(
+            token.head,
+            &ended,
+            exact_ns,
+            &ended.epoch,
+            &mut self.meters.laps,
+        );
+        // Through the epoch in which the request was taken: the table in force may have other memory at this
+        // address.
+        let used = write_status(&ended.epoch, ended.status_addr, ended.outcome);
+        lane.push_used(token.head, used);
+    }
+
+    pub(crate) fn push_sync(&mut self, leg: u16, token: Token) {
+        let [store] = &mut self.store;
+        store.push(
+            &mut self.reactor,
+            &self.epoch,
+            Op { leg, ..SYNC },
+            token.to_bits(),
+        );
+    }
+
+    /// Publishes all that was pushed: one index store and at most one call per vring.
+    pub(crate) fn publish(&mut self) {
+        let coalesce = self.active.tuning.coalesce;
+        for (slot, lane) in (0..).zip(&mut self.lanes) {
+            let Some(lane) = lane else { continue };
+            if !lane.dirty {
+                continue;
+            }
+            let requests = lane.pushed;
+            let wanted = lane.publish() && lane.has_call;
+            let in_flight = lane.slots.taken();
+            let now_ns = || nanoseconds(self.device.began);
+            let since_ns = lane.caller.held_since_ns();
+            match lane
+                .caller
+                .published(wanted, requests, in_flight, coalesce, now_ns)
+            {
+                Call::Now => {
+                    let held_ns = since_ns.map_or(0, |since_ns| now_ns().saturating_sub(since_ns));
+                    lane.record.called(held_ns);
+                    self.reactor.ring(call_bell(slot));
+                }
+                Call::None => lane.record.count(VringEvent::CallSuppressed),
+                Call::Later => {
+                    lane.record.count(VringEvent::CallCoalesced);
+                    let due_ns = lane.caller.due_ns(coalesce);
+                    self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(due_ns).min();
+                }
+            }
+            if self.meters.laps.is_timed() {
+                lane.record.published(&self.meters.laps);
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! One lap, from top to bottom: completions are collected and shown to the guests, new requests are taken, and then one system call
+//! submits, and sleeps if the pacer decides so.
+
+use std::io;
+
+use cleave_engine::{Store, Wait};
+
+use super::Worker;
+use crate::policy::LapWork;
+
+/// Result of a lap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lap {
+    /// Call `lap` again.
+    Again,
+    /// Control asked the worker to exit, and everything is drained.
+    Ended,
+}
+
+impl<S: Store> Worker<S> {
+    /// One pass: reap, publish, accept, and publish what completed inline. Then at most one system call, which
+    /// sleeps if the pacer decides so and nothing has arrived meanwhile.
+    pub fn lap(&mut self) -> io::Result<Lap> {
+        let (wait, worked) = self.work();
+        if wait == Wait::No && !worked {
+            std::hint::spin_loop();
+        }
+        self.reactor.enter(&mut self.store, wait)?;
+        self.entered(wait);
+        Ok(self.end_lap())
+    }
+
+    /// A lap without its system call: how to enter the reactor, and whether there was work.
+    #[inline(always)]
+    pub(crate) fn work(&mut self) -> (Wait, bool) {
+        let reaped = self.reap();
+        if reaped > 0 {
+            self.publish();
+        }
+        self.run_due();
+        let accepted = self.accept();
+        // Ops that completed in `push`. The kernel's completions wait for the next lap.
+        let at_once = match self.store().is_ready() {
+            true => self.reap(),
+            false => 0,
+        };
+        if accepted.chains + at_once > 0 {
+            self.publish();
+        }
+        let worked = accepted.chains + reaped + at_once > 0;
+        let polled = self.reactor.polled();
+        self.meters.lap_ended(worked, polled, &mut self.lanes);
+        if self.epoch.is_lost() {
+            self.lose_memory();
+        }
+        // The requests that failed before the storage was back are known by now.
+        let [store] = &mut self.store;
+        if store.came_back() {
+            self.resume_unsent();
+        }
+        if worked {
+            self.waiting.empty_checks = 0;
+        }
+        let wait = self.pace(LapWork {
+            arrived: accepted.awaited as u32,
+            ended: (reaped + at_once + accepted.ended) as u32,
+            in_flight: self.store().in_flight() as u32,
+            more: accepted.more,
+        });
+        (wait, worked)
+    }
+
+    /// Handles commands at the end of a lap.
+    #[inline]
+    pub(crate) fn end_lap(&mut self) -> Lap {
+        match self.inbox.is_pending || self.has_waiters() {
+            true => self.handle_commands(),
+            false => Lap::Again,
+        }
+    }
+}
