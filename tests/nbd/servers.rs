@@ -77,7 +77,7 @@ impl At {
         }
     }
 
-    /// Whether a server listens there. A connection would use up one that the server permits.
+    /// Returns true if a server listens there. A connection would use up one that the server permits.
     pub(crate) fn has_listener(&self) -> bool {
         match self {
             At::Unix(path) => std::fs::read_to_string("/proc/net/unix")

@@ -34,7 +34,7 @@ impl Cut {
         }
     }
 
-    /// Whether a request's plan has at most `ops_max` ops. Otherwise the request must be refused; the guest
+    /// Returns true if a request's plan has at most `ops_max` ops. Otherwise the request must be refused; the guest
     /// knows the limits (SIZE_MAX and SEG_MAX).
     #[inline]
     pub fn takes(&self, request: &Request) -> bool {

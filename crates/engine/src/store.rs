@@ -38,7 +38,7 @@ pub enum Event {
     },
 }
 
-/// Whether `enter` may sleep.
+/// How long `enter` may sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
     /// Submit and check for completions, but do not sleep.
@@ -85,7 +85,7 @@ pub trait Store {
     #[inline]
     fn completed(&mut self, _reactor: &mut Reactor, _completion: Completion) {}
 
-    /// Whether ops are in flight that complete without an interrupt. While there are, each `enter` polls for
+    /// Returns true if ops are in flight that complete without an interrupt. While there are, each `enter` polls for
     /// them, and none sleeps without a time limit.
     #[inline]
     fn polls(&self) -> bool {
@@ -95,7 +95,7 @@ pub trait Store {
     /// Takes the next completed op.
     fn reap(&mut self) -> Option<Done>;
 
-    /// Whether `reap` would return an op.
+    /// Returns true if `reap` would return an op.
     fn is_ready(&self) -> bool;
 
     /// Runs before the reactor enters the kernel, whether or not it will sleep: retries the ops that are due.
@@ -116,7 +116,7 @@ pub trait Store {
         false
     }
 
-    /// Whether the ops of this lap copy so many bytes on this thread that commands, completions and other disks should have
+    /// Returns true if the ops of this lap copy so many bytes on this thread that commands, completions and other disks should have
     /// their turn before the next op. False again after the next enter.
     #[inline]
     fn is_sated(&self) -> bool {
@@ -125,7 +125,7 @@ pub trait Store {
 
     /// Begins the last work of the store, such as a flush. The work is in flight until it is done or the disk is given up. The owner
     /// calls this when nothing is in flight, and pushes nothing afterwards; a second call does nothing. If it then enters until nothing
-    /// is in flight, `close` does not wait for the disk. Without this call there is no last work.
+    /// is in flight, `close` does not wait for the disk. Without this call the last work is left out.
     #[inline]
     fn prepare_close(&mut self) {}
 

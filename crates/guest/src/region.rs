@@ -45,7 +45,7 @@ pub enum MapError {
         /// Bytes present.
         found: u64,
     },
-    /// There is no such region to remove.
+    /// The region to remove does not exist.
     #[error("no region at {guest_addr:#x} of {len_bytes:#x} bytes")]
     Unknown {
         /// Guest-physical address.

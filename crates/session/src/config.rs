@@ -1,4 +1,4 @@
-//! What a session offers.
+//! Limits of a device that is offered to frontends.
 
 /// Limits of a device that is offered to frontends.
 #[derive(Debug, Clone)]

@@ -22,12 +22,12 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], until: Option<Instant>) -> io::Result
     }
 }
 
-/// Whether a descriptor is readable now.
+/// Returns true if a descriptor is readable now.
 pub(crate) fn is_readable(fd: impl AsFd) -> bool {
     is_ready(fd, PollFlags::IN)
 }
 
-/// Whether a descriptor is in one of the states `flags` now.
+/// Returns true if a descriptor is in one of the states `flags` now.
 pub(crate) fn is_ready(fd: impl AsFd, flags: PollFlags) -> bool {
     let mut fds = [PollFd::new(&fd, flags)];
     let _ = wait(&mut fds, Some(Instant::now()));

@@ -241,6 +241,8 @@ mod tests {
             "pub struct B; fn f(_: crate::B) {}",
             false,
         );
+        let elsewhere = "#[path = \"../d.rs\"] mod d; mod b; use b::B;";
+        judged(elsewhere, "use crate::d::D; pub struct B(D);", false);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a source file declares, imports and names, without its tests.
+//! The modules that a source file declares, and the names that it imports and uses, without those of its tests.
 
 use itertools::Itertools;
 

@@ -15,7 +15,7 @@ use super::{NbdSpec, wire};
 
 /// Longest time for connecting and negotiating.
 pub(super) const DIAL_TIME: Duration = Duration::from_secs(10);
-/// The same for the second and further connections of a disk.
+/// Longest time for this on the second and further connections of a disk.
 pub(super) const MORE_TIME: Duration = Duration::from_secs(2);
 /// So many times the time-out of the disk, a server may be busy with a slow request, and with what waits for that.
 pub const PATIENCE: u32 = 4;
@@ -100,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// It answered requests that it did not read, so they count as done.
+    /// A server may have answered requests that it did not read, so they count as done.
     #[test]
     fn a_server_that_reads_nothing_does_not_keep_us_from_leaving() {
         let (ours, _theirs) = UnixStream::pair().unwrap();

@@ -8,7 +8,7 @@ use super::bell::ring;
 use super::link::Link;
 use super::shared::{Shared, lock};
 
-/// What the dialler is told.
+/// An order to the dialler.
 pub(super) enum Order {
     /// Make a connection for this port.
     Dial(Weak<Mailbox>, Want),
@@ -18,7 +18,7 @@ pub(super) enum Order {
     Run(Box<dyn FnOnce() + Send>),
 }
 
-/// What the dialler knows of a store: how many connections it has.
+/// The number of connections that a store has, for the dialler.
 #[derive(Debug, Default)]
 pub(super) struct Store(AtomicUsize);
 

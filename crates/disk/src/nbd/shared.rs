@@ -1,4 +1,4 @@
-//! What the ports, the dialler and the disk share.
+//! State that the ports, the dialler and the disk share.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,14 +15,14 @@ use super::traffic::Ledger;
 use super::unflushed::Unflushed;
 use super::{NbdSpec, replay, wire};
 
-/// What the ports, the dialler and the disk share.
+/// State that the ports, the dialler and the disk share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) spec: NbdSpec,
     pub(super) name: String,
     pub(super) targets: Vec<Target>,
     pub(super) export: Export,
-    /// Of each store.
+    /// Connections of each store.
     pub(super) connections: u16,
     pub(super) workers_max: u16,
     pub(super) is_read_only: bool,
@@ -40,7 +40,7 @@ pub(super) struct Shared {
     pub(super) reconnects: AtomicU64,
     pub(super) fences: Mutex<Fences>,
     pub(super) unflushed: Mutex<Unflushed>,
-    /// What the changes will occupy there that are under way. Added to under the lock of `unflushed`.
+    /// Bytes that the changes under way will occupy in `unflushed`. Added to under its lock.
     pub(super) reserved_bytes: AtomicU64,
     pub(super) replayed_bytes: AtomicU64,
     pub(super) lossy: AtomicU64,
