@@ -13,7 +13,6 @@ use crate::cpus;
 use crate::failure::Failure;
 use crate::log;
 use crate::process;
-use crate::service::{Endpoint, Service};
 
 /// The folder through which a process sees itself: a worker reads how long its thread waited for a core, and the control
 /// interface how much memory the process has.
@@ -38,17 +37,17 @@ impl Confinement {
     /// Becomes the operator's user, and confines the process. To be called on the main thread before it starts any thread but the
     /// log's, and after everything that needs a path or a privilege.
     pub(crate) fn apply(
-        service: &Service,
+        process: &OneDiskProcess<'_>,
         name: &str,
         log: &log::Guard,
     ) -> Result<Confinement, Failure> {
         let keep = keep();
         // Another user, or root without capabilities, could not search every folder.
-        let reaches = Reaches::open(&reaches(service)).map_err(Failure::run)?;
-        if let Some(identity) = service.identity {
-            assume(identity, keep, service)?;
+        let reaches = Reaches::open(&process.reaches()).map_err(Failure::run)?;
+        if let Some(identity) = process.identity {
+            process.assume(identity, keep)?;
         }
-        if !service.sandbox {
+        if !process.sandbox {
             tracing::warn!(
                 "{name}: --sandbox off: whoever takes this daemon over through a fault of it can do all that its user can"
             );
@@ -151,44 +150,52 @@ fn report(narrowed: Result<(), cleave_sandbox::Error>, role: Role) {
     }
 }
 
-/// Gives the sockets to the user, and becomes it.
-fn assume(identity: Identity, keep: Keep, service: &Service) -> Result<(), Failure> {
-    for path in sockets(service) {
-        lchown(path, Some(identity.uid()), Some(identity.gid())).map_err(|error| {
-            Failure::input(format!(
-                "cannot give socket {} to user {}, group {}: {error}; start as root, or leave --user and --group out",
-                path.display(),
-                identity.uid(),
-                identity.gid()
-            ))
-        })?;
-    }
-    identity.assume(keep).map_err(Failure::input)?;
-    // The kernel forgets the request when a process changes its user.
-    match service.exit_with_parent {
-        Some(parent) => process::end_with_parent(parent),
-        None => Ok(()),
-    }
+/// What `cleave serve` gives up, and the files that it needs to the end.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OneDiskProcess<'a> {
+    /// Whether the process is confined.
+    pub(crate) sandbox: bool,
+    /// The user that it becomes.
+    pub(crate) identity: Option<Identity>,
+    /// The process with which it ends.
+    pub(crate) exit_with_parent: Option<u32>,
+    /// The socket of the frontends and the control socket, which are given to the user.
+    pub(crate) sockets: [Option<&'a Path>; 2],
+    /// The socket of the metrics, which has a group of its own.
+    pub(crate) metrics: Option<&'a Path>,
 }
 
-/// The socket files for the user of the process. That of the metrics has a group of its own.
-fn sockets(service: &Service) -> impl Iterator<Item = &Path> {
-    let endpoint = match &service.endpoint {
-        Endpoint::Path(path) => Some(path.as_path()),
-        Endpoint::Fd(_) => None,
-    };
-    endpoint.into_iter().chain(service.control.as_deref())
-}
+impl OneDiskProcess<'_> {
+    /// Gives the sockets to the user, and becomes it.
+    fn assume(&self, identity: Identity, keep: Keep) -> Result<(), Failure> {
+        for path in self.sockets.into_iter().flatten() {
+            lchown(path, Some(identity.uid()), Some(identity.gid())).map_err(|error| {
+                Failure::input(format!(
+                    "cannot give socket {} to user {}, group {}: {error}; start as root, or leave --user and --group out",
+                    path.display(),
+                    identity.uid(),
+                    identity.gid()
+                ))
+            })?;
+        }
+        identity.assume(keep).map_err(Failure::input)?;
+        // The kernel forgets the request when a process changes its user.
+        match self.exit_with_parent {
+            Some(parent) => process::end_with_parent(parent),
+            None => Ok(()),
+        }
+    }
 
-/// Everything that is opened or removed by its path from now on. The disk and the sockets are open.
-fn reaches(service: &Service) -> Vec<Reach> {
-    let all = sockets(service).chain(service.metrics.path());
-    let folders = all.filter_map(|path| {
-        let path = std::path::absolute(path).ok()?;
-        path.parent().map(Path::to_owned)
-    });
-    let removed = |folder: PathBuf| Reach::new(folder, Access::Remove);
-    own().chain(folders.map(removed)).collect()
+    /// Everything that is opened or removed by its path from now on. The disk and the sockets are open.
+    fn reaches(&self) -> Vec<Reach> {
+        let all = self.sockets.into_iter().chain([self.metrics]).flatten();
+        let folders = all.filter_map(|path| {
+            let path = std::path::absolute(path).ok()?;
+            path.parent().map(Path::to_owned)
+        });
+        let removed = |folder: PathBuf| Reach::new(folder, Access::Remove);
+        own().chain(folders.map(removed)).collect()
+    }
 }
 
 /// The files in which a thread reads about itself.

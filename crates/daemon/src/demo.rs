@@ -16,6 +16,7 @@ use cleave_client::{Client, Error, Options};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
+use crate::output::print;
 use crate::signals::QuitSignals;
 use folder::Folder;
 use measure::{Row, Step};
@@ -41,9 +42,9 @@ pub(crate) fn run(demo: &Demo) -> Result<(), Failure> {
         let folder = Folder::new(&demo.parent, demo.size_bytes)?;
         let mut serving = serve_image(demo, &folder)?;
         let rows = measure_all(demo, &mut serving, &mut stop).await?;
-        crate::print(&table::render(&rows))?;
+        print(&table::render(&rows))?;
         if !demo.exit {
-            crate::print(&invitation(serving.socket(), reconnect()))?;
+            print(&invitation(serving.socket(), reconnect()))?;
             serve_on(&mut serving, &mut stop).await?;
         }
         Ok(())

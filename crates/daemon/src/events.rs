@@ -14,7 +14,7 @@ use axum::response::{IntoResponse as _, Response};
 use hyper::body::Frame;
 use serde_json::{Map, Value, json};
 
-use crate::control::Refusal;
+use crate::problem::Refusal;
 
 /// Most readers at a time, and the most events that wait for one.
 const READERS_MAX: usize = 16;

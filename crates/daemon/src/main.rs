@@ -11,15 +11,18 @@ mod disk_server;
 mod doctor;
 mod events;
 mod failure;
+mod knock;
 mod log;
 mod loop_device;
 mod node;
 mod options_doc;
+mod output;
 mod pacing;
 mod pages;
 mod path_lock;
 mod pending;
 mod probe;
+mod problem;
 mod process;
 mod progress;
 mod remote;
@@ -28,13 +31,13 @@ mod serve;
 mod service;
 mod signals;
 mod socket;
+mod source;
 mod split;
 mod stripe;
 mod systemd;
 mod unit;
 mod view;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use cli::Action;
@@ -57,7 +60,8 @@ fn main() -> ExitCode {
 
 fn run(action: Action) -> Result<(), Failure> {
     match action {
-        Action::Print(text) => print(&text),
+        Action::Print(text) => output::print(&text),
+        Action::OpenApi => output::print(&openapi()?),
         Action::Serve(service) => serve::run(*service),
         Action::Node(node) => node::run(&node),
         Action::Disk(remote) => remote::run(&remote),
@@ -72,17 +76,8 @@ fn run(action: Action) -> Result<(), Failure> {
     }
 }
 
-fn print(text: &str) -> Result<(), Failure> {
-    print_more(text).map(drop)
-}
-
-/// The same for one text of many; whether there is anybody to read the next.
-fn print_more(text: &str) -> Result<bool, Failure> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // `cleave --help | head` closes early; nothing is lost by it.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(Failure::run(format!("cannot write to stdout: {error}"))),
-        Ok(()) => Ok(true),
-    }
+/// `docs/openapi.json`.
+fn openapi() -> Result<String, Failure> {
+    let document = serde_json::to_string_pretty(&node::document());
+    document.map(|text| text + "\n").map_err(Failure::run)
 }

@@ -3,14 +3,14 @@
 
 mod outputs;
 mod progress;
+mod settings;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use cleave_disk::{Direct, Disk, OpenOptions};
+use cleave_disk::{Disk, OpenOptions};
 use cleave_engine::Reactor;
 use cleave_probe::{
     Circumstances, Extent, Identity, Matrix, Pace, Progress, Report, RunError, Source, points,
@@ -21,34 +21,13 @@ use tokio::sync::{oneshot, watch};
 use crate::failure::Failure;
 use crate::process;
 use crate::progress::{clear, note};
-use crate::service::Source as Served;
 use crate::signals::Signals;
 use outputs::Outputs;
 use progress::{Shown, clock};
+pub(crate) use settings::{Depth, Probe};
 
 /// Below this share of stored bytes a file is not measured without being asked to.
 const STORED_MIN: f64 = 0.9;
-
-/// Options of a probe.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Probe {
-    pub(crate) disk: Served,
-    pub(crate) depth: Depth,
-    pub(crate) writes: bool,
-    pub(crate) destructive: bool,
-    pub(crate) allow_thin: bool,
-    pub(crate) direct: Direct,
-    pub(crate) profile: Option<PathBuf>,
-    pub(crate) json: Option<PathBuf>,
-}
-
-/// How thoroughly.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Depth {
-    Quick,
-    Full,
-    Within(Duration),
-}
 
 /// Result of the measuring thread: the matrices, and whether they are complete.
 type Ended = Result<(Vec<Matrix>, bool), RunError>;

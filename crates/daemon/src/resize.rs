@@ -5,6 +5,7 @@
 
 mod devices;
 mod files;
+mod readable;
 
 use std::future::poll_fn;
 use std::io;
@@ -16,11 +17,11 @@ use std::time::Duration;
 use cleave_disk::{Backing, Disk, FileKind};
 use rustix::fs::inotify::WatchFlags;
 use rustix::io::Errno;
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use devices::{DeviceWatch, Devices};
 use files::{ALL, FileWatch, Files};
+use readable::readable;
 
 /// Our own writes change the file too, so a busy disk would wake us with each: after one event writes are ignored
 /// for this long.
@@ -208,14 +209,6 @@ fn is_told(bell: &AsyncFd<OwnedFd>, context: &mut Context<'_>) -> bool {
             return read.is_ok();
         }
     }
-}
-
-#[expect(
-    deprecated,
-    reason = "its successor is an unsafe fn, for descriptors that may be closed under it; an OwnedFd cannot"
-)]
-fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    AsyncFd::with_interest(fd, Interest::READABLE)
 }
 
 #[cfg(test)]

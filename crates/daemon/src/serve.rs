@@ -9,7 +9,7 @@ use cleave_disk::{Content, Disk};
 use cleave_engine::Reactor;
 use tokio::sync::mpsc;
 
-use crate::confine::{self, Confinement};
+use crate::confine::{self, Confinement, OneDiskProcess};
 use crate::control::Server;
 use crate::disk_server::{self, DiskServer, Naming, Order, SizeAsker};
 use crate::failure::Failure;
@@ -17,9 +17,9 @@ use crate::log;
 use crate::path_lock::{Left, PathLock};
 use crate::process;
 use crate::resize::{Watch, Watches};
-use crate::service::{Endpoint, Service};
+use crate::service::Service;
 use crate::signals::{SignalRequest, Signals};
-use crate::socket::{self, Door};
+use crate::socket::{self, Door, Endpoint};
 use crate::systemd::Manager;
 
 /// Orders that may wait: signals that came at once.
@@ -136,7 +136,18 @@ async fn control(
     let watch = watches.watch(&disk);
     let watched = disk.clone();
     let confine = |service: &Service, name: &str, watch: Watch| {
-        let confinement = Confinement::apply(service, name, log)?;
+        let frontends = match &service.endpoint {
+            Endpoint::Path(path) => Some(path.as_path()),
+            Endpoint::Fd(_) => None,
+        };
+        let process = OneDiskProcess {
+            sandbox: service.sandbox,
+            identity: service.identity,
+            exit_with_parent: service.exit_with_parent,
+            sockets: [frontends, service.control.as_deref()],
+            metrics: service.metrics.path(),
+        };
+        let confinement = Confinement::apply(&process, name, log)?;
         Ok((confinement, watch.confined(&watched)))
     };
     let name = disk.name().to_owned();

@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use cleave_session::Offload;
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, chmod, chownat, fchmod, fstat, open};
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with, sockopt,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with, sockopt,
 };
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use crate::failure::Failure;
+use crate::knock::{knock, refuse_live};
 use crate::path_lock::PathLock;
-use crate::service::Endpoint;
 use crate::systemd;
 
 /// Longest path that fits `sockaddr_un` with its terminating zero.
@@ -28,6 +28,15 @@ const BACKLOG: i32 = 64;
 
 /// Name of a socket that is being made for a group.
 pub(crate) const NEW_SOCKET: &str = "new.sock";
+
+/// The socket of the frontends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    /// Listen on a socket made here.
+    Path(PathBuf),
+    /// An inherited socket.
+    Fd(u32),
+}
 
 /// The socket on which frontends connect.
 #[derive(Debug)]
@@ -295,27 +304,6 @@ fn make_room(path: &Path) -> Result<(), Failure> {
         )),
         knocked => refuse_live(path, knocked),
     }
-}
-
-/// Refuses a path at which a program listens: connecting succeeded, or the backlog is full.
-pub(crate) fn refuse_live(path: &Path, knocked: io::Result<()>) -> Result<(), Failure> {
-    let shown = path.display();
-    match knocked {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        _ => Err(Failure::input(format!(
-            "socket {shown} is in use by a running program: end that one or choose another path"
-        ))),
-    }
-}
-
-/// Connects without waiting. A blocking `connect` sleeps while the backlog is full, and here it would do so with the path
-/// locked and SIGTERM already caught.
-pub(crate) fn knock(path: &Path) -> io::Result<()> {
-    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(family, kind, flags, None)?;
-    Ok(connect(&socket, &SocketAddrUnix::new(path)?)?)
 }
 
 /// A socket file that goes away with this value, unless something else took its place.

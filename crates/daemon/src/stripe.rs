@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use cleave_disk::{Created, DiskSpec, Overwrite, create_stripe, format_size, show_stripe};
 
 use crate::failure::Failure;
-use crate::print;
+use crate::output::print;
 
 /// The stripe command to run.
 #[derive(Debug, Clone, PartialEq, Eq)]

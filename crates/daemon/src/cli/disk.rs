@@ -11,7 +11,7 @@ use cleave_disk::{DiskSpec, parse_size};
 use cleave_worker::Limits;
 use serde_json::{Map, Value, json};
 
-use super::{AccessArgs, DiskOptions, LiveOptions, StripeArgs};
+use super::serve::{AccessArgs, DiskOptions, LiveOptions, StripeArgs};
 use crate::failure::Failure;
 use crate::node::spec::{DiskFile, by_kind};
 use crate::remote::{Ask, Remote};
@@ -254,14 +254,17 @@ impl DiskCommand {
 }
 
 /// Returns the refusal of an option after `cleave disk set` that only `cleave disk add` has.
-pub(super) fn fixed(line: &[OsString], error: &clap::Error) -> Option<Failure> {
+pub(super) fn fixed(
+    line: &[OsString],
+    error: &clap::Error,
+    all: &clap::Command,
+) -> Option<Failure> {
     let is_set = line.get(1)? == "disk" && line.get(2)? == "set";
     let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else {
         return None;
     };
     let option = given.strip_prefix("--")?;
     let option = option.split('=').next().unwrap_or(option);
-    let all = super::definition();
     let mut added = all
         .find_subcommand("disk")?
         .find_subcommand("add")?

@@ -6,7 +6,8 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use tracing::level_filters::LevelFilter;
 
-use super::{MetricsOptions, SANDBOX_DEFAULT, Switch};
+use super::metrics::MetricsOptions;
+use super::serve::{SANDBOX_DEFAULT, Switch};
 use crate::node::{NodeOptions, PoolSpec};
 
 pub(super) const EXAMPLES: &str = "\

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use cleave_disk::DiskSpec;
 
-use super::{StripeArgs, When};
+use super::serve::{StripeArgs, When};
 use crate::failure::Failure;
 use crate::probe::{Depth, Probe};
 use crate::service::source;

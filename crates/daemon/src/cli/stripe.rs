@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use cleave_disk::{DiskSpec, Overwrite};
 
-use super::stripe_chunk;
+use super::serve::stripe_chunk;
 use crate::stripe::Stripe;
 
 pub(super) const EXAMPLES: &str = "\

@@ -1,11 +1,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use cleave_disk::{Overwrite, StripeKind};
+use cleave_disk::{Direct, Overwrite, StripeKind};
 
 use super::*;
 use crate::probe::Depth;
-use crate::service::{Endpoint, Source};
+use crate::socket::Endpoint;
+use crate::source::Source;
 use crate::split::SplitOption;
 use crate::view::Order;
 

@@ -29,9 +29,7 @@ use crate::events::Events;
 
 pub(crate) use metrics::{merged as merged_metrics, state_of as metrics_of_state};
 pub(crate) use quiet::{Flushed, Quiesced};
-pub(crate) use routes::{
-    DiskId, Ordered, Problem, Refusal, answer, metrics_of, metrics_only, not_so, read_body,
-};
+pub(crate) use routes::{DiskId, Ordered, metrics_of, metrics_only, not_so, read_body};
 pub(crate) use serve::{CONNECTIONS_MAX, Server, Streaming};
 
 /// The state that the control interface shows: the disk, and the current session.

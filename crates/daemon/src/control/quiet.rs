@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 use tokio::sync::{SemaphorePermit, oneshot};
 use tokio::task::{AbortHandle, Id};
 
-use super::{DiskStatus, Refusal};
+use super::DiskStatus;
+use crate::problem::Refusal;
 
 /// How long a disk stays quiesced if the operator does not say, and the longest. Guests warn of tasks that hang after 120 s.
 const SECONDS_DEFAULT: u64 = 10;

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::{FromRequestParts, Path, Request, State};
+use axum::extract::{FromRequestParts, Path, State};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
@@ -20,12 +19,11 @@ use serde_json::json;
 use super::DiskStatus;
 use super::patch::{Ground, apply};
 use super::serve::Streaming;
+use crate::problem::{Refusal, answer};
 
 /// A change takes less, and comes at once.
 const BODY_BYTES_MAX: usize = 16 << 10;
 const BODY_TIME: Duration = Duration::from_secs(5);
-/// Longest error in an answer.
-const ERROR_CHARS_MAX: usize = 500;
 
 /// The format that Prometheus asks for, by its version.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -58,18 +56,6 @@ pub(crate) fn metrics_only<S: Clone + Send + Sync + 'static>(routes: Router<S>) 
         Refusal(StatusCode::NOT_FOUND, why.to_owned())
     };
     routes.fallback(nothing).method_not_allowed_fallback(not_so)
-}
-
-/// Refuses a request that a web page makes, through a port that somebody forwards to the socket.
-pub(super) async fn refuse_pages(request: Request, next: Next) -> Response {
-    match request.headers().contains_key(header::ORIGIN) {
-        true => {
-            let why =
-                "a request with an Origin comes from a web page, and none may use this socket";
-            Refusal(StatusCode::FORBIDDEN, why.to_owned()).into_response()
-        }
-        false => next.run(request).await,
-    }
 }
 
 async fn disks(State(status): State<Arc<DiskStatus>>, uri: Uri) -> Response {
@@ -281,53 +267,9 @@ impl Deref for DiskId {
     }
 }
 
-/// Why a request is not carried out, with the remedy, in one line. Sent as a problem document (RFC 9457).
-#[derive(Debug)]
-pub(crate) struct Refusal(pub(crate) StatusCode, pub(crate) String);
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let Refusal(status, line) = self;
-        // A part of what was sent may be in it.
-        let line = line.chars().map(|c| if c.is_control() { '?' } else { c });
-        let problem = Problem {
-            r#type: "about:blank",
-            title: status.canonical_reason().unwrap_or_default(),
-            status: status.as_u16(),
-            detail: line.take(ERROR_CHARS_MAX).collect(),
-        };
-        typed(status, "application/problem+json", &problem)
-    }
-}
-
-/// A refusal as a problem document (RFC 9457).
-#[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Problem {
-    r#type: &'static str,
-    /// The name of the status.
-    title: &'static str,
-    status: u16,
-    /// The fault and the remedy, in a line.
-    detail: String,
-}
-
 /// The answer to an order about held requests.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Ordered {
     /// How many there were.
     requests: u64,
-}
-
-/// An answer as JSON.
-pub(crate) fn answer(status: StatusCode, value: &impl Serialize) -> Response {
-    typed(status, "application/json", value)
-}
-
-fn typed(status: StatusCode, kind: &'static str, value: &impl Serialize) -> Response {
-    // Our own values have string keys and finite numbers; should one not, the caller hears of it.
-    let (status, text) = match serde_json::to_string_pretty(value) {
-        Ok(text) => (status, text + "\n"),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-    };
-    (status, [(header::CONTENT_TYPE, kind)], text).into_response()
 }

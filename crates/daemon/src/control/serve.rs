@@ -8,7 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::middleware::from_fn;
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -18,8 +21,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Sleep, sleep};
 
-use super::routes::refuse_pages;
 use crate::failure::Failure;
+use crate::problem::Refusal;
 use crate::socket::Listening;
 
 /// Most connections at a time. Further ones wait in the backlog of the socket until one has ended.
@@ -64,6 +67,18 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.task.abort();
+    }
+}
+
+/// Refuses a request that a web page makes, through a port that somebody forwards to the socket.
+async fn refuse_pages(request: Request, next: Next) -> Response {
+    match request.headers().contains_key(header::ORIGIN) {
+        true => {
+            let why =
+                "a request with an Origin comes from a web page, and none may use this socket";
+            Refusal(StatusCode::FORBIDDEN, why.to_owned()).into_response()
+        }
+        false => next.run(request).await,
     }
 }
 

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use cleave_disk::DiskSpec;
 
 use crate::failure::Failure;
-use crate::print;
+use crate::output::print;
 use finding::Level;
 use users::User;
 

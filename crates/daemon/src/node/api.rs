@@ -3,38 +3,41 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{MethodRouter, get};
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::{MethodRouter, delete, get, patch, post, put};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use super::Node;
+use super::disks::Node;
 use super::routes;
 use super::snapshot;
 use super::spec::DiskFile;
 use crate::control::patch;
 use crate::control::report::Report;
-use crate::control::{Flushed, Ordered, Problem, Quiesced, metrics_only, quiet};
+use crate::control::{Flushed, Ordered, Quiesced, metrics_only, not_so, quiet};
+use crate::problem::{Problem, answer};
 
 /// A method of a path.
-pub(super) struct Route {
-    pub(super) method: &'static str,
-    pub(super) path: &'static str,
+struct Route {
+    method: &'static str,
+    path: &'static str,
     /// Its effect, in a line.
-    pub(super) does: &'static str,
+    does: &'static str,
     /// A part of the query, and the values that it takes.
-    pub(super) query: Option<(&'static str, &'static [&'static str])>,
+    query: Option<(&'static str, &'static [&'static str])>,
     /// The body that it takes.
-    pub(super) body: Option<Shape>,
+    body: Option<Shape>,
     /// How it answers when it is done.
-    pub(super) answers: &'static [(u16, Shape)],
+    answers: &'static [(u16, Shape)],
     /// How it answers when it refuses; always with a problem document.
-    pub(super) refusals: &'static [u16],
-    pub(super) handler: fn() -> MethodRouter<Arc<Node>>,
+    refusals: &'static [u16],
+    handler: fn() -> MethodRouter<Arc<Node>>,
 }
 
 /// The contents of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shape {
+enum Shape {
     Disk,
     Disks,
     Spec,
@@ -55,21 +58,179 @@ pub(super) enum Shape {
     Metrics,
 }
 
+/// All that can be asked.
+const ALL: &[Route] = &[
+    Route {
+        method: "GET",
+        path: "/v1/disks",
+        does: "Lists all disks; with full=1 each with all there is to know",
+        query: Some(("full", &["1"])),
+        body: None,
+        answers: &[(200, Shape::Disks)],
+        refusals: &[],
+        handler: || get(routes::list),
+    },
+    Route {
+        method: "GET",
+        path: "/v1/disks/{id}",
+        does: "Shows a disk",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Disk)],
+        refusals: &[400, 404],
+        handler: || get(routes::show),
+    },
+    Route {
+        method: "PUT",
+        path: "/v1/disks/{id}",
+        does: "Adds a disk: 201. The same again: 200. It takes longer than 10 s to open: 202",
+        query: None,
+        body: Some(Shape::Spec),
+        answers: &[(200, Shape::Disk), (201, Shape::Disk), (202, Shape::Disk)],
+        refusals: &[400, 408, 409, 413, 422, 500, 507],
+        handler: || put(routes::add_disk),
+    },
+    Route {
+        method: "PATCH",
+        path: "/v1/disks/{id}",
+        does: "Changes how a disk is served",
+        query: None,
+        body: Some(Shape::Change),
+        answers: &[(200, Shape::Disk)],
+        refusals: &[400, 404, 408, 409, 413, 500],
+        handler: || patch(routes::change),
+    },
+    Route {
+        method: "DELETE",
+        path: "/v1/disks/{id}",
+        does: "Removes a disk; its image stays",
+        query: Some(("mode", &["safe", "drain", "hard"])),
+        body: None,
+        answers: &[(200, Shape::Deleted)],
+        refusals: &[400, 404, 409, 500],
+        handler: || delete(routes::remove),
+    },
+    Route {
+        method: "POST",
+        path: "/v1/disks/{id}/resize",
+        does: "Checks the size of a disk, and reports growth to the guest. It takes longer than 5 s to check: 202",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Disk), (202, Shape::Disk)],
+        refusals: &[400, 404, 409, 500],
+        handler: || post(routes::resize),
+    },
+    Route {
+        method: "POST",
+        path: "/v1/disks/{id}/start",
+        does: "Tries a failed disk again at once",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Disk)],
+        refusals: &[400, 404, 422],
+        handler: || post(routes::start),
+    },
+    Route {
+        method: "POST",
+        path: "/v1/disks/{id}/resume",
+        does: "Repeats held requests, and ends a quiet; says whether the disk was quiesced until then",
+        query: None,
+        body: Some(Shape::Resume),
+        answers: &[(200, Shape::Resumed)],
+        refusals: &[400, 404, 408, 409, 413],
+        handler: || post(routes::resume),
+    },
+    Route {
+        method: "POST",
+        path: "/v1/disks/{id}/fail",
+        does: "Ends held requests as I/O errors",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Ordered)],
+        refusals: &[400, 404, 409],
+        handler: || post(routes::fail),
+    },
+    Route {
+        method: "POST",
+        path: "/v1/disks/{id}/flush",
+        does: "Makes everything durable that was written",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Flushed)],
+        refusals: &[400, 404, 409, 500, 503],
+        handler: || post(routes::flush),
+    },
+    Route {
+        method: "POST",
+        path: "/v1/disks/{id}/quiesce",
+        does: "Finishes what is in flight, flushes, and has new requests wait",
+        query: None,
+        body: Some(Shape::Quiet),
+        answers: &[(200, Shape::Quiesced)],
+        refusals: &[400, 404, 408, 409, 413, 500, 503],
+        handler: || post(routes::quiesce),
+    },
+    Route {
+        method: "POST",
+        path: "/v1/disks/{id}/snapshot",
+        does: "Copies a disk at one moment into a new file that shares its blocks",
+        query: None,
+        body: Some(Shape::SnapshotTo),
+        answers: &[(201, Shape::Snapshot)],
+        refusals: &[400, 404, 408, 409, 413, 422, 500, 503],
+        handler: || post(routes::snapshot),
+    },
+    Route {
+        method: "GET",
+        path: "/v1/events",
+        does: "Tells what happens to all disks, as long as the client listens",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Events)],
+        refusals: &[503],
+        handler: || get(routes::events),
+    },
+    Route {
+        method: "GET",
+        path: "/v1/openapi.json",
+        does: "Describes all this",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::OpenApi)],
+        refusals: &[],
+        handler: || get(describe),
+    },
+    Route {
+        method: "GET",
+        path: "/metrics",
+        does: "Shows all disks for Prometheus: of those that are not served, their states",
+        query: None,
+        body: None,
+        answers: &[(200, Shape::Metrics)],
+        refusals: &[],
+        handler: || get(routes::metrics),
+    },
+];
+
 /// The router of all paths.
 pub(super) fn router(node: Arc<Node>) -> Router {
     let empty = Router::new();
-    let all = routes::ALL.iter();
+    let all = ALL.iter();
     let all = all.fold(empty, |router, route| {
         router.route(route.path, (route.handler)())
     });
     all.fallback(routes::nothing)
-        .method_not_allowed_fallback(crate::control::not_so)
+        .method_not_allowed_fallback(not_so)
         .with_state(node)
 }
 
 /// The router of the metrics alone.
 pub(super) fn metrics_router(node: Arc<Node>) -> Router {
     metrics_only(Router::new().route("/metrics", get(routes::metrics))).with_state(node)
+}
+
+async fn describe() -> Response {
+    answer(StatusCode::OK, &document())
 }
 
 /// The OpenAPI document.
@@ -79,7 +240,7 @@ pub(crate) fn document() -> Value {
     });
     let mut generator = settings.into_generator();
     let mut paths = Map::new();
-    for route in routes::ALL {
+    for route in ALL {
         let methods = paths.entry(route.path).or_insert_with(|| json!({}));
         if let Value::Object(methods) = methods {
             methods.insert(

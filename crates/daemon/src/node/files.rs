@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use super::id::is_id;
 use super::spec::{DiskFile, FILE_BYTES_MAX};
 use crate::failure::Failure;
 
@@ -41,7 +42,7 @@ impl Files {
             let path = entry.map_err(unread)?.path();
             let is_ours = path.extension().is_some_and(|end| end == "toml");
             let id = path.file_stem().and_then(|stem| stem.to_str());
-            if let (true, Some(id)) = (is_ours, id.filter(|id| super::is_id(id))) {
+            if let (true, Some(id)) = (is_ours, id.filter(|id| is_id(id))) {
                 found.push((id.to_owned(), read(&path)));
             }
         }

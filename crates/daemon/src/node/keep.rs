@@ -1,10 +1,8 @@
 //! A disk of a node from its start to its end: it is opened on a thread of its own, served as a task, and tried again if
 //! it cannot be opened.
 
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -13,13 +11,14 @@ use cleave_sandbox::Role;
 use cleave_session::Offload;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
+use super::disks::Node;
+use super::folder;
+use super::kept::{Kept, State};
 use super::open_files::OpenFiles;
 use super::spec::DiskFile;
-use super::{Node, folder};
-use crate::control::DiskStatus;
 use crate::disk_server::{self, DiskServer, Naming, Order};
 use crate::failure::Failure;
 use crate::path_lock::{Left, PathLock};
@@ -34,55 +33,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 const OPENER_TIME: Duration = Duration::from_secs(10);
 /// How long the end of a disk waits for its files to be closed. Images of a cluster stop waiting for it after two seconds.
 const CLOSE_TIME: Duration = Duration::from_secs(3);
-/// Orders that may wait for a disk.
-const ORDERS_MAX: usize = 64;
-
-/// A disk of the node.
-#[derive(Debug)]
-pub(super) struct Kept {
-    pub(super) id: String,
-    file: Mutex<DiskFile>,
-    /// The content of its file in the state folder. `None`: the file has not been written yet.
-    written: Mutex<Option<DiskFile>>,
-    /// Why the disk has ended and is still in the list: its file could not be removed.
-    leftover: Mutex<Option<String>>,
-    files: Mutex<OpenFiles>,
-    /// The disk was in the state folder when the node started.
-    comes_back: bool,
-    /// The disk has been opened, so a guest may have written its content, whatever that looks like.
-    was_opened: AtomicBool,
-    /// Descriptors that it may come to need.
-    pub(super) descriptors: u64,
-    /// Its file cannot be read: another content replaces it.
-    pub(super) is_unread: bool,
-    state: watch::Sender<State>,
-    orders: mpsc::Sender<Order>,
-}
-
-/// The state of a disk.
-#[derive(Debug, Clone)]
-pub(super) enum State {
-    Opening,
-    Serving(Arc<DiskStatus>),
-    /// It has been told to end.
-    Ending,
-    /// Why it cannot be served. It is tried again.
-    Failed(String),
-    /// The disk has ended. The text says which requests were left or lost, if any were.
-    Ended(Option<String>),
-}
-
-impl State {
-    pub(super) fn name(&self) -> &'static str {
-        match self {
-            State::Opening => "opening",
-            State::Serving(_) => "serving",
-            State::Ending => "ending",
-            State::Failed(_) => "failed",
-            State::Ended(_) => "ended",
-        }
-    }
-}
 
 /// A disk that is open, with its socket.
 struct Opened {
@@ -100,184 +50,27 @@ enum Wanted {
     Start,
 }
 
-impl Kept {
-    /// Starts to open and serve a disk. To be called inside the runtime.
-    /// `written`: the content of its file, if there is one.
-    pub(super) fn start(
-        node: &Arc<Node>,
-        id: &str,
-        file: DiskFile,
-        written: Option<DiskFile>,
-    ) -> Arc<Kept> {
-        let (orders, taken) = mpsc::channel(ORDERS_MAX);
-        let needs = node
-            .service(id, &file)
-            .map(|service| service.descriptors_in_node());
-        let kept = Arc::new(Kept {
-            id: id.to_owned(),
-            file: Mutex::new(file),
-            comes_back: written.is_some(),
-            was_opened: AtomicBool::new(false),
-            written: Mutex::new(written),
-            leftover: Mutex::default(),
-            files: Mutex::default(),
-            descriptors: needs.unwrap_or_default(),
-            is_unread: false,
-            state: watch::Sender::new(State::Opening),
-            orders,
-        });
-        let keeper = tokio::spawn(keep(node.clone(), kept.clone(), taken));
-        let watched = kept.clone();
-        tokio::spawn(async move {
-            // A fault of our own is the end of this disk alone.
-            if keeper.await.is_err() {
-                let why = format!("{}: internal fault, see the log", watched.id);
-                watched.state.send_replace(State::Ended(Some(why)));
-            }
-        });
-        kept
-    }
-
-    /// A disk whose file cannot be read.
-    pub(super) fn unread(id: &str, why: String) -> Arc<Kept> {
-        tracing::error!("{id}: not served: {why}");
-        Arc::new(Kept {
-            id: id.to_owned(),
-            file: Mutex::default(),
-            written: Mutex::default(),
-            leftover: Mutex::default(),
-            files: Mutex::default(),
-            comes_back: false,
-            was_opened: AtomicBool::new(false),
-            descriptors: 0,
-            is_unread: true,
-            state: watch::Sender::new(State::Failed(why)),
-            // Nobody takes them.
-            orders: mpsc::channel(1).0,
-        })
-    }
-
-    /// The files and devices that it had when it was opened.
-    pub(super) fn files(&self) -> OpenFiles {
-        let files = self.files.lock();
-        files.unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set_files(&self, opened: OpenFiles) {
-        let files = self.files.lock();
-        *files.unwrap_or_else(PoisonError::into_inner) = opened;
-    }
-
-    /// The file that describes it.
-    pub(super) fn file(&self) -> DiskFile {
-        self.lock_file().clone()
-    }
-
-    pub(super) fn set_file(&self, file: DiskFile) {
-        *self.lock_file() = file;
-    }
-
-    /// The content of its file in the state folder, if that has been written.
-    pub(super) fn written(&self) -> Option<DiskFile> {
-        self.lock_written().clone()
-    }
-
-    pub(super) fn set_written(&self, file: DiskFile) {
-        *self.lock_written() = Some(file);
-    }
-
-    /// Returns true if the node has a file of it that brings it back with the next start.
-    pub(super) fn has_file(&self) -> bool {
-        let is_persistent = |file: DiskFile| file.is_persistent();
-        self.is_unread || self.written().is_some_and(is_persistent)
-    }
-
-    /// Returns true if it has been opened.
-    pub(super) fn was_opened(&self) -> bool {
-        self.was_opened.load(Ordering::Relaxed)
-    }
-
-    /// Notes that its file has been removed.
-    pub(super) fn forget_file(&self) {
-        *self.lock_written() = None;
-    }
-
-    /// Why its file is left after its end, if it is.
-    pub(super) fn leftover(&self) -> Option<String> {
-        let leftover = self.leftover.lock();
-        leftover.unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(super) fn set_leftover(&self, why: String) {
-        let leftover = self.leftover.lock();
-        *leftover.unwrap_or_else(PoisonError::into_inner) = Some(why);
-    }
-
-    /// Returns true if another disk of its id may take its place: it has no content that can be read, or has ended.
-    pub(super) fn is_replaceable(&self) -> bool {
-        self.is_unread || matches!(&*self.state.borrow(), State::Ended(_))
-    }
-
-    fn lock_written(&self) -> MutexGuard<'_, Option<DiskFile>> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_file(&self) -> MutexGuard<'_, DiskFile> {
-        self.file.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn state(&self) -> State {
-        self.state.borrow().clone()
-    }
-
-    /// Gives an order; whether anybody takes it. There is always room for one to stop, because nobody gives it again.
-    pub(super) fn order(&self, order: Order) -> bool {
-        let has_room = match order {
-            Order::Stop(..) | Order::StopUnused(_) => true,
-            Order::CheckSize(_) | Order::Start => self.orders.capacity() > ORDERS_MAX / 2,
-        };
-        has_room && self.orders.try_send(order).is_ok()
-    }
-
-    /// Tries at once to open it, if it has failed.
-    pub(super) fn start_again(&self) {
-        let has_failed = matches!(&*self.state.borrow(), State::Failed(_));
-        if has_failed && self.order(Order::Start) {
-            self.state.send_replace(State::Opening);
+/// Starts to open and serve a disk. To be called inside the runtime. `written`: the content of its file, if there is one.
+pub(super) fn begin(
+    node: &Arc<Node>,
+    id: &str,
+    file: DiskFile,
+    written: Option<DiskFile>,
+) -> Arc<Kept> {
+    let needs = node
+        .service(id, &file)
+        .map(|service| service.descriptors_in_node());
+    let (kept, orders) = Kept::new(id, file, written, needs.unwrap_or_default());
+    let keeper = tokio::spawn(keep(node.clone(), kept.clone(), orders));
+    let watched = kept.clone();
+    tokio::spawn(async move {
+        // A fault of our own is the end of this disk alone.
+        if keeper.await.is_err() {
+            let why = format!("{}: internal fault, see the log", watched.id);
+            watched.enter(State::Ended(Some(why)));
         }
-    }
-
-    /// Returns true while it is served.
-    pub(super) fn is_serving(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Serving(_))
-    }
-
-    /// Whether it has been told to end.
-    pub(super) fn is_leaving(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Ending | State::Ended(_))
-    }
-
-    /// Waits until it is served or is not; at most for so long.
-    pub(super) async fn settled(&self, patience: Duration) -> State {
-        let mut state = self.state.subscribe();
-        let settled = state.wait_for(|state| !matches!(state, State::Opening | State::Ending));
-        match tokio::time::timeout(patience, settled).await {
-            Ok(Ok(state)) => state.clone(),
-            Ok(Err(_)) | Err(_) => self.state(),
-        }
-    }
-
-    /// Waits for its end, after an order to stop.
-    pub(super) async fn ended(&self) -> State {
-        if self.is_unread {
-            return State::Ended(None);
-        }
-        let mut state = self.state.subscribe();
-        let ended = state.wait_for(|state| matches!(state, State::Ended(_)));
-        ended
-            .await
-            .map_or(State::Ended(None), |state| state.clone())
-    }
+    });
+    kept
 }
 
 async fn keep(node: Arc<Node>, kept: Arc<Kept>, mut orders: mpsc::Receiver<Order>) {
@@ -326,7 +119,7 @@ fn enter(node: &Node, kept: &Kept, state: State) {
         State::Ended(lost) => json!({ "lost": lost }),
     };
     let name = state.name();
-    kept.state.send_replace(state);
+    kept.enter(state);
     node.events.tell(&kept.id, name, more);
 }
 
@@ -416,7 +209,7 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
         }
     };
     let opened = opened.unwrap_or_else(failed)?;
-    kept.was_opened.store(true, Ordering::Relaxed);
+    kept.set_opened();
     Ok(opened)
 }
 
@@ -575,16 +368,4 @@ async fn close(node: &Node, disk: Arc<Disk>) {
         Offload::default().close(open);
     }
     let _ = timeout(CLOSE_TIME, closed).await;
-}
-
-/// Does on a thread of its own what may block.
-pub(super) async fn aside(
-    name: &str,
-    job: impl FnOnce() -> io::Result<()> + Send + 'static,
-) -> io::Result<()> {
-    let (reply, done) = oneshot::channel();
-    let thread = thread::Builder::new().name(name.to_owned());
-    thread.spawn(move || reply.send(job()))?;
-    done.await
-        .unwrap_or_else(|lost| Err(io::Error::other(lost)))
 }

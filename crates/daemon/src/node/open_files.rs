@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use cleave_disk::DiskSpec;
 
-use crate::service::Source;
+use crate::source::Source;
 
 /// The files and devices of a disk, by what tells each from all others. They are looked at when the disk is opened, because a look at
 /// the file of another disk may wait for a server that is silent.

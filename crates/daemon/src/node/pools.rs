@@ -1,48 +1,19 @@
 //! The node's pools: threads that serve many disks, on CPUs that the operator names.
 
 use std::collections::BTreeMap;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use cleave_disk::DiskSpec;
 use cleave_sandbox::Role;
 use cleave_worker::Pool;
 
+use super::options::PoolSpec;
 use super::spec::DiskFile;
 use crate::confine::Confinement;
-use crate::cpus::{self, CpuList};
+use crate::cpus;
 use crate::failure::Failure;
-use crate::service::{Service, Source};
-
-/// Longest name of a pool.
-const NAME_CHARS_MAX: usize = 32;
-
-/// `--pool`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PoolSpec {
-    name: String,
-    cpus: Vec<usize>,
-}
-
-impl FromStr for PoolSpec {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<PoolSpec, String> {
-        let Some((name, list)) = text.split_once('=') else {
-            return Err("write NAME=CPUS, such as fast=2-5".to_owned());
-        };
-        if name.len() > NAME_CHARS_MAX || !super::is_id(name) {
-            return Err(format!(
-                "'{name}' is no name: write at most {NAME_CHARS_MAX} letters, digits, '_', '.' and '-'"
-            ));
-        }
-        let CpuList(cpus) = list.parse()?;
-        Ok(PoolSpec {
-            name: name.to_owned(),
-            cpus,
-        })
-    }
-}
+use crate::service::Service;
+use crate::source::Source;
 
 /// The pools by their names.
 #[derive(Debug, Default)]

@@ -10,23 +10,23 @@ use axum::body::Body;
 use axum::extract::State as Shared;
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
-use axum::routing::{delete, get, patch, post, put};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::api::{Route, Shape};
-use super::keep::{Kept, State, aside};
-use super::snapshot;
+use super::aside::aside;
+use super::disks::{DISKS_MAX, Node, descriptors_needed};
+use super::id::{ID_CHARS_MAX, is_id};
+use super::kept::{Kept, State};
 use super::spec::DiskFile;
-use super::{DISKS_MAX, ID_CHARS_MAX, Node, descriptors_needed, is_id};
+use super::{keep, snapshot};
 use crate::control::{
-    DiskId, DiskStatus, Refusal, Streaming, answer, merged_metrics, metrics_of, metrics_of_state,
-    read_body,
+    DiskId, DiskStatus, Streaming, merged_metrics, metrics_of, metrics_of_state, read_body,
 };
 use crate::disk_server::{Order, SizeAsker};
+use crate::problem::{Refusal, answer};
 
 /// A disk that takes longer to open is answered with 202.
 const OPEN_TIME: Duration = Duration::from_secs(10);
@@ -38,160 +38,6 @@ const HARD_TIME: Duration = Duration::from_millis(50);
 const BODY_BYTES_MAX: usize = 64 << 10;
 
 type Answer = Result<Response, Refusal>;
-
-/// All that can be asked.
-pub(super) const ALL: &[Route] = &[
-    Route {
-        method: "GET",
-        path: "/v1/disks",
-        does: "Lists all disks; with full=1 each with all there is to know",
-        query: Some(("full", &["1"])),
-        body: None,
-        answers: &[(200, Shape::Disks)],
-        refusals: &[],
-        handler: || get(list),
-    },
-    Route {
-        method: "GET",
-        path: "/v1/disks/{id}",
-        does: "Shows a disk",
-        query: None,
-        body: None,
-        answers: &[(200, Shape::Disk)],
-        refusals: &[400, 404],
-        handler: || get(show),
-    },
-    Route {
-        method: "PUT",
-        path: "/v1/disks/{id}",
-        does: "Adds a disk: 201. The same again: 200. It takes longer than 10 s to open: 202",
-        query: None,
-        body: Some(Shape::Spec),
-        answers: &[(200, Shape::Disk), (201, Shape::Disk), (202, Shape::Disk)],
-        refusals: &[400, 408, 409, 413, 422, 500, 507],
-        handler: || put(add_disk),
-    },
-    Route {
-        method: "PATCH",
-        path: "/v1/disks/{id}",
-        does: "Changes how a disk is served",
-        query: None,
-        body: Some(Shape::Change),
-        answers: &[(200, Shape::Disk)],
-        refusals: &[400, 404, 408, 409, 413, 500],
-        handler: || patch(change),
-    },
-    Route {
-        method: "DELETE",
-        path: "/v1/disks/{id}",
-        does: "Removes a disk; its image stays",
-        query: Some(("mode", &["safe", "drain", "hard"])),
-        body: None,
-        answers: &[(200, Shape::Deleted)],
-        refusals: &[400, 404, 409, 500],
-        handler: || delete(remove),
-    },
-    Route {
-        method: "POST",
-        path: "/v1/disks/{id}/resize",
-        does: "Checks the size of a disk, and reports growth to the guest. It takes longer than 5 s to check: 202",
-        query: None,
-        body: None,
-        answers: &[(200, Shape::Disk), (202, Shape::Disk)],
-        refusals: &[400, 404, 409, 500],
-        handler: || post(resize),
-    },
-    Route {
-        method: "POST",
-        path: "/v1/disks/{id}/start",
-        does: "Tries a failed disk again at once",
-        query: None,
-        body: None,
-        answers: &[(200, Shape::Disk)],
-        refusals: &[400, 404, 422],
-        handler: || post(start),
-    },
-    Route {
-        method: "POST",
-        path: "/v1/disks/{id}/resume",
-        does: "Repeats held requests, and ends a quiet; says whether the disk was quiesced until then",
-        query: None,
-        body: Some(Shape::Resume),
-        answers: &[(200, Shape::Resumed)],
-        refusals: &[400, 404, 408, 409, 413],
-        handler: || post(resume),
-    },
-    Route {
-        method: "POST",
-        path: "/v1/disks/{id}/fail",
-        does: "Ends held requests as I/O errors",
-        query: None,
-        body: None,
-        answers: &[(200, Shape::Ordered)],
-        refusals: &[400, 404, 409],
-        handler: || post(fail),
-    },
-    Route {
-        method: "POST",
-        path: "/v1/disks/{id}/flush",
-        does: "Makes everything durable that was written",
-        query: None,
-        body: None,
-        answers: &[(200, Shape::Flushed)],
-        refusals: &[400, 404, 409, 500, 503],
-        handler: || post(flush),
-    },
-    Route {
-        method: "POST",
-        path: "/v1/disks/{id}/quiesce",
-        does: "Finishes what is in flight, flushes, and has new requests wait",
-        query: None,
-        body: Some(Shape::Quiet),
-        answers: &[(200, Shape::Quiesced)],
-        refusals: &[400, 404, 408, 409, 413, 500, 503],
-        handler: || post(quiesce),
-    },
-    Route {
-        method: "POST",
-        path: "/v1/disks/{id}/snapshot",
-        does: "Copies a disk at one moment into a new file that shares its blocks",
-        query: None,
-        body: Some(Shape::SnapshotTo),
-        answers: &[(201, Shape::Snapshot)],
-        refusals: &[400, 404, 408, 409, 413, 422, 500, 503],
-        handler: || post(snapshot),
-    },
-    Route {
-        method: "GET",
-        path: "/v1/events",
-        does: "Tells what happens to all disks, as long as the client listens",
-        query: None,
-        body: None,
-        answers: &[(200, Shape::Events)],
-        refusals: &[503],
-        handler: || get(events),
-    },
-    Route {
-        method: "GET",
-        path: "/v1/openapi.json",
-        does: "Describes all this",
-        query: None,
-        body: None,
-        answers: &[(200, Shape::OpenApi)],
-        refusals: &[],
-        handler: || get(describe),
-    },
-    Route {
-        method: "GET",
-        path: "/metrics",
-        does: "Shows all disks for Prometheus: of those that are not served, their states",
-        query: None,
-        body: None,
-        answers: &[(200, Shape::Metrics)],
-        refusals: &[],
-        handler: || get(metrics),
-    },
-];
 
 /// A disk of the list.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -217,11 +63,7 @@ pub(super) struct Deleted {
     lost: Option<String>,
 }
 
-async fn describe() -> Response {
-    answer(StatusCode::OK, &super::api::document())
-}
-
-async fn list(Shared(node): Shared<Arc<Node>>, uri: Uri) -> Response {
+pub(super) async fn list(Shared(node): Shared<Arc<Node>>, uri: Uri) -> Response {
     let all = node.all();
     match uri.query() {
         Some("full=1") => {
@@ -235,13 +77,17 @@ async fn list(Shared(node): Shared<Arc<Node>>, uri: Uri) -> Response {
     }
 }
 
-async fn show(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
+pub(super) async fn show(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     let kept = find(&node, &path)?;
     Ok(answer(StatusCode::OK, &full(&node, &kept)))
 }
 
 /// Adds a disk. In a task of its own, since a client that leaves must not stop it half way.
-async fn add_disk(Shared(node): Shared<Arc<Node>>, DiskId(id): DiskId, body: Body) -> Answer {
+pub(super) async fn add_disk(
+    Shared(node): Shared<Arc<Node>>,
+    DiskId(id): DiskId,
+    body: Body,
+) -> Answer {
     if !is_id(&id) {
         let why = format!(
             "id: {id:?}: take 1 to {ID_CHARS_MAX} letters, digits and _.- that begin with a letter or a digit"
@@ -296,7 +142,7 @@ async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
     }
     // By whichever request for the same disk comes first.
     if kept.written().is_none() {
-        keep(node, &kept, before).await?;
+        write_new(node, &kept, before).await?;
     }
     let code = match (state, is_new) {
         (State::Opening, _) => StatusCode::ACCEPTED,
@@ -340,7 +186,7 @@ fn admit(node: &Arc<Node>, id: &str, file: DiskFile) -> Result<(Arc<Kept>, bool)
         return Err(Refusal(StatusCode::INSUFFICIENT_STORAGE, why));
     }
     let file = with_limits_of_group(file, disks.values());
-    let kept = Kept::start(node, id, file, None);
+    let kept = keep::begin(node, id, file, None);
     disks.insert(id.to_owned(), kept.clone());
     Ok((kept, true))
 }
@@ -368,7 +214,7 @@ fn with_limits_of_group<'a>(
 }
 
 /// Writes the file of a new disk. Without it the disk would be gone after the next start, so it is not served.
-async fn keep(
+async fn write_new(
     node: &Arc<Node>,
     kept: &Arc<Kept>,
     before: Option<Arc<Kept>>,
@@ -407,7 +253,7 @@ async fn write(node: &Node, kept: &Kept, file: DiskFile) -> io::Result<()> {
     Ok(())
 }
 
-async fn change(Shared(node): Shared<Arc<Node>>, path: DiskId, body: Body) -> Answer {
+pub(super) async fn change(Shared(node): Shared<Arc<Node>>, path: DiskId, body: Body) -> Answer {
     let body = read_body(body, BODY_BYTES_MAX).await?;
     apart(async move { change_kept(&node, &path, &body).await }).await
 }
@@ -465,7 +311,7 @@ async fn share_limits(node: &Node, kept: &Arc<Kept>, values: &BTreeMap<String, u
     }
 }
 
-async fn remove(Shared(node): Shared<Arc<Node>>, path: DiskId, uri: Uri) -> Answer {
+pub(super) async fn remove(Shared(node): Shared<Arc<Node>>, path: DiskId, uri: Uri) -> Answer {
     let kept = find(&node, &path)?;
     let mode = uri.query().unwrap_or("mode=safe").to_owned();
     apart(async move { end(&node, &kept, &mode).await }).await
@@ -528,7 +374,7 @@ async fn stop_unused(kept: &Kept) -> Result<(), Refusal> {
     Ok(())
 }
 
-async fn resize(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
+pub(super) async fn resize(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     served(&node, &path)?;
     let kept = find(&node, &path)?;
     let (reply, checked) = oneshot::channel();
@@ -550,7 +396,7 @@ async fn resize(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
 }
 
 /// Tries a disk that has failed again.
-async fn start(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
+pub(super) async fn start(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     let kept = find(&node, &path)?;
     kept.start_again();
     match kept.settled(OPEN_TIME).await {
@@ -559,34 +405,37 @@ async fn start(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     }
 }
 
-async fn resume(Shared(node): Shared<Arc<Node>>, path: DiskId, body: Body) -> Answer {
+pub(super) async fn resume(Shared(node): Shared<Arc<Node>>, path: DiskId, body: Body) -> Answer {
     let body = read_body(body, BODY_BYTES_MAX).await?;
     let resumed = served(&node, &path)?.resume(&body)?;
     Ok(answer(StatusCode::OK, &resumed))
 }
 
-async fn fail(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
+pub(super) async fn fail(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     Ok(served(&node, &path)?.fail())
 }
 
-async fn flush(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
+pub(super) async fn flush(Shared(node): Shared<Arc<Node>>, path: DiskId) -> Answer {
     let status = served(&node, &path)?;
     apart(async move { Ok(answer(StatusCode::OK, &status.flush().await?)) }).await
 }
 
-async fn quiesce(Shared(node): Shared<Arc<Node>>, path: DiskId, body: Body) -> Answer {
+pub(super) async fn quiesce(Shared(node): Shared<Arc<Node>>, path: DiskId, body: Body) -> Answer {
     let status = served(&node, &path)?;
     let body = read_body(body, BODY_BYTES_MAX).await?;
     apart(async move { Ok(answer(StatusCode::OK, &status.quiesce(&body).await?)) }).await
 }
 
-async fn snapshot(Shared(node): Shared<Arc<Node>>, path: DiskId, body: Body) -> Answer {
+pub(super) async fn snapshot(Shared(node): Shared<Arc<Node>>, path: DiskId, body: Body) -> Answer {
     let status = served(&node, &path)?;
     let body = read_body(body, BODY_BYTES_MAX).await?;
     apart(async move { snapshot::take(&status, &body).await }).await
 }
 
-async fn events(Shared(node): Shared<Arc<Node>>, stream: Extension<Streaming>) -> Answer {
+pub(super) async fn events(
+    Shared(node): Shared<Arc<Node>>,
+    stream: Extension<Streaming>,
+) -> Answer {
     stream.begin();
     node.events.listen()
 }

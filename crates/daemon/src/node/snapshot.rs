@@ -13,8 +13,9 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::keep::aside;
-use crate::control::{DiskStatus, Refusal, answer};
+use super::aside::aside;
+use crate::control::DiskStatus;
+use crate::problem::{Refusal, answer};
 
 /// How long the guest may wait.
 const GUEST_TIME: Duration = Duration::from_secs(10);

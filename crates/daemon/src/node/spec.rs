@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
+use super::id::is_id;
 use crate::cli;
 use crate::service::Service;
 
@@ -227,7 +228,7 @@ impl DiskFile {
             }
         }
         self.socket_mode()?;
-        if let Some(group) = self.limit_group().filter(|group| !super::is_id(group)) {
+        if let Some(group) = self.limit_group().filter(|group| !is_id(group)) {
             return Err(format!(
                 "limits.group: {group:?}: take 1 to 64 letters, digits and _.- that begin with a letter or a digit"
             ));

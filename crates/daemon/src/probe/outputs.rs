@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use cleave_disk::DiskSpec;
 use cleave_probe::Report;
 
-use super::Probe;
+use super::settings::Probe;
 use crate::failure::Failure;
+use crate::output::print;
 use crate::progress::note;
 
 /// Stands for stdout.
@@ -59,7 +60,7 @@ impl Outputs {
                 note(&format!("wrote {}", path.display()));
             }
         }
-        crate::print(&match self.json_to_stdout {
+        print(&match self.json_to_stdout {
             true => report.json(),
             false => cleave_probe::table(report),
         })

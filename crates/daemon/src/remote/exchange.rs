@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::Ask;
+use super::ask::Ask;
 use crate::failure::Failure;
 use crate::view::encoded;
 

@@ -1,46 +1,23 @@
 //! `cleave disk`: tells a node about its disks. Each command is one request to the node's control socket.
 
+mod ask;
 mod exchange;
 mod lines;
 
-use std::path::PathBuf;
-
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::failure::Failure;
+use crate::output::{print, print_more};
+pub(crate) use ask::{Ask, Remote};
 use exchange::{Answer, Exchange};
 pub(crate) use lines::{natural, visible};
-
-/// A command.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Remote {
-    /// The node's control socket.
-    pub(crate) socket: PathBuf,
-    /// Print answers as they are.
-    pub(crate) json: bool,
-    pub(crate) ask: Ask,
-}
-
-/// A request to the node. Texts are names of disks; maps are fields of a disk's file.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Ask {
-    Add(String, Map<String, Value>),
-    List,
-    Show(String),
-    Set(String, Map<String, Value>),
-    /// `POST` to this part of the disk, with this body; null: none.
-    Order(String, &'static str, Value),
-    /// With this mode.
-    Remove(String, &'static str),
-    Events,
-}
 
 /// Asks, and prints the answer.
 pub(crate) fn run(remote: &Remote) -> Result<(), Failure> {
     let exchange = Exchange::begin(&remote.socket, &remote.ask)?;
     if remote.ask == Ask::Events {
         return exchange.each_line(|line| {
-            crate::print_more(&match remote.json {
+            print_more(&match remote.json {
                 true => format!("{}\n", lines::visible(line)),
                 false => lines::event(line),
             })
@@ -54,7 +31,7 @@ pub(crate) fn run(remote: &Remote) -> Result<(), Failure> {
         });
     }
     let fault = fault(&remote.ask, &answer)?;
-    crate::print(&match remote.json {
+    print(&match remote.json {
         true => lines::visible(&answer.body),
         false => told(&remote.ask, &answer)?,
     })?;

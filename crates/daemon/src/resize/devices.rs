@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::readable;
+use super::readable::readable;
 
 /// The multicast group of the kernel's announcements (group 2 is udev's).
 const KERNEL_GROUP: u32 = 1;

@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::readable;
+use super::readable::readable;
 
 /// Truncating and allocating count as modifying, as do our own writes. A program that opened the file for that closes
 /// it afterwards, which we never do: so that is noticed at once however busy the disk is.

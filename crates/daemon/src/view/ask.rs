@@ -214,6 +214,17 @@ pub(crate) fn encoded(id: &str) -> String {
         .collect()
 }
 
+/// Why nothing was heard from a socket.
+pub(super) fn unheard(socket: &Path, why: &str) -> String {
+    let socket = socket.display();
+    match why {
+        OTHER_USER => format!("control socket {socket}: {why}: run this command as that user"),
+        _ => format!(
+            "control socket {socket}: {why}: is a `cleave serve --control {socket}`, or the node of that socket, running?"
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,5 +243,19 @@ mod tests {
         for bad in [&b""[..], b"HTTP/1.1 200 OK\r\n", b"SSH-2.0\r\n\r\n"] {
             assert!(body_of(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn the_hint_fits_the_reason() {
+        let path = Path::new("/run/a.ctl");
+        let line = unheard(path, OTHER_USER);
+        assert!(line.ends_with("run this command as that user"), "{line}");
+        let line = unheard(path, "no such socket");
+        assert!(
+            line.ends_with(
+                "is a `cleave serve --control /run/a.ctl`, or the node of that socket, running?"
+            ),
+            "{line}"
+        );
     }
 }

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use super::{ask, unheard};
+use super::ask;
 use crate::failure::Failure;
+use crate::output::print;
 use crate::process::runtime;
 
 /// An order for all requests that are held.
@@ -75,11 +76,11 @@ pub(crate) fn run(held: &Held) -> Result<(), Failure> {
                 }
             }
             Err(why) => {
-                missing.get_or_insert(unheard(socket, &why));
+                missing.get_or_insert(ask::unheard(socket, &why));
             }
         }
     }
-    crate::print(&text)?;
+    print(&text)?;
     missing.map_or(Ok(()), |why| Err(Failure::run(why)))
 }
 

@@ -13,13 +13,14 @@ mod terminal;
 
 use std::collections::HashMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::control::report::Report;
 use crate::failure::Failure;
+use crate::output::print;
 use crate::process::runtime;
 use crate::remote::visible;
 use crate::signals::QuitSignals;
@@ -56,7 +57,7 @@ pub(crate) fn stats(stats: &Stats) -> Result<(), Failure> {
         true => visible(&serde_json::to_string_pretty(&disks).map_err(Failure::run)?) + "\n",
         false => disks.iter().map(page).collect(),
     };
-    crate::print(&text)?;
+    print(&text)?;
     let failed: Vec<_> = disks.iter().filter_map(Shown::failed).collect();
     let failed = match failed.as_slice() {
         [] => None,
@@ -82,22 +83,11 @@ async fn gather(stats: &Stats) -> (Vec<Shown>, Option<String>) {
         match ask::disks(socket).await {
             Ok(some) => disks.extend(some),
             Err(why) => {
-                missing.get_or_insert(unheard(socket, &why));
+                missing.get_or_insert(ask::unheard(socket, &why));
             }
         }
     }
     (disks, missing)
-}
-
-/// Why nothing was heard from a socket.
-fn unheard(socket: &Path, why: &str) -> String {
-    let socket = socket.display();
-    match why {
-        ask::OTHER_USER => format!("control socket {socket}: {why}: run this command as that user"),
-        _ => format!(
-            "control socket {socket}: {why}: is a `cleave serve --control {socket}`, or the node of that socket, running?"
-        ),
-    }
 }
 
 /// Shows the disks until the operator quits.
@@ -334,23 +324,4 @@ fn titles(top: &Top, heard: &[Heard], rates: &HashMap<Name, Rates>) -> Vec<Strin
         ));
     }
     titles
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_hint_fits_the_reason() {
-        let path = Path::new("/run/a.ctl");
-        let line = unheard(path, ask::OTHER_USER);
-        assert!(line.ends_with("run this command as that user"), "{line}");
-        let line = unheard(path, "no such socket");
-        assert!(
-            line.ends_with(
-                "is a `cleave serve --control /run/a.ctl`, or the node of that socket, running?"
-            ),
-            "{line}"
-        );
-    }
 }

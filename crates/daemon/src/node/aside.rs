@@ -1,0 +1,18 @@
+//! Work that may block, on a thread of its own.
+
+use std::io;
+use std::thread;
+
+use tokio::sync::oneshot;
+
+/// Does on a thread of its own what may block.
+pub(super) async fn aside(
+    name: &str,
+    job: impl FnOnce() -> io::Result<()> + Send + 'static,
+) -> io::Result<()> {
+    let (reply, done) = oneshot::channel();
+    let thread = thread::Builder::new().name(name.to_owned());
+    thread.spawn(move || reply.send(job()))?;
+    done.await
+        .unwrap_or_else(|lost| Err(io::Error::other(lost)))
+}

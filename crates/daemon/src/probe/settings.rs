@@ -1,0 +1,29 @@
+//! What `cleave probe` is to measure, and where its results go.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cleave_disk::Direct;
+
+use crate::source::Source;
+
+/// Options of a probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Probe {
+    pub(crate) disk: Source,
+    pub(crate) depth: Depth,
+    pub(crate) writes: bool,
+    pub(crate) destructive: bool,
+    pub(crate) allow_thin: bool,
+    pub(crate) direct: Direct,
+    pub(crate) profile: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
+}
+
+/// How thoroughly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    Quick,
+    Full,
+    Within(Duration),
+}
