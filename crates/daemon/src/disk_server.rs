@@ -2,7 +2,9 @@
 //! and ends in order. `cleave serve` has one, `cleave node` has many on one runtime.
 
 mod server;
+mod server_losses;
 mod size;
+mod size_checks;
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -30,9 +32,9 @@ use crate::resize::Watch;
 use crate::service::Service;
 use crate::socket::Door;
 use crate::split::split_for;
-use server::ServerLosses;
-pub(crate) use size::SizeAsker;
-use size::SizeChecks;
+use server_losses::ServerLosses;
+pub(crate) use size_checks::SizeAsker;
+use size_checks::SizeChecks;
 
 /// How long no connection is accepted after accepting failed (no descriptors left, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

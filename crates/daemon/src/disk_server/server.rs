@@ -4,14 +4,7 @@ use cleave_disk::Backing;
 use serde_json::json;
 
 use super::DiskServer;
-
-/// The counters of the server when they were last looked at.
-#[derive(Debug, Default)]
-pub(super) struct ServerLosses {
-    lossy: u64,
-    replayed_bytes: u64,
-    has_lost_data: bool,
-}
+use super::server_losses::ServerLosses;
 
 impl DiskServer {
     /// Tells of what has happened since the last call.

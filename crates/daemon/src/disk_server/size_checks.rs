@@ -1,0 +1,55 @@
+//! The checks of a disk's size that are under way, and those that wait for their results.
+
+use std::io;
+
+use cleave_disk::Resized;
+use tokio::sync::oneshot;
+
+/// Orders for a check that may wait for it; more are refused.
+const ASKERS_MAX: usize = 64;
+
+/// The one that ordered a check of the size.
+#[derive(Debug)]
+pub(crate) enum SizeAsker {
+    /// SIGHUP: the result is for the log, also if nothing has changed.
+    Signal,
+    /// A request: it gets the reason why the size could not be checked, if there is one.
+    Request(oneshot::Sender<Result<(), String>>),
+}
+
+/// The check under way, and the one after it.
+#[derive(Debug, Default)]
+pub(super) struct SizeChecks {
+    /// The running check. It runs on a thread of its own, because it blocks if the server of a network file is lost.
+    pub(super) running: Option<oneshot::Receiver<io::Result<Resized>>>,
+    /// Those that wait for the running check.
+    pub(super) askers: Vec<SizeAsker>,
+    /// Another check must follow, because something happened after the running one began.
+    pub(super) is_due: bool,
+    /// Those that wait for the check that must follow.
+    pub(super) next_askers: Vec<SizeAsker>,
+    /// The leg that ends before what its guest was told, and where.
+    pub(super) short: Option<(u16, u64)>,
+}
+
+impl SizeChecks {
+    /// Waits for the running check of the size; forever if there is none.
+    pub(super) async fn checked(&mut self) -> io::Result<Resized> {
+        match &mut self.running {
+            Some(running) => running
+                .await
+                .unwrap_or_else(|failed| Err(io::Error::other(failed))),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Notes an order. It is for the next check, because the running one may have looked already.
+    pub(super) fn ask(&mut self, asker: SizeAsker) {
+        self.next_askers
+            .retain(|asker| !matches!(asker, SizeAsker::Request(waiting) if waiting.is_closed()));
+        // A request that is dropped here learns that it was not taken.
+        if self.next_askers.len() < ASKERS_MAX {
+            self.next_askers.push(asker);
+        }
+    }
+}
