@@ -201,7 +201,7 @@ fn what_cannot_be_is_refused_in_a_line() {
         ("add d1 --disk /no/such/file", 1, "/no/such/file"),
         ("add a/b --disk ram:1M", 2, "id: "),
         ("add d1 --disk ram:1M --pool fast", 2, "pool: there is no"),
-        ("add d1 --disk ram:1M --socket-mode rw", 2, "socket_mode"),
+        ("add d1 --disk ram:1M --socket-mode rw", 2, "--socket-mode"),
         (
             "add d1 --disk ram:1M --persistent perhaps",
             2,

@@ -169,13 +169,16 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     ];
     let (daemon, control) = serve(&args);
     for (body, why) in [
-        (json!({"limits": 5}), "an object"),
+        (json!({"limits": 5}), "expected an object"),
         (json!({"limits": {"iops": 5}}), "is no limit"),
         (
             json!({"limits": {"iops-total": "5"}}),
-            "limits.iops-total: \"5\" is no whole number",
+            "limits.iops-total: invalid type: string \"5\", expected a whole number",
         ),
-        (json!({"limits": {"iops-total": -1}}), "no whole number"),
+        (
+            json!({"limits": {"iops-total": -1}}),
+            "limits.iops-total: invalid value: integer `-1`, expected a whole number",
+        ),
         (json!({"limits": {"iops-read": 5}}), "excludes"),
         (json!({"limits": {"bps-read-max": 5}}), "needs bps-read"),
         (json!({"limits": {"iops-total-max": 5}}), "at least"),

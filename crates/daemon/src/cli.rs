@@ -1,5 +1,5 @@
-//! The command line. Each option is defined here once; `--help`, the parser and `docs/options.md`
-//! derive from that definition.
+//! The command line. The options of a disk are those of its description, in the crate `config`; all others are defined here once.
+//! `--help`, the parser and `docs/options.md` derive from these definitions.
 
 mod demo;
 mod disk;
@@ -12,29 +12,25 @@ mod stripe;
 mod view;
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::error::ErrorKind;
-use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use cleave_config::{DiskConfig, WrittenSpec};
 use cleave_disk::DiskSpec;
 
 use crate::demo::Demo;
 use crate::doctor::Doctor;
 use crate::failure::Failure;
 use crate::node::NodeOptions;
-use crate::node::spec::{DiskFile, FILE_BYTES_MAX};
 use crate::options_doc;
 use crate::probe::Probe;
 use crate::remote::Remote;
-use crate::service::Service;
+use crate::serve::Serve;
 use crate::stripe::Stripe;
 use crate::view::{Held, Stats, Top};
 pub(crate) use metrics::MetricsOptions;
-use serve::{AccessArgs, ServeOptions};
-pub(crate) use serve::{Cache, EndpointArgs, ServeArgs, StripeArgs, Switch};
+use serve::{EndpointArgs, ServeArgs, ServeOptions};
 
 /// The action that the command line asks for.
 #[derive(Debug)]
@@ -46,7 +42,7 @@ pub(crate) enum Action {
     /// Write man pages and shell completions to this folder.
     Pages(PathBuf),
     /// Serve a disk.
-    Serve(Box<Service>),
+    Serve(Box<Serve>),
     /// Serve many disks.
     Node(NodeOptions),
     /// Tell a node about its disks.
@@ -172,8 +168,9 @@ enum Command {
 struct BackendProgram {
     #[command(flatten)]
     endpoint: EndpointArgs,
-    #[command(flatten)]
-    access: AccessArgs,
+    /// Serve the disk read-only; other read-only servers may share it
+    #[arg(long)]
+    read_only: bool,
     /// File or block device to serve
     #[arg(long, value_name = "FILE")]
     blk_file: Option<PathBuf>,
@@ -198,24 +195,16 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
     if line.iter().any(|word| word == "--print-capabilities") {
         return Ok(Action::Print(CAPABILITIES.to_owned()));
     }
-    let (mut cli, mut matches) = match read(&line) {
+    let (cli, matches) = match read(&line) {
         Ok(parsed) => parsed,
         Err(error) => {
             return disk::fixed(&line, &error, &definition()).map_or_else(|| refused(&error), Err);
         }
     };
-    if let Some(Command::Serve(args)) = &cli.command
-        && let Some(config) = &args.config
-    {
-        (cli, matches) = read_with(config, &line, &matches)?;
-    }
     match cli.command {
         Some(Command::Serve(args)) => {
-            args.options.disk.live.pacing.refuse_idle(
-                |option| was_given(&matches, option),
-                args.options.control.is_some(),
-            )?;
-            served(&args)
+            let given = matches.subcommand_matches("serve");
+            served(args.serve(given.unwrap_or(&matches)))
         }
         Some(Command::Node(args)) if args.openapi => Ok(Action::OpenApi),
         Some(Command::Node(args)) => Ok(Action::Node(args.into())),
@@ -238,7 +227,7 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
         None if cli.program.blk_file.is_none() => {
             Err(Failure::input("no disk: give --blk-file FILE"))
         }
-        None => served(&cli.program.into_serve()),
+        None => served(cli.program.serve()),
     }
 }
 
@@ -247,57 +236,8 @@ fn read(line: &[OsString]) -> Result<(Cli, ArgMatches), clap::Error> {
     Ok((Cli::from_arg_matches(&matches)?, matches))
 }
 
-/// A line of `cleave serve` together with the options of a file.
-fn read_with(
-    config: &Path,
-    line: &[OsString],
-    matches: &ArgMatches,
-) -> Result<(Cli, ArgMatches), Failure> {
-    let named = |why: String| Failure::input(format!("{}: {why}", config.display()));
-    let text = read_config(config)
-        .map_err(|error| Failure::input(format!("--config {}: {error}", config.display())))?;
-    let file = DiskFile::from_toml(&text).map_err(named)?;
-    let mut all = line.to_vec();
-    for (option, words) in file.options().map_err(named)? {
-        if was_given(matches, &option.replace('-', "_")) {
-            return Err(named(format!(
-                "--{option} stands on the command line too: leave one of them out"
-            )));
-        }
-        all.extend(words.into_iter().map(OsString::from));
-    }
-    // The line alone was right.
-    read(&all).map_err(|error| named(one_line(&error.render().to_string())))
-}
-
-/// A device has no end, and an image is larger than the memory of its host.
-fn read_config(config: &Path) -> io::Result<String> {
-    let mut text = Vec::new();
-    let file = File::open(config)?;
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(io::Error::other("it is too long for the file of a disk"));
-    }
-    String::from_utf8(text).map_err(|_| io::Error::other("it is no text"))
-}
-
-/// The service that a command line of `cleave serve` asks for.
-pub(crate) fn service(line: impl IntoIterator<Item = OsString>) -> Result<Service, Failure> {
-    match parse(line)? {
-        Action::Serve(service) => Ok(*service),
-        _ => Err(Failure::input("this is no line of `cleave serve`")),
-    }
-}
-
-/// Whether an option of the subcommand stands on the command line; its value may be the default's.
-fn was_given(matches: &ArgMatches, option: &str) -> bool {
-    matches
-        .subcommand()
-        .is_some_and(|(_, given)| given.value_source(option) == Some(ValueSource::CommandLine))
-}
-
-fn served(args: &ServeArgs) -> Result<Action, Failure> {
-    Ok(Action::Serve(Box::new(Service::new(args)?)))
+fn served(serve: Result<Serve, Failure>) -> Result<Action, Failure> {
+    serve.map(|serve| Action::Serve(Box::new(serve)))
 }
 
 /// `docs/options.md`, from the definitions above.
@@ -347,17 +287,16 @@ fn one_line(rendered: &str) -> String {
 }
 
 impl BackendProgram {
-    /// The same as a `cleave serve` with all defaults: they come from its own definitions.
-    fn into_serve(self) -> ServeArgs {
-        ServeArgs {
-            endpoint: self.endpoint,
-            // Always a path, whatever it looks like: the convention knows nothing else.
-            config: None,
-            disk: self.blk_file.into_iter().map(DiskSpec::Path).collect(),
-            stripe: StripeArgs::default(),
-            access: self.access,
-            options: ServeOptions::default(),
-        }
+    /// A `cleave serve` with all defaults, which come from its own definitions.
+    fn serve(self) -> Result<Serve, Failure> {
+        // Always a path, whatever it looks like: the convention knows nothing else.
+        let disk = self.blk_file.into_iter().map(DiskSpec::Path);
+        let config = DiskConfig {
+            disk: disk.map(WrittenSpec::from).collect(),
+            read_only: self.read_only,
+            ..DiskConfig::default()
+        };
+        serve::serve(&self.endpoint, config, &ServeOptions::default())
     }
 }
 

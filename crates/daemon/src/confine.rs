@@ -37,7 +37,7 @@ impl Confinement {
     /// Becomes the operator's user, and confines the process. To be called on the main thread before it starts any thread but the
     /// log's, and after everything that needs a path or a privilege.
     pub(crate) fn apply(
-        process: &OneDiskProcess<'_>,
+        process: &OneDiskProcess,
         name: &str,
         log: &log::Guard,
     ) -> Result<Confinement, Failure> {
@@ -151,8 +151,8 @@ fn report(narrowed: Result<(), cleave_sandbox::Error>, role: Role) {
 }
 
 /// What `cleave serve` gives up, and the files that it needs to the end.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OneDiskProcess<'a> {
+#[derive(Debug)]
+pub(crate) struct OneDiskProcess {
     /// Whether the process is confined.
     pub(crate) sandbox: bool,
     /// The user that it becomes.
@@ -160,15 +160,15 @@ pub(crate) struct OneDiskProcess<'a> {
     /// The process with which it ends.
     pub(crate) exit_with_parent: Option<u32>,
     /// The socket of the frontends and the control socket, which are given to the user.
-    pub(crate) sockets: [Option<&'a Path>; 2],
+    pub(crate) sockets: [Option<PathBuf>; 2],
     /// The socket of the metrics, which has a group of its own.
-    pub(crate) metrics: Option<&'a Path>,
+    pub(crate) metrics: Option<PathBuf>,
 }
 
-impl OneDiskProcess<'_> {
+impl OneDiskProcess {
     /// Gives the sockets to the user, and becomes it.
     fn assume(&self, identity: Identity, keep: Keep) -> Result<(), Failure> {
-        for path in self.sockets.into_iter().flatten() {
+        for path in self.sockets.iter().flatten() {
             lchown(path, Some(identity.uid()), Some(identity.gid())).map_err(|error| {
                 Failure::input(format!(
                     "cannot give socket {} to user {}, group {}: {error}; start as root, or leave --user and --group out",
@@ -188,7 +188,7 @@ impl OneDiskProcess<'_> {
 
     /// Everything that is opened or removed by its path from now on. The disk and the sockets are open.
     fn reaches(&self) -> Vec<Reach> {
-        let all = self.sockets.into_iter().chain([self.metrics]).flatten();
+        let all = self.sockets.iter().chain([&self.metrics]).flatten();
         let folders = all.filter_map(|path| {
             let path = std::path::absolute(path).ok()?;
             path.parent().map(Path::to_owned)

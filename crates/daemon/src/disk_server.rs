@@ -13,9 +13,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cleave_blk::Stripe;
+use cleave_config::Cache;
 use cleave_disk::{Backing, Disk, Leg, Resized};
 use cleave_sandbox::Role;
 use cleave_session::{Ending, Offload, Quota, Remote, Session};
+use cleave_worker::record::Recording;
 use cleave_worker::{Device, Incident, Totals};
 use serde_json::json;
 use tokio::net::UnixListener;
@@ -31,7 +33,8 @@ use crate::pending::{PendingConnections, has_left};
 use crate::resize::Watch;
 use crate::service::Service;
 use crate::socket::Door;
-use crate::split::split_for;
+use crate::source;
+use crate::tuning::split_for;
 use server_losses::ServerLosses;
 pub(crate) use size_checks::SizeAsker;
 use size_checks::SizeChecks;
@@ -59,7 +62,7 @@ pub(crate) enum Order {
 /// Opens the disk, and proves that it can be polled for where that is asked. It may block for as long as the store does.
 /// The caller holds the lock of the disk's socket, in which the disk is recorded.
 pub(crate) fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc<Disk>, Failure> {
-    let mut disk = service.disk.open(&service.open).map_err(Failure::open)?;
+    let mut disk = source::open(&service.disk, &service.open).map_err(Failure::open)?;
     if let Some(lock) = lock {
         let file = lock.file();
         let file = file.map_err(|error| Failure::run(format!("cannot copy a lock: {error}")))?;
@@ -71,14 +74,15 @@ pub(crate) fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc
             disk.mark_changes_lost();
         }
     }
-    if service.iopoll {
+    let is_polled = service.config.iopoll.get().is_on();
+    if is_polled {
         disk = disk.with_iopoll().map_err(Failure::input)?;
     }
     let disk = Arc::new(disk);
-    if service.iopoll {
+    if is_polled {
         cleave_engine::probe_iopoll(&disk).map_err(Failure::input)?;
     }
-    service.tuning.split = split_for(&service.split, &disk, service.open.block_bytes)?;
+    service.tuning.split = split_for(&service.config, &disk, service.names)?;
     if let Some(lock) = lock {
         lock.record(&service.disk, disk.owes_changes());
     }
@@ -161,7 +165,7 @@ impl DiskServer {
         door: &Door,
         naming: Naming,
         watch: Watch,
-        confine: impl FnOnce(&Service, &str, Watch) -> Result<(Confinement, Watch), Failure>,
+        confine: impl FnOnce(&str, Watch) -> Result<(Confinement, Watch), Failure>,
     ) -> Result<DiskServer, Failure> {
         let listener = match door {
             Door::Listening(listening) => Some(listening.listener()),
@@ -171,12 +175,12 @@ impl DiskServer {
             .transpose()
             .map_err(|error| Failure::run(format!("cannot listen: {error}")))?;
         let loops = loop_device::attached_to_legs(&disk);
-        let (confinement, watch) = confine(&service, disk.name(), watch)?;
+        let (confinement, watch) = confine(disk.name(), watch)?;
         confinement.confine_dialler(&disk);
         let device = Device::new(
             Arc::clone(&disk),
-            service.serial,
-            service.writeback,
+            service.config.serial.get().padded(),
+            service.config.cache.get() == Cache::Writeback,
             service.worker.clone(),
             service.tuning.clone(),
         );
@@ -189,16 +193,20 @@ impl DiskServer {
             None => device,
         };
         let device = device.in_pool(service.pool.clone());
-        let device = Arc::new(device.recording(service.recording));
+        let recording = match service.config.stats.get().is_on() {
+            true => Recording::On,
+            false => Recording::Off,
+        };
+        let device = Arc::new(device.recording(recording));
         let vrings = service.session.vrings_max;
         let status = DiskStatus::new(
             device.clone(),
             naming.endpoint.clone(),
             vrings,
             confinement.clone(),
+            service.config.clone(),
         );
         let status = status.named(naming.id).telling(naming.events);
-        let status = status.profiled(service.split.profile.as_deref());
         let _ = id.set(status.id());
         let offload = Offload::default();
         Ok(DiskServer {
@@ -303,7 +311,7 @@ impl DiskServer {
                 self.disk.name()
             );
         }
-        if let Some(profile) = &self.service.split.profile {
+        if let Some(profile) = &self.service.config.profile {
             tracing::info!(
                 "{}: profile {} is in force: large requests are split as it says, until the load of the guest shows otherwise",
                 self.disk.name(),
@@ -342,7 +350,7 @@ impl DiskServer {
         door: Door,
         is_ending: impl FnOnce(),
     ) -> Result<(), Failure> {
-        let mut deadline = self.service.stop_deadline;
+        let mut deadline = self.service.stop_deadline();
         loop {
             match self.event(orders).await {
                 Event::Ordered(Order::Stop(why, within)) => {

@@ -17,7 +17,6 @@ mod loop_device;
 mod node;
 mod options_doc;
 mod output;
-mod pacing;
 mod pages;
 mod path_lock;
 mod pending;
@@ -32,9 +31,9 @@ mod service;
 mod signals;
 mod socket;
 mod source;
-mod split;
 mod stripe;
 mod systemd;
+mod tuning;
 mod unit;
 mod view;
 
@@ -62,7 +61,7 @@ fn run(action: Action) -> Result<(), Failure> {
     match action {
         Action::Print(text) => output::print(&text),
         Action::OpenApi => output::print(&openapi()?),
-        Action::Serve(service) => serve::run(*service),
+        Action::Serve(served) => serve::run(*served),
         Action::Node(node) => node::run(&node),
         Action::Disk(remote) => remote::run(&remote),
         Action::Probe(probe) => probe::run(&probe),

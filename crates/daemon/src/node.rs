@@ -7,7 +7,6 @@ mod disks;
 mod files;
 mod folder;
 mod groups;
-mod id;
 mod keep;
 mod kept;
 mod open_files;
@@ -15,7 +14,6 @@ mod options;
 mod pools;
 mod routes;
 mod snapshot;
-pub(crate) mod spec;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -23,7 +21,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use cleave_config::DiskConfig;
 use cleave_engine::Reactor;
+use cleave_worker::Limits;
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::Semaphore;
 
@@ -43,7 +43,6 @@ use groups::Groups;
 use kept::{Kept, State};
 pub(crate) use options::{NodeOptions, PoolSpec};
 use pools::{Pools, taken_cpus};
-use spec::DiskFile;
 
 /// Most disks that are opened at once.
 const OPENERS_MAX: usize = 64;
@@ -188,13 +187,11 @@ async fn tell_when_ready(node: Arc<Node>, manager: Arc<Manager>) {
 
 /// The limits of each group: those of its first disk that names any. A node that was killed during a change may have written it
 /// for some of the disks only.
-fn limits_of_groups<'a>(
-    files: impl Iterator<Item = &'a DiskFile>,
-) -> BTreeMap<String, BTreeMap<String, u64>> {
+fn limits_of_groups<'a>(files: impl Iterator<Item = &'a DiskConfig>) -> BTreeMap<String, Limits> {
     let mut of_groups = BTreeMap::new();
     for file in files {
-        let values = file.limit_values();
-        if let Some(group) = file.limit_group().filter(|_| !values.is_empty()) {
+        let values = file.limits.get().values;
+        if let Some(group) = file.limit_group().filter(|_| values != Limits::default()) {
             of_groups.entry(group.to_owned()).or_insert(values);
         }
     }
@@ -210,7 +207,7 @@ fn restore(node: &Arc<Node>) -> Result<usize, Failure> {
         let kept = match file {
             Ok(written) => {
                 let values = written.limit_group().and_then(|group| of_groups.get(group));
-                let file = values.map_or(written.clone(), |values| written.with_limits(values));
+                let file = values.map_or(written.clone(), |values| written.with_limits(*values));
                 keep::begin(node, &id, file, Some(written))
             }
             Err(why) => Kept::unread(&id, why),

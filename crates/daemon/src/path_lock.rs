@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cleave_config::Storage;
 use cleave_disk::{Disk, DiskSpec};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open};
 
 use crate::failure::Failure;
 use crate::knock::{knock, refuse_live};
-use crate::source::Source;
 
 /// Pause between two attempts to lock a path, and the number of attempts before the wait is logged.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
@@ -133,7 +133,7 @@ impl PathLock {
     }
 
     /// Returns true if a daemon died here that was serving this disk.
-    pub(crate) fn was_serving(&self, disk: &Source) -> bool {
+    pub(crate) fn was_serving(&self, disk: &Storage) -> bool {
         matches!(&self.predecessor, Predecessor::Died(text) if text.starts_with(&served(disk)))
     }
 
@@ -145,8 +145,9 @@ impl PathLock {
 
     /// Returns true if a daemon ended here that served the same export, whose server may have lost what it could not send again. Another
     /// export lacks nothing.
-    pub(crate) fn left_lost_changes(&self, disk: &Source) -> bool {
-        let (Some(DiskSpec::Nbd(left)), Source::One(DiskSpec::Nbd(now))) = (self.disk_left(), disk)
+    pub(crate) fn left_lost_changes(&self, disk: &Storage) -> bool {
+        let (Some(DiskSpec::Nbd(left)), Storage::One(DiskSpec::Nbd(now))) =
+            (self.disk_left(), disk)
         else {
             return false;
         };
@@ -165,7 +166,7 @@ impl PathLock {
 
     /// Records that this disk is open, and whether it owes changes, for a successor. A failure, as on a full file system, leaves the
     /// successor without that knowledge. A death in between leaves the end of an older line after this one.
-    pub(crate) fn record(&self, disk: &Source, owes_changes: bool) {
+    pub(crate) fn record(&self, disk: &Storage, owes_changes: bool) {
         if self.predecessor != Predecessor::Foreign {
             let line = served(disk);
             let mut file = &self.file;
@@ -280,7 +281,7 @@ pub(crate) fn recorded(socket: &Path) -> Option<Recorded> {
 }
 
 /// The line of a lock file.
-fn served(disk: &Source) -> String {
+fn served(disk: &Storage) -> String {
     format!("{SERVED}{}\n", disk.line())
 }
 

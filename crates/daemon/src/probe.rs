@@ -22,6 +22,7 @@ use crate::failure::Failure;
 use crate::process;
 use crate::progress::{clear, note};
 use crate::signals::Signals;
+use crate::source;
 use outputs::Outputs;
 use progress::{Shown, clock};
 pub(crate) use settings::{Depth, Probe};
@@ -43,10 +44,10 @@ pub(crate) fn run(probe: &Probe) -> Result<(), Failure> {
         discard: false,
         ..OpenOptions::default()
     };
-    let disk = Arc::new(probe.disk.open(&options).map_err(Failure::open)?);
+    let disk = Arc::new(source::open(&probe.disk, &options).map_err(Failure::open)?);
     check_writes(probe, &disk)?;
     let stored = check_thin(probe, &disk)?;
-    let source = source(probe, &disk);
+    let source = measured(probe, &disk);
     let mut around = Circumstances {
         rotational: disk.limits().rotational,
         stored,
@@ -105,7 +106,7 @@ fn check_thin(probe: &Probe, disk: &Disk) -> Result<Extent, Failure> {
     Ok(stored)
 }
 
-fn source(probe: &Probe, disk: &Disk) -> Source {
+fn measured(probe: &Probe, disk: &Disk) -> Source {
     let mut directions = vec![Direction::Read];
     if probe.writes {
         directions.push(Direction::Write);

@@ -1,5 +1,6 @@
 //! `cleave serve`: one disk, and the parts of the process around it.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
@@ -7,10 +8,13 @@ use std::time::Duration;
 
 use cleave_disk::{Content, Disk};
 use cleave_engine::Reactor;
+use cleave_sandbox::Identity;
 use tokio::sync::mpsc;
+use tracing::level_filters::LevelFilter;
 
+use crate::cli::MetricsOptions;
 use crate::confine::{self, Confinement, OneDiskProcess};
-use crate::control::Server;
+use crate::control::{CONNECTIONS_MAX, Server};
 use crate::disk_server::{self, DiskServer, Naming, Order, SizeAsker};
 use crate::failure::Failure;
 use crate::log;
@@ -20,6 +24,7 @@ use crate::resize::{Watch, Watches};
 use crate::service::Service;
 use crate::signals::{SignalRequest, Signals};
 use crate::socket::{self, Door, Endpoint};
+use crate::source;
 use crate::systemd::Manager;
 
 /// Orders that may wait: signals that came at once.
@@ -28,44 +33,88 @@ const ORDERS_MAX: usize = 16;
 /// An opening that takes longer is logged.
 const OPEN_SLOW: Duration = Duration::from_secs(5);
 
+/// Descriptors that every daemon may have open, whatever its vrings and workers: the standard streams, the sockets, 16
+/// pending, the descriptors of a message, and the runtime with its watches. The connections of the control socket and of that for
+/// metrics come on top.
+const DESCRIPTORS_OWN: u64 = 96;
+
+/// `cleave serve`: a disk, and the process around it.
+#[derive(Debug)]
+pub(crate) struct Serve {
+    pub(crate) service: Service,
+    /// The control socket.
+    pub(crate) control: Option<PathBuf>,
+    pub(crate) metrics: MetricsOptions,
+    /// Whether the process is confined.
+    pub(crate) sandbox: bool,
+    /// The user that it becomes.
+    pub(crate) identity: Option<Identity>,
+    pub(crate) log: LevelFilter,
+    pub(crate) exit_with_parent: Option<u32>,
+}
+
+impl Serve {
+    /// Descriptors that the process may come to need, with a frontend that uses all that is offered.
+    fn descriptors(&self) -> u64 {
+        let sockets = [self.control.as_deref(), self.metrics.path()];
+        let sockets = sockets.into_iter().flatten().count() as u64;
+        DESCRIPTORS_OWN + sockets * CONNECTIONS_MAX as u64 + self.service.descriptors_of_vrings()
+    }
+
+    /// What the process gives up, and the files that it needs to the end.
+    fn process(&self) -> OneDiskProcess {
+        let frontends = match &self.service.endpoint {
+            Endpoint::Path(path) => Some(path.clone()),
+            Endpoint::Fd(_) => None,
+        };
+        OneDiskProcess {
+            sandbox: self.sandbox,
+            identity: self.identity,
+            exit_with_parent: self.exit_with_parent,
+            sockets: [frontends, self.control.clone()],
+            metrics: self.metrics.path().map(Path::to_owned),
+        }
+    }
+}
+
 /// Serves until a signal, or until the only frontend has left.
-pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
+pub(crate) fn run(mut serve: Serve) -> Result<(), Failure> {
     // Before anything opens a descriptor whose number could be the one that --fd or systemd names.
-    let inherited = socket::inherited(&service.endpoint)?;
-    let log = log::start(service.log)
+    let inherited = socket::inherited(&serve.service.endpoint)?;
+    let log = log::start(serve.log)
         .map_err(|error| Failure::run(format!("cannot start the log thread: {error}")))?;
-    if let Some(parent) = service.exit_with_parent {
+    if let Some(parent) = serve.exit_with_parent {
         process::end_with_parent(parent)?;
     }
-    process::raise_descriptor_limit(service.descriptors())?;
+    process::raise_descriptor_limit(serve.descriptors())?;
     Reactor::probe().map_err(Failure::input)?;
     let manager = Manager::from_environment();
     manager.tell("STATUS=waiting for the disk");
     // Before the disk, and to the end of the process: nothing is served while I/O of a daemon that died is in flight.
-    let lock = match &service.endpoint {
+    let lock = match &serve.service.endpoint {
         Endpoint::Path(path) if inherited.is_some() => PathLock::take_passed(path)?,
         Endpoint::Path(path) => PathLock::take(path)?,
         Endpoint::Fd(_) => None,
     };
-    if service.disk.needs_ceph() {
-        confine::start_ceph(service.sandbox, service.identity.is_some(), Vec::new())
+    if serve.service.disk.needs_ceph() {
+        confine::start_ceph(serve.sandbox, serve.identity.is_some(), Vec::new())
             .map_err(Failure::input)?;
     }
     if lock
         .as_ref()
-        .is_some_and(|lock| lock.was_serving(&service.disk))
+        .is_some_and(|lock| lock.was_serving(&serve.service.disk))
     {
-        service.open.content = Content::Guest;
+        serve.service.open.content = Content::Guest;
     }
-    let disk = open(&mut service, lock.as_ref())?;
-    let is_locked = lock.is_some() || matches!(service.endpoint, Endpoint::Fd(_));
+    let disk = open(&mut serve.service, lock.as_ref())?;
+    let is_locked = lock.is_some() || matches!(serve.service.endpoint, Endpoint::Fd(_));
     let outside = Outside {
         inherited,
         manager,
         log: &log,
     };
     let runtime = process::runtime()?;
-    let served = runtime.block_on(control(service, disk.clone(), is_locked, outside));
+    let served = runtime.block_on(control(serve, disk.clone(), is_locked, outside));
     let left = Left::of(&disk, lock.as_ref());
     drop(disk);
     match (&served, lock) {
@@ -78,7 +127,7 @@ pub(crate) fn run(mut service: Service) -> Result<(), Failure> {
 
 /// Opens the disk, and has the log say so if that takes long.
 fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc<Disk>, Failure> {
-    let slow = service.disk.slow();
+    let slow = source::slow(&service.disk);
     let (opened, wait) = std::sync::mpsc::channel::<()>();
     let watch = move || {
         if wait.recv_timeout(OPEN_SLOW) == Err(RecvTimeoutError::Timeout) {
@@ -105,7 +154,7 @@ struct Outside<'a> {
 
 /// From the socket on.
 async fn control(
-    service: Service,
+    serve: Serve,
     disk: Arc<Disk>,
     is_locked: bool,
     outside: Outside<'_>,
@@ -119,40 +168,30 @@ async fn control(
     let signals =
         Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
     // Before the other socket too: when that one exists, the control socket can be used.
-    let opened = service.control.as_deref().map(socket::open_private);
+    let opened = serve.control.as_deref().map(socket::open_private);
     let opened = opened.transpose()?;
-    let metrics = service.metrics.open()?;
+    let metrics = serve.metrics.open()?;
     let door = match inherited {
         Some(door) => door,
-        None => socket::open_door(&service.endpoint)?,
+        None => socket::open_door(&serve.service.endpoint)?,
     };
     let naming = Naming {
         id: None,
-        endpoint: socket::name(&service.endpoint),
+        endpoint: socket::name(&serve.service.endpoint),
         is_locked,
         events: Arc::default(),
     };
     let watches = Watches::default();
     let watch = watches.watch(&disk);
     let watched = disk.clone();
-    let confine = |service: &Service, name: &str, watch: Watch| {
-        let frontends = match &service.endpoint {
-            Endpoint::Path(path) => Some(path.as_path()),
-            Endpoint::Fd(_) => None,
-        };
-        let process = OneDiskProcess {
-            sandbox: service.sandbox,
-            identity: service.identity,
-            exit_with_parent: service.exit_with_parent,
-            sockets: [frontends, service.control.as_deref()],
-            metrics: service.metrics.path(),
-        };
+    let process = serve.process();
+    let confine = |name: &str, watch: Watch| {
         let confinement = Confinement::apply(&process, name, log)?;
         Ok((confinement, watch.confined(&watched)))
     };
     let name = disk.name().to_owned();
-    let deadline = service.stop_deadline;
-    let mut server = DiskServer::new(service, disk, &door, naming, watch, confine)?;
+    let deadline = serve.service.stop_deadline();
+    let mut server = DiskServer::new(serve.service, disk, &door, naming, watch, confine)?;
     let control = opened.map(|socket| Server::start(socket, server.status().router()));
     let metrics = metrics.map(|socket| Server::start(socket, server.status().metrics_router()));
     server.add_control([control.transpose()?, metrics.transpose()?]);

@@ -1,32 +1,27 @@
-//! The service of one disk: the complete, checked value that the command line becomes.
+//! The service of one disk: the complete, checked value that its description becomes.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cleave_blk::Stripe;
-use cleave_blk::spec::ID_BYTES;
-use cleave_disk::{Content, DiskSpec, OpenOptions, StripeKind, format_size};
-use cleave_sandbox::Identity;
+use cleave_config::{CpuList, DiskConfig, Names, Storage};
+use cleave_disk::{Content, DiskSpec, OpenOptions};
 use cleave_session::SessionConfig;
-use cleave_worker::record::Recording;
 use cleave_worker::{LimitGroup, Pool, Split, Tuning, WorkerConfig};
-use tracing::level_filters::LevelFilter;
 
-use crate::cli::{Cache, EndpointArgs, MetricsOptions, ServeArgs, StripeArgs, Switch};
-use crate::control::CONNECTIONS_MAX;
 use crate::cpus;
 use crate::failure::Failure;
 use crate::socket::Endpoint;
-use crate::source::Source;
-use crate::split::SplitArgs;
-use crate::systemd;
+use crate::tuning::tuning;
 
-/// Descriptors that every daemon may have open, whatever its vrings and workers: the standard streams, the sockets, 16
-/// pending, the descriptors of a message, and the runtime with its watches. The connections of the control socket and of that for
-/// metrics come on top.
-const DESCRIPTORS_OWN: u64 = 96;
-/// The same for each disk of a node, which has the others once for all: its socket and locks, 16 pending connections, those of its
+/// Most ops that a worker keeps in flight, and least, whatever the size of its vrings: the upper bound
+/// keeps a worker's tables small, and devices are at their best far below it.
+const OPS_MAX: u16 = 1024;
+const OPS_MIN: u16 = 128;
+/// The same for a stripe: a request is taken while there is room for the longest, so this has to be
+/// several of those.
+const STRIPE_OPS: u16 = 4096;
+
+/// Descriptors of each disk of a node, which has others once for all: its socket and locks, 16 pending connections, those of its
 /// session, and the descriptors of a message.
 const DESCRIPTORS_OF_DISK: u64 = 64;
 /// Call and err, and for each a ring of its own if the frontend's eventfd blocks. The kick is only in the worker's ring.
@@ -37,13 +32,13 @@ const WORKER_DESCRIPTORS: u64 = 4;
 /// One disk on one socket.
 #[derive(Debug)]
 pub(crate) struct Service {
+    /// The description that the rest follows from.
+    pub(crate) config: DiskConfig,
+    /// How messages name its fields.
+    pub(crate) names: Names,
     pub(crate) endpoint: Endpoint,
-    pub(crate) disk: Source,
+    pub(crate) disk: Storage,
     pub(crate) open: OpenOptions,
-    /// The disk's reads and writes are polled for.
-    pub(crate) iopoll: bool,
-    pub(crate) serial: [u8; ID_BYTES],
-    pub(crate) writeback: bool,
     pub(crate) session: SessionConfig,
     pub(crate) worker: WorkerConfig,
     /// The threads of a node that serve it. `None`: its workers have threads of their own.
@@ -51,111 +46,72 @@ pub(crate) struct Service {
     pub(crate) tuning: Tuning,
     /// Other disks share its limits.
     pub(crate) limit_group: Option<LimitGroup>,
-    pub(crate) split: SplitArgs,
-    /// The control socket.
-    pub(crate) control: Option<PathBuf>,
-    pub(crate) metrics: MetricsOptions,
-    pub(crate) recording: Recording,
-    /// Whether the process is confined.
-    pub(crate) sandbox: bool,
-    /// The user that it becomes.
-    pub(crate) identity: Option<Identity>,
+    /// It ends when a frontend has left.
     pub(crate) once: bool,
-    /// How long the end waits for what is in flight.
-    pub(crate) stop_deadline: Duration,
-    pub(crate) log: LevelFilter,
-    pub(crate) exit_with_parent: Option<u32>,
 }
 
 impl Service {
-    /// Checks what the parser alone cannot.
-    pub(crate) fn new(args: &ServeArgs) -> Result<Service, Failure> {
-        let options = &args.options;
-        let cpus = match &options.disk.cpus {
-            Some(list) => usable(&list.0)?,
+    /// Checks what the description alone cannot say.
+    pub(crate) fn new(
+        config: DiskConfig,
+        endpoint: Endpoint,
+        names: Names,
+    ) -> Result<Service, Failure> {
+        config.check(names).map_err(Failure::input)?;
+        let disk = config.storage(names).map_err(Failure::input)?;
+        let cpus = match &config.cpus {
+            Some(list) => usable(list, names)?,
             None => Vec::new(),
         };
-        if options.disk.live.on_error.may_hold() && options.control.is_none() {
-            return Err(Failure::input(format!(
-                "--on-error {}: held requests wait for `cleave resume`, which needs a control socket: give --control PATH",
-                options.disk.live.on_error
-            )));
-        }
-        options.disk.live.pacing.refuse_vain_coalescing()?;
-        let identity = Identity::find(options.user.as_deref(), options.group.as_deref());
-        let identity = identity.map_err(Failure::input)?;
-        let endpoint = endpoint(&args.endpoint)?;
-        refuse_one_path(&endpoint, "--control", options.control.as_deref())?;
-        refuse_one_path(&endpoint, "--metrics", options.metrics.path())?;
-        let disk = source(&args.disk, &args.stripe, options.disk.block_size)?;
-        let workers = options
-            .disk
-            .workers
-            .unwrap_or_else(|| workers_default(cpus.len(), options.disk.queues));
+        let queues = count(config.queues.get().get());
+        let queue_size = config.queue_size.get().get();
+        let workers = match config.workers {
+            Some(workers) => count(workers.get()),
+            None => workers_default(cpus.len(), queues),
+        };
         Ok(Service {
+            names,
             endpoint,
             open: OpenOptions {
-                read_only: args.access.read_only,
-                direct: options.disk.direct.into(),
-                block_bytes: options.disk.block_size,
-                discard: options.disk.discard == Switch::On,
+                read_only: config.read_only,
+                direct: config.direct.get().into(),
+                block_bytes: config.block_size.map(|size| size.bytes()),
+                discard: config.discard.get().is_on(),
                 // A vring has one worker.
-                workers: workers.min(options.disk.queues),
+                workers: workers.min(queues),
                 content: Content::Unknown,
             },
-            iopoll: options.disk.iopoll == Switch::On,
-            serial: options.disk.serial.0,
-            writeback: options.disk.cache == Cache::Writeback,
             session: SessionConfig {
-                vrings_max: options.disk.queues,
-                vring_size_max: options.disk.queue_size,
+                vrings_max: queues,
+                vring_size_max: queue_size,
                 workers_max: workers,
             },
             worker: WorkerConfig {
                 cpus,
-                ops: disk.ops(options.disk.queue_size),
+                ops: ops(&disk, queue_size),
             },
             pool: None,
             // How requests are split is known when the disk is open.
-            tuning: Tuning {
-                on_error: options.disk.live.on_error,
-                limits: options.disk.live.limit,
-                ..options.disk.live.pacing.tuning(Split::Off)
-            },
+            tuning: tuning(&config, Split::Off),
             disk,
             limit_group: None,
-            split: SplitArgs {
-                split: options.disk.live.split,
-                profile: options.disk.profile.clone(),
-            },
-            control: options.control.clone(),
-            metrics: options.metrics.clone(),
-            recording: match options.disk.stats {
-                Switch::On => Recording::On,
-                Switch::Off => Recording::Off,
-            },
-            sandbox: options.sandbox == Switch::On,
-            identity,
-            once: options.once,
-            stop_deadline: Duration::from_secs(options.disk.stop_deadline.into()),
-            log: options.log.parse().unwrap_or(LevelFilter::INFO),
-            exit_with_parent: options.exit_with_parent,
+            once: false,
+            config,
         })
     }
 
-    /// Descriptors that it may come to need, with a frontend that uses all that is offered.
-    pub(crate) fn descriptors(&self) -> u64 {
-        let sockets = [self.control.as_deref(), self.metrics.path()];
-        let sockets = sockets.into_iter().flatten().count() as u64;
-        DESCRIPTORS_OWN + sockets * CONNECTIONS_MAX as u64 + self.descriptors_of_vrings()
+    /// How long the end waits for what is in flight.
+    pub(crate) fn stop_deadline(&self) -> Duration {
+        Duration::from_secs(self.config.stop_deadline.get().get().into())
     }
 
-    /// The same for a disk of a node.
+    /// Descriptors that a disk of a node may come to need, with a frontend that uses all that is offered.
     pub(crate) fn descriptors_in_node(&self) -> u64 {
         DESCRIPTORS_OF_DISK + self.descriptors_of_vrings()
     }
 
-    fn descriptors_of_vrings(&self) -> u64 {
+    /// Those of its vrings and workers.
+    pub(crate) fn descriptors_of_vrings(&self) -> u64 {
         let workers = u64::from(self.open.workers);
         let files = |spec: &DiskSpec| match spec {
             // A socket, an eventfd and the server's pidfd for each connection.
@@ -170,80 +126,16 @@ impl Service {
     }
 }
 
-fn endpoint(args: &EndpointArgs) -> Result<Endpoint, Failure> {
-    match (&args.socket_path, args.fd) {
-        (Some(path), None) => Ok(Endpoint::Path(path.clone())),
-        (None, Some(fd)) => Ok(Endpoint::Fd(fd)),
-        (None, None) if systemd::passed()?.is_some() => Ok(Endpoint::Fd(systemd::FIRST_SOCKET)),
-        // The parser refuses both.
-        _ => Err(Failure::input(
-            "no socket: give --socket-path PATH or --fd N",
-        )),
-    }
+/// A number whose bounds are far below this.
+fn count(number: u32) -> u16 {
+    u16::try_from(number).unwrap_or(u16::MAX)
 }
 
-/// Refuses one path for both sockets: the daemon would wait for the lock of the other socket, which it holds itself.
-fn refuse_one_path(endpoint: &Endpoint, option: &str, other: Option<&Path>) -> Result<(), Failure> {
-    // As the same name in the same folder, since neither socket exists yet.
-    let place = |path: &Path| {
-        let path = std::path::absolute(path).ok()?;
-        let folder = path.parent()?;
-        let folder = folder.canonicalize().unwrap_or(folder.to_owned());
-        Some(folder.join(path.file_name()?))
-    };
-    match (endpoint, other) {
-        (Endpoint::Path(path), Some(other)) if place(path) == place(other) => {
-            Err(Failure::input(format!(
-                "{option} and --socket-path are both {}: give each socket a path of its own",
-                path.display()
-            )))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// One `--disk`, or as many as a stripe has legs.
-pub(crate) fn source(
-    disks: &[DiskSpec],
-    stripe: &StripeArgs,
-    block_size: Option<u32>,
-) -> Result<Source, Failure> {
-    let kind = match stripe.stripe_raw {
-        true => StripeKind::Raw,
-        false => StripeKind::Superblocks,
-    };
-    match (disks, stripe.stripe) {
-        ([], _) => Err(Failure::input("no disk: give --disk SPEC")),
-        ([disk], None) => Ok(Source::One(disk.clone())),
-        ([_], Some(_)) => Err(Failure::input(
-            "a stripe of one leg is a disk: leave --stripe out, or name all its legs",
-        )),
-        (more, None) => Err(Failure::input(format!(
-            "{} disks were given: make them one disk with --stripe SIZE, or start a `cleave` of its own \
-             for each",
-            more.len()
-        ))),
-        (legs, Some(_)) if legs.len() > usize::from(Stripe::LEGS_MAX) => {
-            Err(Failure::input(format!(
-                "{} legs were given, and a stripe has at most {} legs",
-                legs.len(),
-                Stripe::LEGS_MAX
-            )))
-        }
-        (legs, Some(chunk_bytes)) => {
-            if let Some(block) = block_size.filter(|block| *block > chunk_bytes) {
-                return Err(Failure::input(format!(
-                    "--stripe {} is below --block-size {}; a chunk holds whole blocks",
-                    format_size(chunk_bytes.into()),
-                    format_size(block.into())
-                )));
-            }
-            Ok(Source::Stripe {
-                legs: legs.to_vec(),
-                chunk_bytes,
-                kind,
-            })
-        }
+/// Most ops that a worker keeps in flight.
+fn ops(disk: &Storage, queue_size: u16) -> u16 {
+    match disk {
+        Storage::One(_) => queue_size.clamp(OPS_MIN, OPS_MAX),
+        Storage::Stripe { .. } => STRIPE_OPS,
     }
 }
 
@@ -254,43 +146,22 @@ fn workers_default(pinned: usize, vrings: u16) -> u16 {
 }
 
 /// Refuses a CPU that a worker could not be pinned to.
-fn usable(wanted: &[usize]) -> Result<Vec<usize>, Failure> {
+fn usable(CpuList(wanted): &CpuList, names: Names) -> Result<Vec<usize>, Failure> {
     if let Some(allowed) = cpus::allowed()
         && let Some(cpu) = wanted.iter().find(|cpu| !allowed.contains(cpu))
     {
         return Err(Failure::input(format!(
-            "--cpus: CPU {cpu} is not at hand: this process may use {}",
-            shown(&allowed)
+            "{}: CPU {cpu} is not at hand: this process may use {}",
+            names.of("cpus"),
+            CpuList(allowed)
         )));
     }
-    Ok(wanted.to_vec())
-}
-
-/// `[0, 1, 2, 5]` as `0-2,5`.
-fn shown(cpus: &[usize]) -> String {
-    let runs = cpus.chunk_by(|a, b| a + 1 == *b);
-    let parts: Vec<String> = runs
-        .filter_map(|run| match run {
-            [] => None,
-            [only] => Some(only.to_string()),
-            [first, .., last] => Some(format!("{first}-{last}")),
-        })
-        .collect();
-    parts.join(",")
+    Ok(wanted.clone())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cpus_are_shown_as_ranges() {
-        let cases: &[(&[usize], &str)] =
-            &[(&[], ""), (&[3], "3"), (&[0, 1, 2, 5, 7, 8], "0-2,5,7-8")];
-        for (cpus, text) in cases {
-            assert_eq!(shown(cpus), *text);
-        }
-    }
 
     #[test]
     fn a_worker_per_vring_up_to_the_cpus() {
@@ -301,7 +172,11 @@ mod tests {
 
     #[test]
     fn a_cpu_out_of_reach_is_named_with_those_at_hand() {
-        let failure = usable(&[1023]).unwrap_err().to_string();
-        assert!(failure.contains("CPU 1023 is not at hand"), "{failure}");
+        let wanted = CpuList(vec![1023]);
+        let failure = usable(&wanted, Names::Fields).unwrap_err().to_string();
+        assert!(
+            failure.contains("cpus: CPU 1023 is not at hand"),
+            "{failure}"
+        );
     }
 }

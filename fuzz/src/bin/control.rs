@@ -1,55 +1,48 @@
-//! The body of a PATCH on the control socket: it changes the tuning to one within all bounds, or is refused with a line.
+//! The bodies of a PATCH and of a PUT, and the file of a disk: each is a description within all bounds that is read as it is written,
+//! or is refused with a line.
 #![no_main]
-#![allow(
-    dead_code,
-    unreachable_pub,
-    reason = "modules of the program, of which one is used"
-)]
 
-#[path = "../../../crates/daemon/src/failure.rs"]
-mod failure;
-#[path = "../../../crates/daemon/src/pacing.rs"]
-mod pacing;
-#[path = "../../../crates/daemon/src/control/patch.rs"]
-mod patch;
-#[path = "../../../crates/daemon/src/split.rs"]
-mod split;
-#[path = "../../../crates/daemon/src/unit.rs"]
-mod unit;
-
-use std::sync::LazyLock;
-
-use cleave_disk::{Disk, DiskSpec, OpenOptions};
-use cleave_worker::{Prior, Split, Tuning};
+use cleave_config::{Change, DiskConfig, Names};
 use libfuzzer_sys::fuzz_target;
 
-static DISK: LazyLock<Disk> =
-    LazyLock::new(|| Disk::open(&DiskSpec::Ram(1 << 20), &OpenOptions::default()).unwrap());
-
-fn run(body: &[u8]) {
-    let auto = Split::Auto(Prior::from_limits(DISK.limits()));
-    let ground = patch::Ground {
-        disk: &DISK,
-        vrings: 4,
-        auto: &auto,
-    };
-    let now = Tuning::new(Split::Off);
-    match patch::apply(body, &now, &ground) {
-        Ok(tuning) => {
-            let within = |value: u32, least: i64, most: i64| (least..=most).contains(&value.into());
-            assert!(within(tuning.spin_cpu_max, 0, pacing::SPIN_MAX));
-            assert!(
-                tuning
-                    .spin_cpu_total
-                    .is_none_or(|total| within(total, 1, pacing::SPIN_MAX))
-            );
-            assert!(within(tuning.coalesce.us, 0, pacing::COALESCE_US_MAX));
-            assert!(within(tuning.coalesce.max, 0, pacing::COALESCE_MAX_MAX));
-            // The tuning in force can be sent again.
-            assert!(patch::apply(body, &tuning, &ground).is_ok());
+fn run(text: &[u8]) {
+    let disk = DiskConfig::from_json(br#"{"disk": ["ram:1M"], "limits": {"group": "g"}}"#).unwrap();
+    match Change::from_json(text).and_then(|change| disk.with(&change).map(|next| (change, next))) {
+        Ok((change, next)) => {
+            is_within(&next);
+            is_kept(&next);
+            // The settings in force can be sent again.
+            assert!(next.with(&change).is_ok_and(|again| again == next));
         }
         Err(why) => assert!(!why.is_empty()),
     }
+    match DiskConfig::from_json(text) {
+        Ok(disk) if disk.check(Names::Fields).is_ok() => {
+            is_within(&disk);
+            is_kept(&disk);
+        }
+        Ok(_) => {}
+        Err(why) => assert!(!why.is_empty()),
+    }
+    if let Ok(text) = std::str::from_utf8(text)
+        && let Ok(disk) = DiskConfig::from_toml(text)
+    {
+        is_kept(&disk);
+    }
+}
+
+fn is_within(disk: &DiskConfig) {
+    assert!(disk.spin_cpu_max.get().get() <= 25_600);
+    let total = disk.spin_cpu_total.get().0;
+    assert!(total.is_none_or(|total| (1..=25_600).contains(&total.get())));
+    assert!(disk.coalesce_us.get().get() <= 10_000);
+    assert!(disk.coalesce_max.get().get() <= 32_768);
+    assert!((1..=256).contains(&disk.queues.get().get()));
+}
+
+fn is_kept(disk: &DiskConfig) {
+    let file = disk.to_toml().unwrap();
+    assert_eq!(DiskConfig::from_toml(&file).as_ref(), Ok(disk));
 }
 
 fuzz_target!(|input: &[u8]| run(input));

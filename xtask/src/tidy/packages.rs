@@ -21,9 +21,10 @@ engine: blk disk guest rbd
 worker: blk disk engine guest
 session: blk disk guest worker
 client: blk
+config: blk disk worker
 probe: blk disk engine guest worker
 sandbox:
-daemon: blk client disk engine probe sandbox session worker
+daemon: blk client config disk engine probe sandbox session worker
 tests: blk client states
 sim: blk engine guest states
 states:

@@ -1,19 +1,18 @@
 //! `cleave disk` on the command line.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
-use clap::parser::ValueSource;
-use clap::{ArgAction, ArgMatches, Args, Id, Subcommand, ValueEnum};
+use clap::{Arg, ArgMatches, Args, Subcommand, ValueEnum};
+use cleave_config::{Change, DiskConfig, DiskLimits, WrittenSpec};
+use cleave_disk::DiskSpec;
 use cleave_disk::nbd::Address;
-use cleave_disk::{DiskSpec, parse_size};
-use cleave_worker::Limits;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::serve::{AccessArgs, DiskOptions, LiveOptions, StripeArgs};
+use super::serve::with_options;
 use crate::failure::Failure;
-use crate::node::spec::{DiskFile, by_kind};
 use crate::remote::{Ask, Remote};
 
 pub(super) const EXAMPLES: &str = "\
@@ -99,46 +98,34 @@ pub(super) struct OneArgs {
 }
 
 #[derive(Debug, Clone, Args)]
+#[command(mut_args(with_disk))]
 pub(super) struct AddArgs {
     #[command(flatten)]
     one: OneArgs,
-    /// The disk, as for `cleave serve`; with --stripe once for each leg
-    #[arg(long, value_name = "SPEC", action = ArgAction::Append, required = true)]
-    disk: Vec<DiskSpec>,
     #[command(flatten)]
-    stripe: StripeArgs,
-    #[command(flatten)]
-    access: AccessArgs,
-    #[command(flatten)]
-    options: DiskOptions,
+    disk: DiskConfig,
     /// The group of disks with which it shares its limits
     #[arg(long, value_name = "NAME")]
     limit_group: Option<String>,
-    /// The pool of the node whose threads serve it [default: threads of its own]
-    #[arg(long, value_name = "NAME")]
-    pool: Option<String>,
-    /// Permissions of its socket, in octal [default: 0660]
-    #[arg(long, value_name = "MODE")]
-    socket_mode: Option<String>,
-    /// Group of its socket, by name or number [default: the node's]
-    #[arg(long, value_name = "GROUP")]
-    socket_group: Option<String>,
-    /// Whether it comes back when the node starts again
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
-    persistent: bool,
 }
 
-// The defaults of `cleave disk add` would read as what an option that is left out becomes.
+/// The disk has to be named, since there is no file that could name it; its long help is that of `cleave serve`.
+fn with_disk(arg: Arg) -> Arg {
+    match arg.get_id().as_str() {
+        "disk" => arg
+            .required(true)
+            .help("The disk, as for `cleave serve`; with --stripe once for each leg")
+            .long_help(Resettable::Reset),
+        _ => arg,
+    }
+}
+
 #[derive(Debug, Clone, Args)]
-#[command(mut_args(|arg| match arg.get_id().as_str() {
-    "control" | "json" => arg,
-    _ => arg.hide_default_value(true),
-}))]
 pub(super) struct SetArgs {
     #[command(flatten)]
     one: OneArgs,
     #[command(flatten)]
-    options: LiveOptions,
+    change: Change,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -194,21 +181,21 @@ enum Mode {
 impl DiskCommand {
     /// The request to the node. `given` has the words that follow `cleave disk`.
     pub(super) fn remote(self, given: &ArgMatches) -> Result<Remote, Failure> {
-        let options = |what| fields(given.subcommand_matches(what), what == "set");
         let post = |args: OneArgs, what| asked(args, |id| Ask::Order(id, what, Value::Null));
         Ok(match self {
             DiskCommand::Add(args) => {
-                let fields = options("add");
-                asked(args.one, |id| Ask::Add(id, fields))
+                let given = given.subcommand_matches("add").unwrap_or(given);
+                let config = added(&args, given)?;
+                asked(args.one, |id| Ask::Add(id, Box::new(config)))
             }
             DiskCommand::Set(args) => {
-                let fields = options("set");
-                if fields.is_empty() {
+                if args.change == Change::default() {
                     return Err(Failure::input(
                         "nothing to set: give the options that are to change, such as --completion poll",
                     ));
                 }
-                asked(args.one, |id| Ask::Set(id, fields))
+                let SetArgs { one, change } = *args;
+                asked(one, |id| Ask::Set(id, Box::new(change)))
             }
             DiskCommand::List(node) => remote(node, Ask::List),
             DiskCommand::Events(node) => remote(node, Ask::Events),
@@ -233,7 +220,7 @@ impl DiskCommand {
                 let to = std::path::absolute(&args.to).unwrap_or(args.to);
                 let Some(to) = to.to_str() else {
                     return Err(Failure::input(format!(
-                        "{} is no text in UTF-8: give the copy another name",
+                        "{} is not valid UTF-8: give the copy another name",
                         to.display()
                     )));
                 };
@@ -289,126 +276,58 @@ fn remote(node: NodeArgs, ask: Ask) -> Remote {
     }
 }
 
-/// The options that stand on the command line, as the fields of a disk or of a change. The parser has judged their values.
-fn fields(given: Option<&ArgMatches>, is_change: bool) -> Map<String, Value> {
-    let (mut fields, mut limits) = (Map::new(), Map::new());
-    let given = given.into_iter();
-    for (name, words) in given.flat_map(|given| given.ids().filter_map(|id| words(given, id))) {
-        let text = words.last().cloned().unwrap_or_default();
-        let value = match name {
-            "id" | "control" | "json" => continue,
-            "limit_group" => {
-                limits.insert("group".to_owned(), json!(text));
-                continue;
-            }
-            // A change leaves the limits that it does not name as they are.
-            "limit" if text == "none" && is_change => {
-                limits.extend(Limits::names().map(|name| (name, json!(0))));
-                continue;
-            }
-            "limit" => {
-                limits.extend(text.split(',').filter_map(limit));
-                continue;
-            }
-            "disk" => words.iter().map(|word| absolute(word)).collect(),
-            "profile" => json!(absolute(&text)),
-            "on_error" => by_kind(&text),
-            _ => value(name, text),
-        };
-        fields.insert(name.to_owned(), value);
+/// The description of the disk that is to be added: the options that stand on the command line.
+fn added(args: &AddArgs, given: &ArgMatches) -> Result<DiskConfig, Failure> {
+    let mut config = with_options(DiskConfig::default(), given)?;
+    if let Some(group) = &args.limit_group {
+        let values = config.limits.get().values;
+        let group = Some(group.clone());
+        config.limits = DiskLimits { group, values }.into();
     }
-    if !limits.is_empty() {
-        fields.insert("limits".to_owned(), Value::Object(limits));
-    }
-    fields
+    // The node works in another folder.
+    config.disk = config.disk.into_iter().map(absolute_spec).collect();
+    config.profile = config.profile.map(absolute);
+    Ok(config)
 }
 
-/// An option and its values, if it stands on the command line. Groups of options have IDs too: the names of their types.
-fn words<'a>(given: &'a ArgMatches, id: &'a Id) -> Option<(&'a str, Vec<String>)> {
-    let is_option = !id.as_str().starts_with(char::is_uppercase);
-    let is_given = is_option && given.value_source(id.as_str()) == Some(ValueSource::CommandLine);
-    let words = given.try_get_raw(id.as_str()).ok()??;
-    let words = words.map(|word| word.to_string_lossy().into_owned());
-    is_given.then(|| (id.as_str(), words.collect()))
+fn absolute(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
 }
 
-/// `iops-total=5000`.
-fn limit(text: &str) -> Option<(String, Value)> {
-    let (name, value) = text.split_once('=')?;
-    Some((name.to_owned(), json!(parse_size(value).ok()?)))
-}
-
-/// A disk as the node finds it, which works in another folder.
-fn absolute(text: &str) -> String {
-    let whole = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    match text.parse() {
-        Ok(DiskSpec::Path(path)) => whole(&path).display().to_string(),
-        Ok(DiskSpec::Raw(path)) => format!("raw:{}", whole(&path).display()),
-        Ok(DiskSpec::Nbd(mut nbd)) => match &nbd.address {
-            Address::Unix(path) if path.is_relative() => {
-                nbd.address = Address::Unix(whole(path));
-                nbd.to_string()
+/// A spec with whole paths, as it was written if they are.
+fn absolute_spec(disk: WrittenSpec) -> WrittenSpec {
+    let whole = match disk.spec().clone() {
+        DiskSpec::Path(path) => DiskSpec::Path(absolute(path)),
+        DiskSpec::Raw(path) => DiskSpec::Raw(absolute(path)),
+        DiskSpec::Nbd(mut nbd) => {
+            if let Address::Unix(path) = nbd.address {
+                nbd.address = Address::Unix(absolute(path));
             }
-            _ => text.to_owned(),
-        },
-        Ok(DiskSpec::Rbd(mut rbd)) => match &rbd.place.conf {
-            Some(conf) if conf.is_relative() => {
-                rbd.place.conf = Some(whole(conf));
-                rbd.to_string()
-            }
-            _ => text.to_owned(),
-        },
-        _ => text.to_owned(),
-    }
-}
-
-/// A number or a truth where the field takes one, else a text.
-fn value(name: &str, text: String) -> Value {
-    let is_taken = |value: &Value| {
-        let alone = Map::from_iter([(name.to_owned(), value.clone())]);
-        serde_json::from_value::<DiskFile>(Value::Object(alone)).is_ok()
+            DiskSpec::Nbd(nbd)
+        }
+        DiskSpec::Rbd(mut rbd) => {
+            rbd.place.conf = rbd.place.conf.map(absolute);
+            DiskSpec::Rbd(rbd)
+        }
+        whole => whole,
     };
-    let number = text.parse::<u32>().ok().map(Value::from).filter(is_taken);
-    let truth = || text.parse::<bool>().ok().map(Value::from).filter(is_taken);
-    number.or_else(truth).unwrap_or(Value::String(text))
+    match whole == *disk.spec() {
+        true => disk,
+        false => whole.into(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
+    use std::path::Path;
 
     use super::*;
-    use crate::control::patch;
 
     fn remote(line: &str) -> Result<Remote, Failure> {
         let line = line.split_whitespace().map(Into::into);
         match super::super::parse(line)? {
             super::super::Action::Disk(remote) => Ok(remote),
             other => panic!("{other:?}"),
-        }
-    }
-
-    /// An option without a field would be accepted and have no effect.
-    #[test]
-    fn every_option_is_a_field_of_the_disk() {
-        let mut cli = super::super::Cli::command();
-        cli.build();
-        let disk = cli.find_subcommand("disk").unwrap();
-        for what in ["add", "set"] {
-            let command = disk.find_subcommand(what).unwrap();
-            for arg in command.get_arguments() {
-                let id = arg.get_id().as_str();
-                let field = match id {
-                    "id" | "control" | "json" | "help" => continue,
-                    "limit" | "limit_group" => "limits",
-                    id => id,
-                };
-                let is_change = patch::FIELDS.contains(&field);
-                assert!(is_change || what == "add", "--{id} cannot be set");
-                let body = format!("{{\"{field}\": null, \"disk\": []}}");
-                let body = body.replace("{\"disk\": null, ", "{");
-                DiskFile::from_json(body.as_bytes()).unwrap();
-            }
         }
     }
 
@@ -427,36 +346,37 @@ mod tests {
             "persistent": false, "read_only": true,
         });
         match added.ask {
-            Ask::Add(id, fields) => assert_eq!((&*id, Value::Object(fields)), ("d1", expected)),
+            Ask::Add(id, disk) => assert_eq!((&*id, json!(disk)), ("d1", expected)),
             other => panic!("{other:?}"),
         }
         let bare = remote("cleave disk add d1 --disk ram:1M").unwrap();
         assert!(
-            matches!(bare.ask, Ask::Add(_, fields) if Value::Object(fields.clone()) == json!({"disk": ["ram:1M"]}))
+            matches!(bare.ask, Ask::Add(_, disk) if json!(disk) == json!({"disk": ["ram:1M"]}))
         );
         let set = remote("cleave disk set d1 --limit iops-total=0").unwrap();
-        assert!(matches!(set.ask, Ask::Set(_, fields)
-            if Value::Object(fields.clone()) == json!({"limits": {"iops-total": 0}})));
+        assert!(matches!(set.ask, Ask::Set(_, change)
+            if json!(change) == json!({"limits": {"iops-total": 0}})));
         // Each has to be named to be taken away.
         let set = remote("cleave disk set d1 --limit none").unwrap();
-        assert!(matches!(set.ask, Ask::Set(_, fields)
-            if fields["limits"]["bps-read-max-length"] == 0 && fields["limits"]["iops-size"] == 0));
+        assert!(matches!(set.ask, Ask::Set(_, change)
+            if json!(change)["limits"]["bps-read-max-length"] == 0 && json!(change)["limits"]["iops-size"] == 0));
     }
 
     #[test]
-    fn a_copy_whose_name_is_no_text_is_refused() {
+    fn a_copy_whose_name_is_not_text_is_refused() {
         use std::ffi::OsString;
         use std::os::unix::ffi::OsStringExt as _;
         let line = ["cleave", "disk", "snapshot", "d1"].map(OsString::from);
         let name = OsString::from_vec(b"/a\xff".to_vec());
         let refused = super::super::parse(line.into_iter().chain([name]));
-        assert!(refused.unwrap_err().to_string().contains("no text"));
+        assert!(refused.unwrap_err().to_string().contains("not valid UTF-8"));
     }
 
     #[test]
     fn a_path_is_made_whole() {
         let here = std::env::current_dir().unwrap();
         let here = here.display();
+        let absolute = |text: &str| absolute_spec(text.parse().unwrap()).to_string();
         assert_eq!(absolute("a.img"), format!("{here}/a.img"));
         assert_eq!(absolute("raw:a"), format!("raw:{here}/a"));
         assert_eq!(

@@ -7,7 +7,7 @@ use clap::builder::PossibleValuesParser;
 use tracing::level_filters::LevelFilter;
 
 use super::metrics::MetricsOptions;
-use super::serve::{SANDBOX_DEFAULT, Switch};
+use super::serve::SandboxSwitch;
 use crate::node::{NodeOptions, PoolSpec};
 
 pub(super) const EXAMPLES: &str = "\
@@ -49,8 +49,8 @@ pub(super) struct NodeArgs {
     /// only in those of --state and --run; no program can be started; each thread may make only the system calls of its
     /// task. The log names what the kernel lacks for it. off: nothing is given up, which is for finding faults. See
     /// docs/security.md.
-    #[arg(long, value_name = "SWITCH", value_enum, default_value_t = SANDBOX_DEFAULT)]
-    sandbox: Switch,
+    #[arg(long, value_name = "SWITCH", value_enum, default_value_t)]
+    sandbox: SandboxSwitch,
     /// Threads that serve many disks, one pinned to each of these CPUs: fast=2-5
     ///
     /// For disks with this name in their field `pool`. The others have threads of their own. May be repeated; a CPU is
@@ -83,7 +83,7 @@ impl From<NodeArgs> for NodeOptions {
             metrics: args.metrics.made_absolute(),
             run,
             images: args.images.into_iter().map(absolute).collect(),
-            sandbox: args.sandbox == Switch::On,
+            sandbox: args.sandbox.is_on(),
             pools: args.pools,
             ceph: args.ceph,
             log: args.log.parse().unwrap_or(LevelFilter::INFO),

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use cleave_disk::DiskSpec;
+use cleave_blk::Stripe;
+use cleave_config::{Names, Size, Storage, When};
+use cleave_disk::{DiskSpec, StripeKind};
 
-use super::serve::{StripeArgs, When};
 use crate::failure::Failure;
 use crate::probe::{Depth, Probe};
-use crate::service::source;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -32,8 +32,12 @@ pub(super) struct ProbeArgs {
     /// With --stripe, all legs of the stripe, in order.
     #[arg(value_name = "SPEC", required = true)]
     disk: Vec<DiskSpec>,
-    #[command(flatten)]
-    stripe: StripeArgs,
+    /// Measure several disks as one stripe, divided among them in chunks of this size
+    #[arg(long, value_name = "SIZE")]
+    stripe: Option<Size<{ Stripe::CHUNK_MIN_BYTES }, { Stripe::CHUNK_MAX_BYTES }>>,
+    /// Measure legs that have no superblock
+    #[arg(long, requires = "stripe")]
+    stripe_raw: bool,
     /// Measure each point until it is known to ±3 %, for at most five seconds
     ///
     /// Takes at most nine minutes for reads, and as long again for writes. Without it the probe ends within a minute
@@ -77,8 +81,14 @@ impl TryFrom<ProbeArgs> for Probe {
     type Error = Failure;
 
     fn try_from(args: ProbeArgs) -> Result<Probe, Failure> {
+        let kind = match args.stripe_raw {
+            true => StripeKind::Raw,
+            false => StripeKind::Superblocks,
+        };
+        let chunk_bytes = args.stripe.map(|size| size.bytes());
+        let disk = Storage::new(&args.disk, chunk_bytes, kind, Names::Options);
         Ok(Probe {
-            disk: source(&args.disk, &args.stripe, None)?,
+            disk: disk.map_err(Failure::input)?,
             depth: match args.seconds {
                 Some(seconds) => Depth::Within(Duration::from_secs(seconds)),
                 None if args.full => Depth::Full,

@@ -1,9 +1,10 @@
 //! `cleave stripe` on the command line.
 
 use clap::{Args, Subcommand};
+use cleave_blk::Stripe as Layout;
+use cleave_config::Size;
 use cleave_disk::{DiskSpec, Overwrite};
 
-use super::serve::stripe_chunk;
 use crate::stripe::Stripe;
 
 pub(super) const EXAMPLES: &str = "\
@@ -33,8 +34,8 @@ pub(super) enum StripeCommand {
 #[derive(Debug, Args)]
 pub(super) struct CreateArgs {
     /// Bytes that lie together on a leg: a power of two from 4K to 4M
-    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = stripe_chunk)]
-    chunk: u32,
+    #[arg(long, value_name = "SIZE", default_value = "64K")]
+    chunk: Size<{ Layout::CHUNK_MIN_BYTES }, { Layout::CHUNK_MAX_BYTES }>,
     /// Take legs that are part of a stripe already or hold data
     #[arg(long)]
     force: bool,
@@ -55,7 +56,7 @@ impl From<StripeCommand> for Stripe {
         match command {
             StripeCommand::Create(args) => Stripe::Create {
                 legs: args.legs,
-                chunk_bytes: args.chunk,
+                chunk_bytes: args.chunk.bytes(),
                 overwrite: match args.force {
                     true => Overwrite::Yes,
                     false => Overwrite::No,

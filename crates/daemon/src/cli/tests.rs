@@ -1,24 +1,28 @@
 use std::path::Path;
 use std::time::Duration;
 
+use cleave_config::{Cache, SplitOption, Storage};
 use cleave_disk::{Direct, Overwrite, StripeKind};
 
 use super::*;
 use crate::probe::Depth;
+use crate::service::Service;
 use crate::socket::Endpoint;
-use crate::source::Source;
-use crate::split::SplitOption;
 use crate::view::Order;
 
 fn parsed(line: &str) -> Result<Action, Failure> {
     parse(line.split_whitespace().map(OsString::from))
 }
 
-fn service(line: &str) -> Service {
+fn serve(line: &str) -> Serve {
     match parsed(line) {
-        Ok(Action::Serve(service)) => *service,
+        Ok(Action::Serve(served)) => *served,
         other => panic!("{line}: {other:?}"),
     }
+}
+
+fn service(line: &str) -> Service {
+    serve(line).service
 }
 
 #[test]
@@ -30,7 +34,7 @@ fn the_definitions_are_sound() {
 fn defaults_are_those_documented() {
     let got = service("cleave serve --socket-path /s --disk null:1G");
     assert_eq!(got.endpoint, Endpoint::Path("/s".into()));
-    assert_eq!(got.disk, Source::One(DiskSpec::Null(1 << 30)));
+    assert_eq!(got.disk, Storage::One(DiskSpec::Null(1 << 30)));
     assert_eq!(got.session.vrings_max, 64);
     assert_eq!(got.session.vring_size_max, 1024);
     assert_eq!(
@@ -47,9 +51,11 @@ fn defaults_are_those_documented() {
         ..cleave_disk::OpenOptions::default()
     };
     assert_eq!(got.open, open);
-    assert!(got.writeback && !got.once);
-    assert_eq!(got.serial, [0; 20]);
-    assert_eq!(got.log, tracing::level_filters::LevelFilter::INFO);
+    assert_eq!(got.config.cache.get(), Cache::Writeback);
+    assert!(!got.once);
+    assert_eq!(got.config.serial.get().padded(), [0; 20]);
+    let log = serve("cleave serve --socket-path /s --disk null:1G").log;
+    assert_eq!(log, tracing::level_filters::LevelFilter::INFO);
 }
 
 #[test]
@@ -58,9 +64,11 @@ fn every_option_reaches_the_service() {
     assert_eq!(service(base).endpoint, Endpoint::Fd(3));
     let with = |options: &str| service(&format!("{base} {options}"));
     assert!(with("--read-only").open.read_only);
-    assert_eq!(&with("--serial abc").serial[..4], b"abc\0");
+    let serial = with("--serial abc").config.serial.get().padded();
+    assert_eq!(&serial[..4], b"abc\0");
     assert_eq!(with("--block-size 4K").open.block_bytes, Some(4096));
-    assert!(!with("--cache writethrough").writeback);
+    let cache = with("--cache writethrough").config.cache;
+    assert_eq!(cache.get(), Cache::Writethrough);
     assert_eq!(with("--direct on").open.direct, cleave_disk::Direct::On);
     assert_eq!(with("--direct off").open.direct, cleave_disk::Direct::Off);
     assert!(!with("--discard off").open.discard);
@@ -89,7 +97,7 @@ fn every_option_reaches_the_service() {
     assert_eq!(retry.on_error.to_string(), "retry:30");
     assert!(with("--once").once);
     assert_eq!(
-        with("--log trace").log,
+        serve(&format!("{base} --log trace")).log,
         tracing::level_filters::LevelFilter::TRACE
     );
     assert_eq!(with("--queue-size 32768").worker.ops, 1024);
@@ -100,7 +108,7 @@ fn every_option_reaches_the_service() {
 fn several_disks_are_a_stripe() {
     let got = service("cleave serve --fd 3 --disk /a --disk /b --stripe 64k");
     let legs = vec![DiskSpec::Path("/a".into()), DiskSpec::Path("/b".into())];
-    let stripe = |kind| Source::Stripe {
+    let stripe = |kind| Storage::Stripe {
         legs: legs.clone(),
         chunk_bytes: 64 << 10,
         kind,
@@ -225,7 +233,7 @@ fn conventions_work_without_a_subcommand() {
     assert_eq!(got.endpoint, Endpoint::Path("/s".into()));
     assert_eq!(
         got.disk,
-        Source::One(DiskSpec::Path(Path::new("/images/a").into()))
+        Storage::One(DiskSpec::Path(Path::new("/images/a").into()))
     );
     assert!(got.open.read_only);
     assert_eq!(got.session.vrings_max, 64);
@@ -236,7 +244,7 @@ fn conventions_work_without_a_subcommand() {
     // A path that looks like a spec is still a path.
     assert_eq!(
         service("cleave --fd 5 --blk-file ram:1G").disk,
-        Source::One(DiskSpec::Path("ram:1G".into()))
+        Storage::One(DiskSpec::Path("ram:1G".into()))
     );
     match parsed("cleave --print-capabilities") {
         Ok(Action::Print(text)) => assert!(text.contains("\"type\": \"block\""), "{text}"),
@@ -447,16 +455,12 @@ fn options_page_says_what_the_parser_does() {
 
 #[test]
 fn splitting_is_wished_for_or_not() {
-    let split = |more: &str| service(&format!("cleave serve --fd 3 --disk /d {more}")).split;
-    assert_eq!(
-        (split("").split, split("").profile),
-        (SplitOption::Auto, None)
-    );
-    assert_eq!(split("--split off").split, SplitOption::Off);
-    assert!(
-        matches!(split("--split 64K").split, SplitOption::Fixed(size) if size.get() == 64 << 10)
-    );
-    assert_eq!(split("--profile /p").profile, Some("/p".into()));
+    let disk = |more: &str| service(&format!("cleave serve --fd 3 --disk /d {more}")).config;
+    let split = |more: &str| disk(more).split.get();
+    assert_eq!((split(""), disk("").profile), (SplitOption::Auto, None));
+    assert_eq!(split("--split off"), SplitOption::Off);
+    assert!(matches!(split("--split 64K"), SplitOption::Fixed(size) if size.get() == 64 << 10));
+    assert_eq!(disk("--profile /p").profile, Some("/p".into()));
 }
 
 #[test]
@@ -466,7 +470,7 @@ fn every_option_reaches_the_probe() {
         other => panic!("{line}: {other:?}"),
     };
     let plain = probe("/d");
-    assert_eq!(plain.disk, Source::One(DiskSpec::Path("/d".into())));
+    assert_eq!(plain.disk, Storage::One(DiskSpec::Path("/d".into())));
     assert_eq!(probe("/a /b --stripe 64K").disk.specs().len(), 2);
     assert_eq!((plain.depth, plain.direct), (Depth::Quick, Direct::Auto));
     assert_eq!(probe("ram:1M --full").depth, Depth::Full);

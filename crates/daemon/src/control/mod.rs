@@ -6,7 +6,6 @@
 
 mod gather;
 mod metrics;
-pub(crate) mod patch;
 pub(crate) mod quiet;
 pub(crate) mod report;
 mod routes;
@@ -14,11 +13,11 @@ mod serve;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
+use cleave_config::DiskConfig;
 use cleave_session::Remote;
 use cleave_worker::{Device, Prior, Split};
 use serde_json::Value;
@@ -42,6 +41,8 @@ pub(crate) struct DiskStatus {
     endpoint: String,
     /// Vrings that the disk has.
     vrings: u16,
+    /// What the disk is to be; its limits are those of the tuning in force, which a group may change.
+    config: Mutex<DiskConfig>,
     /// The initial state of automatic splitting, for a change to `auto`.
     auto: Split,
     /// The profile that this state comes from.
@@ -66,6 +67,7 @@ impl DiskStatus {
         endpoint: String,
         vrings: u16,
         confinement: Confinement,
+        config: DiskConfig,
     ) -> DiskStatus {
         let auto = match &device.tuning().split {
             // With its profile, if there is one.
@@ -78,7 +80,11 @@ impl DiskStatus {
             endpoint,
             vrings,
             auto,
-            profile: None,
+            profile: config
+                .profile
+                .as_ref()
+                .map(|path| path.display().to_string()),
+            config: Mutex::new(config),
             session: Mutex::new(None),
             sessions: AtomicU64::new(0),
             quiet: Mutex::new(None),
@@ -90,21 +96,15 @@ impl DiskStatus {
         }
     }
 
-    /// It with an id of its own.
+    /// Names the disk `id` instead of after its file.
     pub(crate) fn named(mut self, id: Option<String>) -> DiskStatus {
         self.id = id;
         self
     }
 
-    /// It, telling these of what happens to the disk.
+    /// Sends the disk's events to `events`.
     pub(crate) fn telling(mut self, events: Arc<Events>) -> DiskStatus {
         self.events = events;
-        self
-    }
-
-    /// It, with the profile that it was started with.
-    pub(crate) fn profiled(mut self, profile: Option<&Path>) -> DiskStatus {
-        self.profile = profile.map(|path| path.display().to_string());
         self
     }
 

@@ -1,7 +1,7 @@
 //! The handler of each path and method.
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
@@ -11,15 +11,16 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use cleave_worker::{Limits, Tuning};
+use cleave_config::{Change, DiskConfig, Names, SplitOption};
+use cleave_worker::{Limits, Split, Tuning};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
 use super::DiskStatus;
-use super::patch::{Ground, apply};
 use super::serve::Streaming;
 use crate::problem::{Refusal, answer};
+use crate::tuning;
 
 /// A change takes less, and comes at once.
 const BODY_BYTES_MAX: usize = 16 << 10;
@@ -80,7 +81,9 @@ async fn change(
 ) -> Result<Response, Refusal> {
     status.find(&path)?;
     let body = read_body(body, BODY_BYTES_MAX).await?;
-    status.change(&body)?;
+    let change = Change::from_json(&body);
+    let change = change.map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))?;
+    status.change(&change)?;
     Ok(answer(StatusCode::OK, &status.report()))
 }
 
@@ -167,12 +170,12 @@ pub(crate) async fn not_so() -> Refusal {
 }
 
 impl DiskStatus {
-    /// Puts another tuning in force. Between its reading and this nobody else changes it: all requests are
+    /// Puts a change in force: all of it or nothing. Between its reading and this nobody else changes the tuning: all requests are
     /// carried out on one thread.
-    pub(crate) fn change(&self, body: &[u8]) -> Result<(), Refusal> {
-        let now = self.device.tuning();
-        let tuning = self.judge(body)?;
-        if tuning != *now {
+    pub(crate) fn change(&self, change: &Change) -> Result<(), Refusal> {
+        let (config, tuning) = self.judge(change)?;
+        *self.lock_config() = config;
+        if tuning != *self.device.tuning() {
             self.device.tune(tuning);
             let tuning = serde_json::to_value(self.tuning()).unwrap_or_default();
             self.tell("changed", json!({ "tuning": tuning }));
@@ -194,15 +197,29 @@ impl DiskStatus {
         }
     }
 
-    /// The tuning that a change leads to.
-    pub(crate) fn judge(&self, body: &[u8]) -> Result<Tuning, Refusal> {
-        let ground = Ground {
-            disk: &self.device.disk,
-            vrings: self.vrings,
-            auto: &self.auto,
+    /// The description and the tuning that a change leads to.
+    pub(crate) fn judge(&self, change: &Change) -> Result<(DiskConfig, Tuning), Refusal> {
+        let bad = |why| Refusal(StatusCode::BAD_REQUEST, why);
+        let now = self.device.tuning();
+        let config = self.lock_config().with_limits(now.limits);
+        let config = config.with(change).map_err(bad)?;
+        let split = match config.split.get() {
+            SplitOption::Off => Split::Off,
+            SplitOption::Auto => self.auto.clone(),
+            SplitOption::Fixed(chunk) => {
+                tuning::fixed(chunk, &self.device.disk, Names::Fields).map_err(bad)?
+            }
         };
-        apply(body, &self.device.tuning(), &ground)
-            .map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))
+        let vrings = change.vrings.applied_to(&now.vrings, self.vrings);
+        let tuning = Tuning {
+            vrings: vrings.map_err(bad)?,
+            ..tuning::tuning(&config, split)
+        };
+        Ok((config, tuning))
+    }
+
+    fn lock_config(&self) -> MutexGuard<'_, DiskConfig> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has held requests done again. Returns how many there were.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cleave_config::DiskConfig;
 use cleave_disk::{Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_worker::record::Recording;
 use cleave_worker::splitter::{SplitState, SplitTried};
@@ -31,6 +32,7 @@ pub(super) fn status(disk: Disk, serial: &str) -> Arc<DiskStatus> {
         "/run/a.sock".to_owned(),
         4,
         Confinement::none(),
+        DiskConfig::default(),
     ))
 }
 

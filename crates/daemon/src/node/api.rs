@@ -6,14 +6,13 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, patch, post, put};
+use cleave_config::{Change, DiskConfig};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use super::disks::Node;
 use super::routes;
 use super::snapshot;
-use super::spec::DiskFile;
-use crate::control::patch;
 use crate::control::report::Report;
 use crate::control::{Flushed, Ordered, Quiesced, metrics_only, not_so, quiet};
 use crate::problem::{Problem, answer};
@@ -249,11 +248,10 @@ pub(crate) fn document() -> Value {
             );
         }
     }
-    generator.subschema_for::<DiskFile>();
+    generator.subschema_for::<DiskConfig>();
     generator.subschema_for::<Report>();
     let mut schemas = generator.take_definitions(true);
     schemas.insert("Disk".to_owned(), disk());
-    schemas.insert("Change".to_owned(), change());
     schemas.insert("Event".to_owned(), event());
     json!({
         "openapi": "3.1.0",
@@ -312,10 +310,13 @@ fn content(shape: Shape, generator: &mut SchemaGenerator) -> Value {
             "application/json",
             json!({"type": "array", "items": generator.subschema_for::<routes::Row>()}),
         ),
-        Shape::Change => ("application/json", named("Change")),
+        Shape::Change => (
+            "application/json",
+            generator.subschema_for::<Change>().into(),
+        ),
         Shape::Spec => (
             "application/json",
-            generator.subschema_for::<DiskFile>().into(),
+            generator.subschema_for::<DiskConfig>().into(),
         ),
         Shape::Deleted => (
             "application/json",
@@ -362,34 +363,10 @@ fn disk() -> Value {
     json!({
         "allOf": [{"$ref": "#/components/schemas/Row"}],
         "type": "object",
-        "properties": {"spec": {"$ref": "#/components/schemas/DiskFile"}},
+        "properties": {"spec": {"$ref": "#/components/schemas/DiskConfig"}},
         "required": ["spec"],
         "if": {"properties": {"state": {"const": "serving"}}},
         "then": {"$ref": "#/components/schemas/Report"},
-    })
-}
-
-fn change() -> Value {
-    let field = |name: &&str| {
-        let of_disk = json!({"$ref": format!("#/components/schemas/DiskFile/properties/{name}")});
-        let schema = match *name {
-            "vrings" => json!({
-                "description": "completion by the number of the vring; not kept",
-                "type": "object",
-                "additionalProperties": {"type": ["string", "null"]},
-            }),
-            "on_error" => json!({"anyOf": [{"type": "string"}, of_disk]}),
-            "spin_cpu_total" => json!({"anyOf": [{"type": "null"}, of_disk]}),
-            _ => of_disk,
-        };
-        ((*name).to_owned(), schema)
-    };
-    let properties: Map<_, _> = patch::FIELDS.iter().map(field).collect();
-    json!({
-        "description": "What is to change; `limits` is merged with those in force, and 0 takes one away",
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": false,
     })
 }
 
@@ -425,19 +402,9 @@ mod tests {
     fn the_page_of_the_file_has_each_field() {
         let page = include_str!("../../../../docs/disk-file.md");
         let document = document();
-        let fields = &document["components"]["schemas"]["DiskFile"]["properties"];
+        let fields = &document["components"]["schemas"]["DiskConfig"]["properties"];
         for name in fields.as_object().unwrap().keys() {
             assert!(page.contains(&format!("`{name}`")), "{name}");
-        }
-    }
-
-    /// A change of a field is described by the field of the disk.
-    #[test]
-    fn all_that_can_change_is_a_field_of_a_disk() {
-        let document = document();
-        for name in patch::FIELDS.iter().filter(|name| **name != "vrings") {
-            let field = format!("/components/schemas/DiskFile/properties/{name}");
-            assert!(document.pointer(&field).is_some(), "{name}");
         }
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use cleave_config::{DiskConfig, Names};
 use cleave_disk::DiskSpec;
 use tokio::sync::Semaphore;
 
@@ -14,7 +15,6 @@ use super::groups::Groups;
 use super::kept::{Kept, State};
 use super::open_files::OpenFiles;
 use super::pools::Pools;
-use super::spec::DiskFile;
 use crate::confine::Confinement;
 use crate::control::CONNECTIONS_MAX;
 use crate::disk_server::Order;
@@ -23,7 +23,7 @@ use crate::failure::Failure;
 use crate::path_lock::PathLock;
 use crate::resize::Watches;
 use crate::service::Service;
-use crate::socket::NEW_SOCKET;
+use crate::socket::{Endpoint, NEW_SOCKET};
 
 /// Most disks of a node.
 pub(super) const DISKS_MAX: usize = 1024;
@@ -80,10 +80,9 @@ impl Node {
 
     /// The longest time for which a disk is waited for.
     pub(super) fn stop_deadline(&self) -> Duration {
-        let all = self.all().into_iter();
-        let deadlines = all.filter_map(|kept| {
-            let service = self.service(&kept.id, &kept.file());
-            service.ok().map(|service| service.stop_deadline)
+        let deadlines = self.all().into_iter().map(|kept| {
+            let seconds = kept.file().stop_deadline.get().get();
+            Duration::from_secs(seconds.into())
         });
         deadlines.max().unwrap_or_default()
     }
@@ -162,15 +161,17 @@ impl Node {
     }
 
     /// The service of a disk, or what is wrong with it.
-    pub(super) fn service(&self, id: &str, file: &DiskFile) -> Result<Service, String> {
-        let mut service = file.service(&self.socket(id), &self.control)?;
+    pub(super) fn service(&self, id: &str, file: &DiskConfig) -> Result<Service, String> {
+        let endpoint = Endpoint::Path(self.socket(id));
+        let service = Service::new(file.clone(), endpoint, Names::Fields);
+        let mut service = service.map_err(|failure| failure.to_string())?;
         if !self.ceph && service.disk.needs_ceph() {
             return Err(format!(
                 "disk: {} needs librbd, which only a node with --ceph loads: start the node with --ceph",
-                file.disk.join(" ")
+                service.disk.line()
             ));
         }
-        self.pools.assign(file, &mut service)?;
+        self.pools.assign(&mut service)?;
         Ok(service)
     }
 
@@ -199,7 +200,7 @@ impl Node {
         let others = self.all().into_iter();
         let mut others = others.filter(|other| other.id != id && other.is_serving());
         others.find_map(|other| {
-            let is_shared = is_read_only && other.file().read_only == Some(true);
+            let is_shared = is_read_only && other.file().read_only;
             let path = own.shared_with(&other.files()).filter(|_| !is_shared)?;
             Some((path.to_owned(), other.id.clone()))
         })

@@ -5,12 +5,12 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use super::id::is_id;
-use super::spec::{DiskFile, FILE_BYTES_MAX};
+use cleave_config::{DiskConfig, FILE_BYTES_MAX, WrittenSpec, is_id};
+
 use crate::failure::Failure;
 
 /// The id of a disk, and its file or what is wrong with that.
-pub(super) type Found = (String, Result<DiskFile, String>);
+pub(super) type Found = (String, Result<DiskConfig, String>);
 
 /// The folder of the files.
 #[derive(Debug, Clone)]
@@ -51,7 +51,7 @@ impl Files {
     }
 
     /// Keeps a disk. When this returns, it survives a loss of power.
-    pub(super) fn write(&self, id: &str, file: &DiskFile) -> io::Result<()> {
+    pub(super) fn write(&self, id: &str, file: &DiskConfig) -> io::Result<()> {
         let text = file.to_toml().map_err(io::Error::other)?;
         if text.len() as u64 > FILE_BYTES_MAX {
             // It would not be read again.
@@ -73,8 +73,8 @@ impl Files {
     }
 
     /// Notes that a disk has been opened, with these files and devices, before a guest can write to it.
-    pub(super) fn note_opened(&self, id: &str, disk: &[String]) {
-        let noted = self.replace(&self.note(id), &format!(".{id}.opened~"), &disk.join("\n"));
+    pub(super) fn note_opened(&self, id: &str, disk: &[WrittenSpec]) {
+        let noted = self.replace(&self.note(id), &format!(".{id}.opened~"), &lines(disk));
         if let Err(error) = noted {
             tracing::warn!(
                 "{id}: cannot note in the folder of --state that it was opened: {error}; if its guest writes what looks like an image \
@@ -84,8 +84,8 @@ impl Files {
     }
 
     /// Returns true if [`note_opened`](Files::note_opened) was called for a disk that is there since then.
-    pub(super) fn was_opened(&self, id: &str, disk: &[String]) -> bool {
-        fs::read(self.note(id)).is_ok_and(|noted| noted == disk.join("\n").as_bytes())
+    pub(super) fn was_opened(&self, id: &str, disk: &[WrittenSpec]) -> bool {
+        fs::read(self.note(id)).is_ok_and(|noted| noted == lines(disk).as_bytes())
     }
 
     /// Makes or replaces a file of a disk. `beside`: the name that it has until it is whole.
@@ -115,7 +115,13 @@ impl Files {
     }
 }
 
-fn read(path: &Path) -> Result<DiskFile, String> {
+/// The specs of a disk, a line each.
+fn lines(disk: &[WrittenSpec]) -> String {
+    let lines: Vec<String> = disk.iter().map(ToString::to_string).collect();
+    lines.join("\n")
+}
+
+fn read(path: &Path) -> Result<DiskConfig, String> {
     let named = |why: String| format!("{}: {why}: correct or remove it", path.display());
     let text = fs::metadata(path).and_then(|found| match found.len() {
         // A pipe would have its reader wait for ever, and a device may have no end.
@@ -124,7 +130,7 @@ fn read(path: &Path) -> Result<DiskFile, String> {
         _ => Err(io::Error::other("it is too long")),
     });
     let text = text.map_err(|error| named(error.to_string()))?;
-    DiskFile::from_toml(&text).map_err(named)
+    DiskConfig::from_toml(&text).map_err(named)
 }
 
 #[cfg(test)]
@@ -135,9 +141,9 @@ mod tests {
     fn a_file_is_written_only_if_it_can_be_read_again() {
         let folder = tempfile::tempdir().unwrap();
         let files = Files::open(folder.path()).unwrap();
-        let of = |disk: String| DiskFile {
-            disk: vec![disk],
-            ..DiskFile::default()
+        let of = |disk: String| DiskConfig {
+            disk: vec![disk.parse().unwrap()],
+            ..DiskConfig::default()
         };
         // Longer in the file than in the body of a request.
         let [short, long] = [1, 12_000].map(|count| of("\u{7f}".repeat(count)));

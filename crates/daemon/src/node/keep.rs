@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use cleave_config::DiskConfig;
 use cleave_disk::{Content, Disk};
 use cleave_sandbox::Role;
 use cleave_session::Offload;
@@ -18,13 +19,13 @@ use super::disks::Node;
 use super::folder;
 use super::kept::{Kept, State};
 use super::open_files::OpenFiles;
-use super::spec::DiskFile;
 use crate::disk_server::{self, DiskServer, Naming, Order};
 use crate::failure::Failure;
 use crate::path_lock::{Left, PathLock};
 use crate::resize::{Watch, Watches};
 use crate::service::Service;
 use crate::socket::{self, Door};
+use crate::source;
 
 /// Pauses between two attempts to open a disk: the first, and the longest.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -54,8 +55,8 @@ enum Wanted {
 pub(super) fn begin(
     node: &Arc<Node>,
     id: &str,
-    file: DiskFile,
-    written: Option<DiskFile>,
+    file: DiskConfig,
+    written: Option<DiskConfig>,
 ) -> Arc<Kept> {
     let needs = node
         .service(id, &file)
@@ -86,7 +87,7 @@ async fn keep(node: Arc<Node>, kept: Arc<Kept>, mut orders: mpsc::Receiver<Order
             Ok(serving) => {
                 let lost = serve(&node, &kept, serving, &mut orders).await;
                 // Containers that have the folder of a disk mounted find the socket there again after a restart.
-                if !kept.file().is_persistent() {
+                if !kept.file().persistent.get().0 {
                     node.remove_folder(&kept.id);
                 }
                 enter(&node, &kept, State::Ended(lost));
@@ -169,7 +170,7 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
     let thread = thread::Builder::new().name("open".to_owned());
     let runtime = Handle::current();
     let held = opener.0.clone();
-    let slow = service.disk.slow();
+    let slow = source::slow(&service.disk);
     let (node, id) = (node.clone(), kept.id.clone());
     let spawned = thread.spawn(move || {
         let _opener = held;
@@ -184,7 +185,7 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
             let _ = reply.send(Err(in_use(&path, &user)));
             return;
         }
-        let is_persistent = file.is_persistent();
+        let is_persistent = file.persistent.get().0;
         let is_noted = is_persistent && comes_back && node.files.was_opened(&id, &file.disk);
         if was_opened || is_noted {
             service.open.content = Content::Guest;
@@ -250,11 +251,11 @@ fn in_use(path: &Path, user: &str) -> Failure {
 fn open_here(
     folder: PathBuf,
     (mut service, files): (Service, OpenFiles),
-    file: &DiskFile,
+    file: &DiskConfig,
     watches: &Watches,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Opened, Failure> {
-    let mode = file.socket_mode().map_err(Failure::input)?;
+    let mode = file.socket_mode.get().bits();
     let group = file.socket_group.as_deref();
     let group = group.map(|group| socket::group_number("socket_group", group));
     let group = folder::make(&folder, group.transpose()?, mode)?;
@@ -286,9 +287,7 @@ fn start(node: &Node, kept: &Arc<Kept>, mut opened: Opened) -> Result<Serving, F
     let file = kept.file();
     let group = file.limit_group();
     // Those of its group may have changed while it was opened.
-    if let Ok(now) = node.service(&kept.id, &file) {
-        opened.service.tuning.limits = now.tuning.limits;
-    }
+    opened.service.tuning.limits = file.limits.get().values;
     let is_used = |other: &Arc<Kept>| matches!(other.state(), State::Serving(_) | State::Ending);
     let has_group = node.others_of_group(kept).iter().any(is_used);
     opened.service.limit_group = group.map(|name| match has_group {
@@ -309,7 +308,7 @@ fn start(node: &Node, kept: &Arc<Kept>, mut opened: Opened) -> Result<Serving, F
         naming,
         opened.watch,
         // The process is confined already.
-        |_, _, watch| Ok((node.confinement.clone(), watch)),
+        |_, watch| Ok((node.confinement.clone(), watch)),
     )?;
     Ok(Serving {
         server,

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use cleave_config::DiskConfig;
 use tokio::sync::{mpsc, watch};
 
 use super::open_files::OpenFiles;
-use super::spec::DiskFile;
 use crate::control::DiskStatus;
 use crate::disk_server::Order;
 
@@ -18,9 +18,9 @@ const ORDERS_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) id: String,
-    file: Mutex<DiskFile>,
+    file: Mutex<DiskConfig>,
     /// The content of its file in the state folder. `None`: the file has not been written yet.
-    written: Mutex<Option<DiskFile>>,
+    written: Mutex<Option<DiskConfig>>,
     /// Why the disk has ended and is still in the list: its file could not be removed.
     leftover: Mutex<Option<String>>,
     files: Mutex<OpenFiles>,
@@ -65,8 +65,8 @@ impl Kept {
     /// A disk that is about to be opened, and its orders. `written`: the content of its file, if there is one.
     pub(super) fn new(
         id: &str,
-        file: DiskFile,
-        written: Option<DiskFile>,
+        file: DiskConfig,
+        written: Option<DiskConfig>,
         descriptors: u64,
     ) -> (Arc<Kept>, mpsc::Receiver<Order>) {
         let (orders, taken) = mpsc::channel(ORDERS_MAX);
@@ -117,26 +117,26 @@ impl Kept {
     }
 
     /// The file that describes it.
-    pub(super) fn file(&self) -> DiskFile {
+    pub(super) fn file(&self) -> DiskConfig {
         self.lock_file().clone()
     }
 
-    pub(super) fn set_file(&self, file: DiskFile) {
+    pub(super) fn set_file(&self, file: DiskConfig) {
         *self.lock_file() = file;
     }
 
     /// The content of its file in the state folder, if that has been written.
-    pub(super) fn written(&self) -> Option<DiskFile> {
+    pub(super) fn written(&self) -> Option<DiskConfig> {
         self.lock_written().clone()
     }
 
-    pub(super) fn set_written(&self, file: DiskFile) {
+    pub(super) fn set_written(&self, file: DiskConfig) {
         *self.lock_written() = Some(file);
     }
 
     /// Returns true if the node has a file of it that brings it back with the next start.
     pub(super) fn has_file(&self) -> bool {
-        let is_persistent = |file: DiskFile| file.is_persistent();
+        let is_persistent = |file: DiskConfig| file.persistent.get().0;
         self.is_unread || self.written().is_some_and(is_persistent)
     }
 
@@ -171,11 +171,11 @@ impl Kept {
         self.is_unread || matches!(&*self.state.borrow(), State::Ended(_))
     }
 
-    fn lock_written(&self) -> MutexGuard<'_, Option<DiskFile>> {
+    fn lock_written(&self) -> MutexGuard<'_, Option<DiskConfig>> {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_file(&self) -> MutexGuard<'_, DiskFile> {
+    fn lock_file(&self) -> MutexGuard<'_, DiskConfig> {
         self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

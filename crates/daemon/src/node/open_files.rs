@@ -4,9 +4,8 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+use cleave_config::Storage;
 use cleave_disk::DiskSpec;
-
-use crate::source::Source;
 
 /// The files and devices of a disk, by what tells each from all others. They are looked at when the disk is opened, because a look at
 /// the file of another disk may wait for a server that is silent.
@@ -14,7 +13,7 @@ use crate::source::Source;
 pub(super) struct OpenFiles(Vec<(PathBuf, (u64, u64))>);
 
 impl OpenFiles {
-    pub(super) fn of(disk: &Source) -> OpenFiles {
+    pub(super) fn of(disk: &Storage) -> OpenFiles {
         let paths = disk.specs().iter().filter_map(DiskSpec::path);
         let identity = |path: &Path| {
             let found = fs::metadata(path).ok()?;

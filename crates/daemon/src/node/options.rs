@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use cleave_config::{CpuList, is_id};
 use tracing::level_filters::LevelFilter;
 
-use super::id::is_id;
 use crate::cli::MetricsOptions;
-use crate::cpus::CpuList;
 
 /// Longest name of a pool.
 const NAME_CHARS_MAX: usize = 32;
@@ -45,7 +44,7 @@ impl FromStr for PoolSpec {
         };
         if name.len() > NAME_CHARS_MAX || !is_id(name) {
             return Err(format!(
-                "'{name}' is no name: write at most {NAME_CHARS_MAX} letters, digits, '_', '.' and '-'"
+                "'{name}' is not a name: write at most {NAME_CHARS_MAX} letters, digits, '_', '.' and '-'"
             ));
         }
         let CpuList(cpus) = list.parse()?;

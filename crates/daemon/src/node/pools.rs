@@ -3,17 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use cleave_config::Storage;
 use cleave_disk::DiskSpec;
 use cleave_sandbox::Role;
 use cleave_worker::Pool;
 
 use super::options::PoolSpec;
-use super::spec::DiskFile;
 use crate::confine::Confinement;
 use crate::cpus;
 use crate::failure::Failure;
 use crate::service::Service;
-use crate::source::Source;
 
 /// The pools by their names.
 #[derive(Debug, Default)]
@@ -35,19 +34,13 @@ impl Pools {
         Ok(Pools(pools))
     }
 
-    /// Has a disk's service use the pool that its file names.
-    pub(super) fn assign(&self, file: &DiskFile, service: &mut Service) -> Result<(), String> {
-        let Some(name) = &file.pool else {
+    /// Has a disk's service use the pool that its description names.
+    pub(super) fn assign(&self, service: &mut Service) -> Result<(), String> {
+        let Some(name) = &service.config.pool else {
             return Ok(());
         };
         let pool = self.0.get(name).ok_or_else(|| self.unknown(name))?;
-        let own = [("workers", &file.workers), ("cpus", &file.cpus)];
-        if let Some((field, _)) = own.iter().find(|(_, value)| value.is_some()) {
-            return Err(format!(
-                "pool: a disk in a pool has no threads of its own: leave {field} out"
-            ));
-        }
-        if matches!(&service.disk, Source::One(DiskSpec::Model(_))) {
+        if matches!(&service.disk, Storage::One(DiskSpec::Model(_))) {
             return Err(
                 "pool: a modelled disk keeps a thread busy with its own clock: leave pool out"
                     .to_owned(),
@@ -106,8 +99,8 @@ mod tests {
     fn a_pool_that_cannot_be_is_refused_in_a_line() {
         let rows: [(&[&str], &str); 11] = [
             (&["fast"], "NAME=CPUS"),
-            (&["=0"], "no name"),
-            (&["a b=0"], "no name"),
+            (&["=0"], "not a name"),
+            (&["a b=0"], "not a name"),
             (&["fast="], "write a list"),
             (&["fast=x"], "write a list"),
             (&["fast=3-1"], "backwards"),

@@ -1,6 +1,5 @@
 //! The paths of a node's interface.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +9,8 @@ use axum::body::Body;
 use axum::extract::State as Shared;
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
+use cleave_config::{Change, DiskConfig, ID_CHARS_MAX, is_id};
+use cleave_worker::Limits;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -18,9 +19,7 @@ use tokio::time::timeout;
 
 use super::aside::aside;
 use super::disks::{DISKS_MAX, Node, descriptors_needed};
-use super::id::{ID_CHARS_MAX, is_id};
 use super::kept::{Kept, State};
-use super::spec::DiskFile;
 use super::{keep, snapshot};
 use crate::control::{
     DiskId, DiskStatus, Streaming, merged_metrics, metrics_of, metrics_of_state, read_body,
@@ -101,11 +100,11 @@ pub(super) async fn add_disk(
     }
     let body = read_body(body, BODY_BYTES_MAX).await?;
     let bad = |why| Refusal(StatusCode::BAD_REQUEST, why);
-    let file = DiskFile::from_json(&body).map_err(bad)?;
+    let file = DiskConfig::from_json(&body).map_err(bad)?;
     apart(async move { add(&node, &id, file).await }).await
 }
 
-async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
+async fn add(node: &Arc<Node>, id: &str, file: DiskConfig) -> Answer {
     let before = node.find(id).filter(|before| before.is_replaceable());
     let (kept, is_new) = admit(node, id, file)?;
     if !is_new {
@@ -127,14 +126,11 @@ async fn add(node: &Arc<Node>, id: &str, file: DiskFile) -> Answer {
     let has_joined = matches!(state, State::Serving(_) | State::Ending);
     if is_new && (has_joined || node.stays(&kept)) {
         let others = node.others_of_group(&kept);
-        let own = kept.file().limit_values();
-        let of_group = others.iter().map(|kept| kept.file().limit_values());
-        let values = [own]
-            .into_iter()
-            .chain(of_group)
-            .find(|values| !values.is_empty());
+        let of_group = std::iter::once(&kept).chain(&others);
+        let mut values = of_group.map(|kept| kept.file().limits.get().values);
+        let values = values.find(|values| *values != Limits::default());
         // Also if it does not stay: they are in force.
-        share_limits(node, &kept, &values.unwrap_or_default()).await;
+        share_limits(node, &kept, values.unwrap_or_default()).await;
     }
     // A file that is written now would bring back a disk that was deleted.
     if !node.stays(&kept) {
@@ -157,13 +153,13 @@ fn removed(id: &str) -> Refusal {
     Refusal(StatusCode::CONFLICT, why)
 }
 
-/// Takes a new disk in; one that is there must be the same. Whether it is new.
-fn admit(node: &Arc<Node>, id: &str, file: DiskFile) -> Result<(Arc<Kept>, bool), Refusal> {
+/// Takes a new disk in, if there is none of its id; else that one must be the same. Returns true if it is new.
+fn admit(node: &Arc<Node>, id: &str, file: DiskConfig) -> Result<(Arc<Kept>, bool), Refusal> {
     let service = node.service(id, &file);
     let service = service.map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))?;
     let mut disks = node.lock();
     if let Some(kept) = disks.get(id).filter(|kept| !kept.is_replaceable()) {
-        return match kept.file().difference(&file) {
+        return match difference(&kept.file(), &file) {
             None => Ok((kept.clone(), false)),
             Some(field) => Err(Refusal(
                 StatusCode::CONFLICT,
@@ -191,24 +187,37 @@ fn admit(node: &Arc<Node>, id: &str, file: DiskFile) -> Result<(Arc<Kept>, bool)
     Ok((kept, true))
 }
 
+/// The name of a field in which a disk that is there is not as a request wants it. A request that names a group alone takes
+/// whatever limits the group has.
+fn difference(now: &DiskConfig, wanted: &DiskConfig) -> Option<&'static str> {
+    let names_group_alone = wanted.limits.get().values == Limits::default()
+        && wanted
+            .limit_group()
+            .is_some_and(|group| now.limit_group() == Some(group));
+    match names_group_alone {
+        true => now.difference(&wanted.with_limits(now.limits.get().values)),
+        false => now.difference(wanted),
+    }
+}
+
 /// Gives a disk that names only a group the limits of the others. They have limits even while none of them is served.
 fn with_limits_of_group<'a>(
-    file: DiskFile,
+    file: DiskConfig,
     mut others: impl Iterator<Item = &'a Arc<Kept>>,
-) -> DiskFile {
+) -> DiskConfig {
     let Some(group) = file
         .limit_group()
-        .filter(|_| file.limit_values().is_empty())
+        .filter(|_| file.limits.get().values == Limits::default())
     else {
         return file;
     };
     let values = others.find_map(|other| {
         let other = other.file();
-        let values = other.limit_values();
-        (other.limit_group() == Some(group) && !values.is_empty()).then_some(values)
+        let values = other.limits.get().values;
+        (other.limit_group() == Some(group) && values != Limits::default()).then_some(values)
     });
     match values {
-        Some(values) => file.with_limits(&values),
+        Some(values) => file.with_limits(values),
         None => file,
     }
 }
@@ -230,7 +239,7 @@ async fn write_new(
 }
 
 /// Writes the file of a disk that is kept.
-async fn write(node: &Node, kept: &Kept, file: DiskFile) -> io::Result<()> {
+async fn write(node: &Node, kept: &Kept, file: DiskConfig) -> io::Result<()> {
     let (files, id, written) = (node.files.clone(), kept.id.clone(), file.clone());
     let was_opened = kept.was_opened();
     let write = move || {
@@ -241,7 +250,7 @@ async fn write(node: &Node, kept: &Kept, file: DiskFile) -> io::Result<()> {
         }
         Ok(())
     };
-    match written.is_persistent() {
+    match written.persistent.get().0 {
         true => aside("state", write).await?,
         // One that could not be read may be there.
         false => {
@@ -264,17 +273,17 @@ async fn change_kept(node: &Node, id: &str, body: &[u8]) -> Answer {
     let kept = find(node, id)?;
     let status = served(node, id)?;
     let bad = |why| Refusal(StatusCode::BAD_REQUEST, why);
-    status.judge(body)?;
-    let changed = kept.file().changed(body).map_err(bad)?;
-    // One that the options refuse could not be opened when the node starts again.
+    let change = Change::from_json(body).map_err(bad)?;
+    let changed = kept.file().with(&change).map_err(bad)?;
+    // One that is refused here could not be opened when the node starts again.
     node.service(id, &changed).map_err(bad)?;
-    status.change(body)?;
+    status.change(&change)?;
     kept.set_file(changed.clone());
     let written = match kept.written().as_ref() != Some(&changed) {
         true => write(node, &kept, changed).await,
         false => Ok(()),
     };
-    share_limits(node, &kept, &kept.file().limit_values()).await;
+    share_limits(node, &kept, kept.file().limits.get().values).await;
     written.map_err(|error| {
         let why = format!(
             "changed until the disk is opened again, but its file cannot be written: {error}: see to the folder of --state"
@@ -286,7 +295,7 @@ async fn change_kept(node: &Node, id: &str, body: &[u8]) -> Answer {
 
 /// Keeps the limits of a disk for the others of its group too, so that they come back the same whichever comes back last; and puts
 /// them in force, which a disk that is still being opened has not done.
-async fn share_limits(node: &Node, kept: &Arc<Kept>, values: &BTreeMap<String, u64>) {
+async fn share_limits(node: &Node, kept: &Arc<Kept>, values: Limits) {
     if kept.file().limit_group().is_none() {
         return;
     }
@@ -294,9 +303,8 @@ async fn share_limits(node: &Node, kept: &Arc<Kept>, values: &BTreeMap<String, u
     for kept in others.iter().chain([kept]) {
         let file = kept.file().with_limits(values);
         kept.set_file(file.clone());
-        if let (State::Serving(status), Ok(service)) = (kept.state(), node.service(&kept.id, &file))
-        {
-            status.limit(service.tuning.limits);
+        if let State::Serving(status) = kept.state() {
+            status.limit(values);
         }
         // The request that adds a disk writes its file, if the disk can be opened.
         let is_due = kept
@@ -486,8 +494,12 @@ fn row(node: &Node, kept: &Kept) -> Row {
         id: kept.id.clone(),
         state: state.name(),
         socket: node.socket(&kept.id).display().to_string(),
-        name: file.disk.first().cloned().unwrap_or_default(),
-        serial: file.serial,
+        name: file
+            .disk
+            .first()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
+        serial: file.serial.written().map(ToString::to_string),
         size_bytes: 0,
         connected: false,
         error: None,
@@ -517,7 +529,8 @@ fn full(node: &Node, kept: &Kept) -> Value {
     if let Ok(Value::Object(row)) = serde_json::to_value(row(node, kept)) {
         all.extend(row);
     }
-    all.insert("spec".to_owned(), Value::Object(kept.file().fields()));
+    let spec = serde_json::to_value(kept.file()).unwrap_or_default();
+    all.insert("spec".to_owned(), spec);
     Value::Object(all)
 }
 

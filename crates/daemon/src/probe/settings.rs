@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cleave_config::Storage;
 use cleave_disk::Direct;
-
-use crate::source::Source;
 
 /// Options of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Probe {
-    pub(crate) disk: Source,
+    pub(crate) disk: Storage,
     pub(crate) depth: Depth,
     pub(crate) writes: bool,
     pub(crate) destructive: bool,

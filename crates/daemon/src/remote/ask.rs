@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use serde_json::{Map, Value};
+use cleave_config::{Change, DiskConfig};
+use serde_json::Value;
 
 /// A command.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,13 +15,13 @@ pub(crate) struct Remote {
     pub(crate) ask: Ask,
 }
 
-/// A request to the node. Texts are names of disks; maps are fields of a disk's file.
+/// A request to the node. Texts are names of disks.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Ask {
-    Add(String, Map<String, Value>),
+    Add(String, Box<DiskConfig>),
     List,
     Show(String),
-    Set(String, Map<String, Value>),
+    Set(String, Box<Change>),
     /// `POST` to this part of the disk, with this body; null: none.
     Order(String, &'static str, Value),
     /// With this mode.

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::Serialize;
 use serde_json::Value;
 
 use super::ask::Ask;
@@ -148,10 +149,10 @@ impl Answer {
 fn request(ask: &Ask) -> (&'static str, String, String) {
     let disk = |id: &str| format!("/v1/disks/{}", encoded(id));
     match ask {
-        Ask::Add(id, fields) => ("PUT", disk(id), Value::from(fields.clone()).to_string()),
+        Ask::Add(id, config) => ("PUT", disk(id), body_of(config)),
         Ask::List => ("GET", "/v1/disks".to_owned(), String::new()),
         Ask::Show(id) => ("GET", disk(id), String::new()),
-        Ask::Set(id, fields) => ("PATCH", disk(id), Value::from(fields.clone()).to_string()),
+        Ask::Set(id, change) => ("PATCH", disk(id), body_of(change)),
         Ask::Order(id, what, body) => {
             let body = match body {
                 Value::Null => String::new(),
@@ -162,6 +163,11 @@ fn request(ask: &Ask) -> (&'static str, String, String) {
         Ask::Remove(id, mode) => ("DELETE", format!("{}?mode={mode}", disk(id)), String::new()),
         Ask::Events => ("GET", "/v1/events".to_owned(), String::new()),
     }
+}
+
+/// A description, or a change of it. Its names are texts and its numbers finite, so it can always be written.
+fn body_of(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
 }
 
 /// Why nothing was heard.

@@ -1,10 +1,10 @@
-//! The ids of the disks of a node.
+//! The names of disks and of groups of disks.
 
-/// Longest id.
-pub(super) const ID_CHARS_MAX: usize = 64;
+/// Most characters of an id.
+pub const ID_CHARS_MAX: usize = 64;
 
 /// Returns true if a disk may be called so: an id is the name of a folder and a part of a path.
-pub(crate) fn is_id(id: &str) -> bool {
+pub fn is_id(id: &str) -> bool {
     id.len() <= ID_CHARS_MAX
         && id.starts_with(|first: char| first.is_ascii_alphanumeric())
         && id

@@ -1,0 +1,185 @@
+//! Settings of a few words.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+use serde::{Deserialize, Serialize};
+
+use super::text::{Text, shown};
+
+/// Whether a completed write may still be in a cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Cache {
+    /// It is durable when the guest flushes.
+    #[default]
+    Writeback,
+    /// It is durable.
+    Writethrough,
+}
+
+/// Whether something is done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum When {
+    /// Always.
+    On,
+    /// Never.
+    Off,
+    /// Where it can be.
+    #[default]
+    Auto,
+}
+
+/// How a worker waits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Wait {
+    /// It sleeps.
+    Interrupt,
+    /// It spins.
+    Poll,
+    /// It does what pays.
+    #[default]
+    Adaptive,
+}
+
+/// A setting that is on or off, and `DEFAULT` if it is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Switch<const DEFAULT: bool>(bool);
+
+impl<const DEFAULT: bool> Switch<DEFAULT> {
+    /// Returns true if it is on.
+    pub const fn is_on(self) -> bool {
+        self.0
+    }
+}
+
+impl<const DEFAULT: bool> Default for Switch<DEFAULT> {
+    fn default() -> Switch<DEFAULT> {
+        Switch(DEFAULT)
+    }
+}
+
+impl<const DEFAULT: bool> ValueEnum for Switch<DEFAULT> {
+    fn value_variants<'a>() -> &'a [Switch<DEFAULT>] {
+        &[Switch(true), Switch(false)]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(if self.0 { "on" } else { "off" }))
+    }
+}
+
+/// The names of all words of a type.
+fn names<T: ValueEnum>() -> Vec<String> {
+    let each = T::value_variants().iter();
+    each.map(name).collect()
+}
+
+fn name<T: ValueEnum>(word: &T) -> String {
+    let value = word.to_possible_value();
+    value.map_or(String::new(), |value| value.get_name().to_owned())
+}
+
+fn parse<T: ValueEnum + Clone>(text: &str) -> Result<T, String> {
+    T::from_str(text, false).map_err(|_| {
+        format!(
+            "{:?} is not one of {}",
+            shown(text),
+            names::<T>().join(", ")
+        )
+    })
+}
+
+/// Reads, shows and describes a type as one of its words.
+macro_rules! as_word {
+    ([$($parameters:tt)*] $type:ty, $name:literal) => {
+        impl<$($parameters)*> FromStr for $type {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                parse(text)
+            }
+        }
+
+        impl<$($parameters)*> fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&name(self))
+            }
+        }
+
+        impl<$($parameters)*> Text for $type {
+            const EXPECTED: &'static str = "a word";
+
+            fn words() -> Vec<PossibleValue> {
+                let each = Self::value_variants().iter();
+                each.filter_map(ValueEnum::to_possible_value).collect()
+            }
+        }
+
+        as_text!([$($parameters)*] $type);
+
+        described!([$($parameters)*] $type, $name, {"type": "string", "enum": names::<Self>()});
+    };
+}
+
+as_word!([] Cache, "Cache");
+as_word!([] When, "When");
+as_word!([] Wait, "Wait");
+as_word!([const DEFAULT: bool] Switch<DEFAULT>, "Switch");
+
+impl From<When> for cleave_disk::Direct {
+    fn from(when: When) -> cleave_disk::Direct {
+        match when {
+            When::On => cleave_disk::Direct::On,
+            When::Off => cleave_disk::Direct::Off,
+            When::Auto => cleave_disk::Direct::Auto,
+        }
+    }
+}
+
+impl From<Wait> for cleave_worker::Completion {
+    fn from(wait: Wait) -> cleave_worker::Completion {
+        match wait {
+            Wait::Interrupt => cleave_worker::Completion::Interrupt,
+            Wait::Poll => cleave_worker::Completion::Poll,
+            Wait::Adaptive => cleave_worker::Completion::Adaptive,
+        }
+    }
+}
+
+/// Whether a disk comes back when its node starts again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Persistent(pub bool);
+
+impl Default for Persistent {
+    fn default() -> Persistent {
+        Persistent(true)
+    }
+}
+
+impl fmt::Display for Persistent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Persistent {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Persistent, String> {
+        let parsed = text.parse().map(Persistent);
+        parsed.map_err(|_| format!("{:?} is not one of true, false", shown(text)))
+    }
+}
+
+impl Text for Persistent {
+    const EXPECTED: &'static str = "true or false";
+
+    fn words() -> Vec<PossibleValue> {
+        ["true", "false"].map(PossibleValue::new).to_vec()
+    }
+}
+
+described!([] Persistent, "Persistent", {"type": "boolean"});
