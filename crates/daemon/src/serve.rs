@@ -14,7 +14,7 @@ use tracing::level_filters::LevelFilter;
 
 use crate::cli::MetricsOptions;
 use crate::confine::{self, Confinement, OneDiskProcess};
-use crate::control::{CONNECTIONS_MAX, Server};
+use crate::control::{self, CONNECTIONS_MAX, Server};
 use crate::disk_server::{self, DiskServer, Naming, Order, SizeAsker};
 use crate::failure::Failure;
 use crate::log;
@@ -192,8 +192,9 @@ async fn control(
     let name = disk.name().to_owned();
     let deadline = serve.service.stop_deadline();
     let mut server = DiskServer::new(serve.service, disk, &door, naming, watch, confine)?;
-    let control = opened.map(|socket| Server::start(socket, server.status().router()));
-    let metrics = metrics.map(|socket| Server::start(socket, server.status().metrics_router()));
+    let control = opened.map(|socket| Server::start(socket, control::router(server.status())));
+    let metrics =
+        metrics.map(|socket| Server::start(socket, control::metrics_router(server.status())));
     server.add_control([control.transpose()?, metrics.transpose()?]);
     server.serve_connected(&door)?;
     manager.watch();

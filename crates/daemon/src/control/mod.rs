@@ -15,21 +15,33 @@ mod tests;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
-use axum::Router;
 use cleave_config::DiskConfig;
 use cleave_session::Remote;
 use cleave_worker::{Device, Prior, Split};
 use serde_json::Value;
 use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
 
 use crate::confine::Confinement;
 use crate::events::Events;
 
 pub(crate) use metrics::{merged as merged_metrics, state_of as metrics_of_state};
 pub(crate) use quiet::{Flushed, Quiesced};
-pub(crate) use routes::{DiskId, Ordered, metrics_of, metrics_only, not_so, read_body};
+pub(crate) use routes::{
+    DiskId, Ordered, metrics_of, metrics_only, metrics_router, not_so, read_body, router,
+};
 pub(crate) use serve::{CONNECTIONS_MAX, Server, Streaming};
+
+/// Why and until when the disk takes no requests.
+#[derive(Debug)]
+struct Quiet {
+    name: String,
+    until: Instant,
+    /// Ends it then.
+    timer: AbortHandle,
+}
 
 /// The state that the control interface shows: the disk, and the current session.
 #[derive(Debug)]
@@ -50,7 +62,7 @@ pub(crate) struct DiskStatus {
     session: Mutex<Option<Remote>>,
     sessions: AtomicU64,
     /// The disk takes no requests.
-    quiet: Mutex<Option<quiet::Quiet>>,
+    quiet: Mutex<Option<Quiet>>,
     /// It is served no more, and takes no quiet. Changed while `quiet` is locked.
     has_ended: AtomicBool,
     /// For the thread that flushes the disk.
@@ -111,16 +123,6 @@ impl DiskStatus {
     /// Tells of an event.
     pub(crate) fn tell(&self, event: &str, more: Value) {
         self.events.tell(&self.id(), event, more);
-    }
-
-    /// All paths of the interface of this disk alone.
-    pub(crate) fn router(self: Arc<DiskStatus>) -> Router {
-        routes::router(self)
-    }
-
-    /// The path of the metrics alone.
-    pub(crate) fn metrics_router(self: Arc<DiskStatus>) -> Router {
-        routes::metrics_router(self)
     }
 
     /// A session has begun.

@@ -15,9 +15,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{SemaphorePermit, oneshot};
-use tokio::task::{AbortHandle, Id};
+use tokio::task::Id;
 
-use super::DiskStatus;
+use super::{DiskStatus, Quiet};
 use crate::problem::Refusal;
 
 /// How long a disk stays quiesced if the operator does not say, and the longest. Guests warn of tasks that hang after 120 s.
@@ -71,15 +71,6 @@ pub(crate) struct Resumed {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Flushed {
     took_ms: f64,
-}
-
-/// Why and until when the disk takes no requests.
-#[derive(Debug)]
-pub(super) struct Quiet {
-    name: String,
-    until: Instant,
-    /// Ends it then.
-    timer: AbortHandle,
 }
 
 impl DiskStatus {

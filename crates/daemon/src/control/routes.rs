@@ -30,7 +30,7 @@ const BODY_TIME: Duration = Duration::from_secs(5);
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// All paths.
-pub(super) fn router(status: Arc<DiskStatus>) -> Router {
+pub(crate) fn router(status: Arc<DiskStatus>) -> Router {
     Router::new()
         .route("/v1/disks", get(disks))
         .route("/v1/disks/{id}", get(disk).patch(change))
@@ -46,7 +46,7 @@ pub(super) fn router(status: Arc<DiskStatus>) -> Router {
 }
 
 /// The metrics alone.
-pub(super) fn metrics_router(status: Arc<DiskStatus>) -> Router {
+pub(crate) fn metrics_router(status: Arc<DiskStatus>) -> Router {
     metrics_only(Router::new().route("/metrics", get(metrics))).with_state(status)
 }
 
