@@ -17,7 +17,7 @@ use crate::values::words::Wait;
 
 /// A setting that can change while the disk is served.
 pub trait Setting: Sized {
-    /// What a change says of it.
+    /// The form that the setting has in a change.
     type Change;
 
     /// The setting after a change.

@@ -1,4 +1,4 @@
-//! What the fields of a description must agree on. A refusal names the field, and says what to do.
+//! The rules by which the fields of a description must agree. A refusal names the field, and says what to do.
 
 use cleave_disk::StripeKind;
 
@@ -42,7 +42,7 @@ impl DiskConfig {
         Ok(())
     }
 
-    /// What there is to open.
+    /// Returns the storage that is to be opened.
     pub fn storage(&self, names: Names) -> Result<Storage, String> {
         let kind = match self.stripe_raw {
             true => StripeKind::Raw,

@@ -9,6 +9,9 @@ use super::{Arm, Gain, Spent};
 
 /// Requests and times are counted by windows of this length.
 const WINDOW_NS: u64 = 50_000_000;
+/// Fewest requests of a window. One that took four times as long and has few requests contains a pause: a load may be as slow
+/// as `--spin-rate-min` allows.
+const REQUESTS_MIN: u64 = 8;
 /// Windows of each way in a trial.
 const WINDOWS: usize = 5;
 /// Time until sleeping has settled after a spin.
@@ -108,18 +111,19 @@ impl Trial {
     /// Returns true if `spent`, counted since the last [`pass`](Trial::pass), fills a window.
     #[inline]
     pub(crate) fn wants(&self, spent: &Spent) -> bool {
-        spent.wall_ns >= WINDOW_NS
+        spent.wall_ns >= WINDOW_NS && spent.requests >= REQUESTS_MIN
     }
 
     /// Ends a window. With the last one of a trial it returns the comparison, and the caller [decides](Trial::decide).
     pub(crate) fn pass(&mut self, now_ns: u64, spent: Spent) -> Option<Comparison> {
         let begun_ns = now_ns.saturating_sub(spent.wall_ns);
         let paused_ns = begun_ns.saturating_sub(self.at_ns);
+        let is_sparse = spent.wall_ns > 4 * WINDOW_NS && spent.requests < 4 * REQUESTS_MIN;
         self.at_ns = now_ns;
-        if paused_ns > BEGIN_NS {
+        if is_sparse || paused_ns > BEGIN_NS {
             self.settled_ns = self.settled_ns.max(now_ns + BEGIN_NS);
         }
-        if paused_ns > WINDOW_NS {
+        if is_sparse || paused_ns > WINDOW_NS {
             self.give_up(now_ns);
             return None;
         }
@@ -283,8 +287,8 @@ impl Comparison {
     }
 
     /// What spinning saves of the response time. The wake-up before a request is taken cannot be seen: it counts as much as
-    /// the one after its end, which spinning saves as well; `wake_ns` where
-    /// requests take less time than that, for those end where they are submitted.
+    /// the one after its end, which spinning saves as well. It counts `wake_ns` where requests take less time than that,
+    /// because those end where they are submitted.
     pub(crate) fn of_response(&self, wake_ns: u64) -> Gain {
         let held = |spent: &Spent| spent.held_ns as f32 / spent.requests.max(1) as f32;
         let asleep = middle(&self.plain, held);
@@ -507,6 +511,13 @@ mod tests {
         bench.now_ns += 5 * SECOND;
         let took = bench.verdict(&GAINS);
         assert!((15.0..17.0).contains(&took), "it rests: {took}");
+        let sparse = Spent {
+            requests: REQUESTS_MIN,
+            wall_ns: SECOND,
+            ..Spent::default()
+        };
+        bench.now_ns += SECOND;
+        assert!(bench.trial.wants(&sparse) && bench.trial.pass(bench.now_ns, sparse).is_none());
     }
 
     /// Bursts that end before a trial does would be served in the untried way, each of them.
