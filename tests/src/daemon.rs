@@ -480,32 +480,45 @@ impl Daemon {
 
     /// Contents of this file in `/proc` for each of its threads.
     fn tasks<T>(&self, file: &str, read: impl Fn(&str) -> Option<T>) -> Vec<T> {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
-        let texts = tasks
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter_map(|task| std::fs::read_to_string(task.path().join(file)).ok());
+        let texts = self.task_folders().into_iter();
+        let texts = texts.filter_map(|task| std::fs::read_to_string(task.join(file)).ok());
         texts.filter_map(|text| read(&text)).collect()
+    }
+
+    fn task_folders(&self) -> Vec<PathBuf> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
+        let tasks = tasks.into_iter().flatten().flatten();
+        tasks.map(|task| task.path()).collect()
     }
 
     /// CPU time of all its threads so far.
     pub fn cpu(&self) -> Duration {
-        let first = |text: &str| text.split_whitespace().next()?.parse::<u64>().ok();
-        Duration::from_nanos(self.tasks("schedstat", first).iter().sum())
+        Duration::from_nanos(self.tasks("schedstat", first_number).iter().sum())
     }
 
-    /// How often its threads have gone to sleep, which is how often they were woken; `None`: a thread is awake. Those that
-    /// the kernel lends to io_uring end by themselves when there was nothing to do for seconds.
-    fn wakes_asleep(&self) -> Option<u64> {
-        let all = self.tasks("status", |text| {
-            let value = |key| text.lines().find_map(|line| line.strip_prefix(key));
-            let is_asleep = value("State:")?.trim_start().starts_with('S');
-            let count: u64 = value("voluntary_ctxt_switches:")?.trim().parse().ok()?;
-            let is_lent = value("Name:")?.trim_start().starts_with("iou-");
-            (!is_lent).then(|| is_asleep.then_some(count))
-        });
-        all.into_iter().sum()
+    /// How often its threads have gone to sleep, which is how often they were woken, and their CPU time; `None`: a thread is awake.
+    /// Threads that the kernel lends to io_uring are left out: they wake and end by themselves when there was nothing to do for
+    /// seconds.
+    fn asleep(&self) -> Option<(u64, Duration)> {
+        let mut all = (0, Duration::ZERO);
+        for task in self.task_folders() {
+            // A thread that has just ended has nothing to tell.
+            let read = |file| std::fs::read_to_string(task.join(file)).unwrap_or_default();
+            let status = read("status");
+            let value = |key| status.lines().find_map(|line| line.strip_prefix(key));
+            if value("Name:").is_none_or(|name| name.trim_start().starts_with("iou-")) {
+                continue;
+            }
+            if !value("State:")?.trim_start().starts_with('S') {
+                return None;
+            }
+            all.0 += value("voluntary_ctxt_switches:")?
+                .trim()
+                .parse::<u64>()
+                .ok()?;
+            all.1 += Duration::from_nanos(first_number(&read("schedstat")).unwrap_or_default());
+        }
+        Some(all)
     }
 
     /// How often its threads have gone to sleep.
@@ -529,28 +542,30 @@ impl Daemon {
     }
 
     fn rests(&self) -> Result<(), String> {
-        let look = || (self.wakes_asleep(), self.cpu());
+        let mut before = None;
         let is_quiet = || {
-            let before = look();
-            before.0.is_some() && {
+            before = self.asleep();
+            before.is_some() && {
                 std::thread::sleep(QUIET);
-                look() == before
+                self.asleep() == before
             }
         };
         if !wait_until(is_quiet) {
-            return Err(format!("it is never idle: {:?}", look()));
+            return Err(format!("it is never idle: {:?}", self.asleep()));
         }
-        let (before, stolen_before) = (look(), stolen());
+        let stolen_before = stolen();
         std::thread::sleep(WINDOW);
-        let after = look();
-        let spent = after.1.saturating_sub(before.1);
+        let after = self.asleep();
         let stolen = stolen() - stolen_before;
-        if after.0 == before.0 && spent <= stolen {
-            return Ok(());
+        let rests = |(before, after): ((u64, Duration), (u64, Duration))| {
+            after.0 == before.0 && after.1.saturating_sub(before.1) <= stolen
+        };
+        match before.zip(after).is_some_and(rests) {
+            true => Ok(()),
+            false => Err(format!(
+                "at rest, then {before:?} became {after:?} in {WINDOW:?}; {stolen:?} were stolen"
+            )),
         }
-        Err(format!(
-            "at rest, then {before:?} became {after:?} in {WINDOW:?}; {stolen:?} were stolen"
-        ))
     }
 
     /// Fails if it uses 10 % of a core or more throughout; one window below that is enough.
@@ -571,6 +586,11 @@ impl Daemon {
             }
         }
     }
+}
+
+/// The first number of a line.
+fn first_number(text: &str) -> Option<u64> {
+    text.split_whitespace().next()?.parse().ok()
 }
 
 impl Drop for Daemon {
