@@ -636,22 +636,15 @@ fn a_change_that_could_not_be_kept_is_kept_by_the_next_try() {
     node.daemon.finish();
 }
 
-/// A disk that was deleted while its file was about to be written would come back when the node starts again.
+/// A disk that was deleted while its file was being written would come back when the node starts again.
 #[test]
 fn a_disk_that_is_deleted_while_it_is_added_is_gone() {
     let node = Node::start();
-    node.add("slow", &ram());
     let body = json!({"disk": ["ram:1M"]});
-    node.add("kept", &body);
-    let file = SlowFile::of(&node, "kept");
+    let file = SlowFile::of(&node, "d1");
     std::thread::scope(|scope| {
-        let change = r#"{"limits": {"iops-total": 9}}"#;
-        scope.spawn(|| node.ask("PATCH", "/v1/disks/kept", change));
-        assert!(file.is_reached());
         let added = scope.spawn(|| node.put("d1", &body).status);
-        assert!(wait_until(|| node.ask("GET", "/v1/disks/d1", "").status
-            == 200
-            && node.state("d1") == "serving"));
+        assert!(file.is_reached());
         let gone = scope.spawn(|| node.ask("DELETE", "/v1/disks/d1?mode=hard", "").status);
         assert!(wait_until(|| node.state("d1") == "ended"));
         drop(file);
@@ -663,32 +656,22 @@ fn a_disk_that_is_deleted_while_it_is_added_is_gone() {
     node.daemon.finish();
 }
 
-/// A disk that could not be added takes the place of nothing. The file that it did not write is still that of the disk before it.
 #[test]
-fn a_disk_that_was_deleted_stays_away_although_another_was_added_in_vain() {
+fn a_file_that_cannot_be_written_yet_delays_its_own_disk_alone() {
     let node = Node::start();
-    let body = json!({"disk": ["ram:1M"]});
-    node.add("kept", &body);
-    node.add("d1", &body);
-    let file = SlowFile::of(&node, "kept");
+    node.add("slow", &json!({"disk": ["ram:1M"]}));
+    let file = SlowFile::of(&node, "slow");
     std::thread::scope(|scope| {
-        let change = r#"{"limits": {"iops-total": 9}}"#;
-        scope.spawn(|| node.ask("PATCH", "/v1/disks/kept", change));
+        let change = r#"{"spin_worth": 9}"#;
+        let changed = scope.spawn(|| node.ask("PATCH", "/v1/disks/slow", change).status);
         assert!(file.is_reached());
-        let gone = scope.spawn(|| node.ask("DELETE", "/v1/disks/d1", "").status);
-        assert!(wait_until(|| node.state("d1") == "ended"));
-        // Its place is free although its file is still there.
-        let in_the_way = node.daemon.scratch().join("state/disks/.d1.new");
-        std::fs::create_dir(&in_the_way).unwrap();
-        let again = scope.spawn(|| node.put("d1", &body).status);
-        assert!(wait_until(|| node.ask("GET", "/v1/disks/d1", "").status
-            == 200
-            && node.state("d1") == "serving"));
+        node.add("d1", &json!({"disk": ["ram:1M"]}));
+        assert_eq!(node.ask("PATCH", "/v1/disks/d1", change).status, 200);
+        assert_eq!(node.ask("DELETE", "/v1/disks/d1", "").status, 200);
+        assert!(!changed.is_finished());
         drop(file);
-        assert_eq!(gone.join().unwrap(), 200);
-        assert_eq!(again.join().unwrap(), 500);
+        assert_eq!(changed.join().unwrap(), 500);
     });
-    assert!(!is_kept(&node, "d1"));
     node.daemon.finish();
 }
 
@@ -712,26 +695,47 @@ fn a_file_that_cannot_be_read_stays_in_the_list_when_another_is_put_in_vain() {
 }
 
 #[test]
-fn a_put_is_answered_when_the_disk_is_kept_and_not_before() {
+fn a_put_has_a_disk_be_as_it_says() {
     let node = Node::start();
-    let body = json!({"disk": ["ram:1M"]});
-    node.add("kept", &body);
-    let file = SlowFile::of(&node, "kept");
-    std::thread::scope(|scope| {
-        let change = r#"{"limits": {"iops-total": 9}}"#;
-        scope.spawn(|| node.ask("PATCH", "/v1/disks/kept", change));
-        assert!(file.is_reached());
-        let put = || (node.put("d1", &body).status, is_kept(&node, "d1"));
-        let first = scope.spawn(put);
-        assert!(wait_until(|| node.ask("GET", "/v1/disks/d1", "").status
-            == 200
-            && node.state("d1") == "serving"));
-        let second = scope.spawn(put);
-        std::thread::sleep(Duration::from_millis(200));
-        drop(file);
-        let (first, second) = (first.join().unwrap(), second.join().unwrap());
-        assert_eq!((first, second), ((201, true), (200, true)));
-    });
+    let image = node.daemon.scratch().image("a.img", 1 << 20);
+    let put = |body: &Value| node.put("d1", body);
+    assert_eq!(put(&json!({"disk": [image], "queues": 2})).status, 201);
+    let mut client = node.open("d1", &small(1));
+    // What can change while it is served changes, and the guest does not notice.
+    let live =
+        json!({"disk": [image], "queues": 2, "completion": "poll", "limits": {"iops-total": 9000}});
+    assert_eq!(put(&live).status, 200);
+    exercise(&mut client).unwrap();
+    let disk = node.disk("d1");
+    assert_eq!(
+        (&disk["spec"], &disk["tuning"]["completion"]),
+        (&live, &json!("poll"))
+    );
+    assert_eq!(disk["tuning"]["limits"], json!({"iops-total": 9000}));
+    // All that cannot is listed, and nothing changes.
+    let other = json!({"disk": [image], "queues": 3, "serial": "x", "completion": "adaptive"});
+    let refused = put(&other);
+    assert_eq!(refused.status, 409);
+    assert!(
+        refused
+            .error()
+            .starts_with("serial, queues: disk d1 has another value"),
+        "{}",
+        refused.error()
+    );
+    assert_eq!(node.disk("d1")["spec"], live);
+    drop(client);
+    // A disk that has failed is replaced, in the folder that a container has mounted.
+    let folder = node.socket("d1").parent().unwrap().to_owned();
+    let number = || std::fs::metadata(&folder).unwrap().ino();
+    let before = number();
+    let away = image.with_file_name("away");
+    let node = killed(node, |_| std::fs::rename(&image, &away).unwrap());
+    assert!(wait_until(|| node.state("d1") == "failed"));
+    let replaced = node.put("d1", &json!({"disk": [away], "queues": 3}));
+    assert_eq!(replaced.status, 201, "{}", replaced.body);
+    assert_eq!(number(), before);
+    exercise(&mut node.open("d1", &small(1))).unwrap();
     node.daemon.finish();
 }
 
@@ -823,12 +827,13 @@ fn the_limits_that_a_disk_is_shown_with_are_in_force_although_another_was_added_
         assert_eq!(added.join().unwrap(), 500);
     });
     are_in_force();
-    // A change that could be written for neither.
-    let in_the_way = node.daemon.scratch().join("state/disks/.a.new");
+    // A change that cannot be written.
+    let in_the_way = node.daemon.scratch().join("state/groups/.g.new");
     std::fs::create_dir(&in_the_way).unwrap();
     node.add("c", &json!({"disk": ["ram:1M"], "limits": {"group": "g"}}));
     let change = r#"{"limits": {"iops-total": 700}}"#;
     assert_eq!(node.ask("PATCH", "/v1/disks/a", change).status, 500);
+    std::fs::remove_dir(&in_the_way).unwrap();
     let shown = node.disk("c");
     assert_eq!(shown["spec"]["limits"], limits(700));
     assert_eq!(are_in_force(), 700);
@@ -935,34 +940,62 @@ fn what_is_no_file_in_the_state_folder_holds_nothing_up() {
     node.daemon.finish();
 }
 
-/// A node that is killed while it keeps a change has kept it for some disks only; and one disk may speak for all of its group.
 #[test]
-fn the_disks_of_a_group_come_back_with_the_same_limits() {
-    let limits = json!({"group": "g", "iops-total": 1000});
-    for (id, change) in [
-        ("b", ["iops-total = 1000", "iops-total = 2000"]),
-        ("a", ["iops-total = 1000\n", ""]),
-    ] {
-        let node = Node::start();
-        for id in ["a", "b"] {
-            node.add(id, &json!({"disk": ["ram:1M"], "limits": limits}));
-        }
-        let node = killed(node, |folder| {
-            let file = folder.join(format!("state/disks/{id}.toml"));
-            let text = std::fs::read_to_string(&file).unwrap();
-            let [from, to] = change;
-            assert!(text.contains(from), "{text}");
-            std::fs::write(&file, text.replace(from, to)).unwrap();
-        });
-        for id in ["a", "b"] {
-            assert!(wait_until(|| node.state(id) == "serving"));
-            let disk = node.disk(id);
-            assert_eq!(disk["spec"]["limits"], limits, "{id}");
-            let in_force = &disk["tuning"]["limits"];
-            assert_eq!(*in_force, json!({"iops-total": 1000}), "{id}");
-        }
-        node.daemon.finish();
+fn the_limits_of_a_group_are_kept_once_and_outlive_a_kill() {
+    let limits = |iops: u64| json!({"group": "g", "iops-total": iops});
+    let node = Node::start();
+    for id in ["a", "b"] {
+        node.add(id, &json!({"disk": ["ram:1M"], "limits": limits(1000)}));
     }
+    let change = r#"{"limits": {"iops-total": 700}}"#;
+    assert_eq!(node.ask("PATCH", "/v1/disks/b", change).status, 200);
+    let node = killed(node, |folder| {
+        let read = |file: &str| std::fs::read_to_string(folder.join("state").join(file)).unwrap();
+        assert_eq!(read("groups/g.toml"), "iops-total = 700\n");
+        for file in ["disks/a.toml", "disks/b.toml"] {
+            assert!(!read(file).contains("iops-total"), "{}", read(file));
+        }
+    });
+    for id in ["a", "b"] {
+        assert!(wait_until(|| node.state(id) == "serving"));
+        let disk = node.disk(id);
+        assert_eq!(disk["spec"]["limits"], limits(700), "{id}");
+        assert_eq!(disk["tuning"]["limits"], json!({"iops-total": 700}), "{id}");
+    }
+    // The file of a group goes with its last disk.
+    for (id, is_there) in [("a", true), ("b", false)] {
+        node.remove(id);
+        let file = node.daemon.scratch().join("state/groups/g.toml");
+        assert_eq!(file.exists(), is_there);
+    }
+    node.daemon.finish();
+}
+
+/// Each had the limits of its group in its own file, and one disk may speak for all.
+#[test]
+fn the_disks_of_an_earlier_version_come_back_with_the_limits_of_their_group() {
+    let node = killed(Node::start(), |folder| {
+        for (id, limits) in [
+            ("a", ""),
+            ("b", "iops-total = 1000\n"),
+            ("c", "iops-total = 2000\n"),
+        ] {
+            let text = format!("disk = [\"ram:1M\"]\n[limits]\ngroup = \"g\"\n{limits}");
+            std::fs::write(folder.join(format!("state/disks/{id}.toml")), text).unwrap();
+        }
+    });
+    for id in ["a", "b", "c"] {
+        assert!(wait_until(|| node.state(id) == "serving"));
+        let disk = node.disk(id);
+        let expected = json!({"group": "g", "iops-total": 1000});
+        assert_eq!(disk["spec"]["limits"], expected, "{id}");
+        assert_eq!(
+            disk["tuning"]["limits"],
+            json!({"iops-total": 1000}),
+            "{id}"
+        );
+    }
+    node.daemon.finish();
 }
 
 /// The kernel asks the server of a file for its permissions whenever its watch changes, as a busy disk has it do each second.

@@ -288,7 +288,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         !socket.exists(),
         "a daemon that cannot start leaves no socket"
     );
-    assert_eq!(report(&control)["connected"], Value::Null);
+    assert_eq!(report(&control)["connected"], Value::Bool(false));
     let file = daemon.scratch().join("file");
     std::fs::write(&file, "kept").unwrap();
     let refused = run_to_exit(&words(file.to_str().unwrap()));

@@ -244,12 +244,34 @@ impl DiskConfig {
         Ok(next)
     }
 
-    /// The group with whose disks it shares its limits.
+    /// The description that a disk has once it is as `wanted` says. The error is the fields in which it would have to be opened
+    /// anew, or the reason why the fields would not agree.
+    pub fn turned_into(&self, wanted: &DiskConfig) -> Result<DiskConfig, Unlike> {
+        let mut fixed = self.fixed_differences(wanted);
+        if self.limit_group() != wanted.limit_group() {
+            fixed.push("limits.group");
+        }
+        if !fixed.is_empty() {
+            return Err(Unlike::Fixed(fixed));
+        }
+        let next = self.with_live_settings_of(wanted);
+        // A request that names a group alone takes whatever limits the group has.
+        let next = match self.limit_group() {
+            Some(_) if !wanted.limits.get().values.any() => {
+                next.with_limits(self.limits.get().values)
+            }
+            _ => next,
+        };
+        next.check(Names::Fields).map_err(Unlike::Check)?;
+        Ok(next)
+    }
+
+    /// Returns the group with whose disks it shares its limits.
     pub fn limit_group(&self) -> Option<&str> {
         self.limits.written()?.group.as_deref()
     }
 
-    /// The disk with these limits.
+    /// Returns the disk with these limits.
     pub fn with_limits(&self, values: Limits) -> DiskConfig {
         let group = self.limit_group().map(str::to_owned);
         let limits = DiskLimits { group, values };
@@ -262,10 +284,27 @@ impl DiskConfig {
         }
     }
 
+    /// Returns what the file of the disk keeps: without the limits of its group, which are the group's to keep.
+    pub fn kept(&self) -> DiskConfig {
+        match self.limit_group() {
+            Some(_) => self.with_limits(Limits::default()),
+            None => self.clone(),
+        }
+    }
+
     /// A field that was written and is for the disks of a node alone.
     pub fn node_field(&self) -> Option<&'static str> {
         let is_of_node = |field: &&str| DiskConfig::NODE_FIELDS.contains(field);
         let field = self.written().into_iter().find(is_of_node);
         field.or(self.limit_group().map(|_| "limits.group"))
     }
+}
+
+/// Why a disk that is served cannot be as a description says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unlike {
+    /// These fields take effect only when a disk is opened.
+    Fixed(Vec<&'static str>),
+    /// The fields would not agree.
+    Check(String),
 }

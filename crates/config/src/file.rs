@@ -4,6 +4,7 @@ use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 
 use crate::disk::{Change, DiskConfig};
+use crate::values::limits::DiskLimits;
 
 /// Most bytes of a file. A description is a few lines.
 pub const FILE_BYTES_MAX: u64 = 64 << 10;
@@ -19,19 +20,7 @@ impl DiskConfig {
 
     /// Reads the file that keeps a disk. The error is a line that names the line of the file and the field.
     pub fn from_toml(text: &str) -> Result<DiskConfig, String> {
-        let at = |span: Option<std::ops::Range<usize>>| {
-            let before = span.and_then(|span| text.get(..span.start));
-            before.map_or(1, |before| before.matches('\n').count() + 1)
-        };
-        let refuse = |error: &toml::de::Error, path: &str| {
-            let why = named(path, error.message());
-            format!("line {}: {why}", at(error.span()))
-        };
-        let from = toml::Deserializer::parse(text).map_err(|error| refuse(&error, ""))?;
-        serde_path_to_error::deserialize(from).map_err(|error| {
-            let path = error.path().to_string();
-            refuse(error.inner(), &path)
-        })
+        from_toml(text)
     }
 
     /// Writes the file that keeps a disk.
@@ -45,6 +34,34 @@ impl Change {
     pub fn from_json(body: &[u8]) -> Result<Change, String> {
         from_json(body)
     }
+}
+
+impl DiskLimits {
+    /// Reads the file that keeps the limits of a group.
+    pub fn from_toml(text: &str) -> Result<DiskLimits, String> {
+        from_toml(text)
+    }
+
+    /// Writes the file that keeps the limits of a group.
+    pub fn to_toml(&self) -> Result<String, String> {
+        toml::to_string(self).map_err(|error| error.to_string())
+    }
+}
+
+fn from_toml<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    let at = |span: Option<std::ops::Range<usize>>| {
+        let before = span.and_then(|span| text.get(..span.start));
+        before.map_or(1, |before| before.matches('\n').count() + 1)
+    };
+    let refuse = |error: &toml::de::Error, path: &str| {
+        let why = named(path, error.message());
+        format!("line {}: {why}", at(error.span()))
+    };
+    let from = toml::Deserializer::parse(text).map_err(|error| refuse(&error, ""))?;
+    serde_path_to_error::deserialize(from).map_err(|error| {
+        let path = error.path().to_string();
+        refuse(error.inner(), &path)
+    })
 }
 
 fn from_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {

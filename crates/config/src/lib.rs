@@ -29,7 +29,7 @@ mod values;
 mod tests;
 
 pub use change::{Setting, VringModes};
-pub use disk::{Change, DiskConfig};
+pub use disk::{Change, DiskConfig, Unlike};
 pub use file::FILE_BYTES_MAX;
 pub use given::{Given, given_only};
 pub use id::{ID_CHARS_MAX, is_id};

@@ -61,15 +61,20 @@ macro_rules! disk_options {
                 written.map(|(name, _)| name).collect()
             }
 
-            /// The name of a field in which the two mean something different.
-            pub fn difference(&self, other: &DiskConfig) -> Option<&'static str> {
+            /// Returns the names of the fields that cannot change while the disk is served and in which the two mean something
+            /// different.
+            pub(crate) fn fixed_differences(&self, other: &DiskConfig) -> Vec<&'static str> {
                 let fields = [
                     $((stringify!($opened), self.$opened == other.$opened),)*
                     $((stringify!($node), self.$node == other.$node),)*
-                    $((stringify!($live), self.$live == other.$live),)*
                 ];
-                let mut differing = fields.into_iter().filter(|(_, is_equal)| !is_equal);
-                differing.next().map(|(name, _)| name)
+                let differing = fields.into_iter().filter(|(_, is_equal)| !is_equal);
+                differing.map(|(name, _)| name).collect()
+            }
+
+            /// Returns the description with those settings of another that can change while the disk is served.
+            pub(crate) fn with_live_settings_of(&self, other: &DiskConfig) -> DiskConfig {
+                DiskConfig { $($live: other.$live.clone(),)* ..self.clone() }
             }
 
             /// The settings after a change, each as if it had been asked for first.

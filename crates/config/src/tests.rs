@@ -82,7 +82,6 @@ fn two_spellings_of_a_disk_are_the_same_disk() {
     ];
     for (field, value) in &defaults {
         let spelt = with(field, value);
-        assert_eq!(spelt.difference(&config(&bare)), None, "{field}: {value}");
         assert_eq!(spelt, config(&bare), "{field}: {value}");
     }
     for (field, one, other) in [
@@ -108,8 +107,37 @@ fn two_spellings_of_a_disk_are_the_same_disk() {
         ),
     ] {
         assert_eq!(with(field, &one), with(field, &other), "{field}: {one}");
-        assert_eq!(with(field, &one).difference(&config(&bare)), Some(field));
+        assert_ne!(with(field, &one), config(&bare), "{field}: {one}");
     }
+}
+
+#[test]
+fn a_disk_becomes_as_a_description_says_unless_it_would_have_to_be_opened_anew() {
+    let now = json!({"disk": ["ram:1M"], "queues": 4, "spin_worth": 9, "coalesce_us": 50});
+    let turned = |wanted: &Value| config(&now).turned_into(&config(wanted));
+    // What is left out has its default.
+    let wanted = json!({"disk": ["ram:1M"], "queues": "4", "completion": "poll"});
+    assert_eq!(turned(&wanted), Ok(config(&wanted)));
+    let fixed =
+        json!({"disk": ["ram:2M"], "queues": 5, "persistent": false, "limits": {"group": "g"}});
+    let fields = vec!["disk", "queues", "persistent", "limits.group"];
+    assert_eq!(turned(&fixed), Err(Unlike::Fixed(fields)));
+    let bad = json!({"disk": ["ram:1M"], "queues": 4, "coalesce_max": 8});
+    assert!(matches!(turned(&bad), Err(Unlike::Check(why)) if why.contains("coalesce_us")));
+}
+
+#[test]
+fn a_disk_whose_description_names_a_group_alone_keeps_the_limits_of_the_group() {
+    let of = |limits: Value| config(&json!({"disk": ["ram:1M"], "limits": limits}));
+    let now = of(json!({"group": "g", "iops-total": 5}));
+    let alone = of(json!({"group": "g"}));
+    assert_eq!(now.turned_into(&alone), Ok(now.clone()));
+    assert_eq!(now.kept(), alone);
+    let other = of(json!({"group": "g", "iops-total": 6}));
+    assert_eq!(now.turned_into(&other), Ok(other));
+    let single = of(json!({"iops-total": 5}));
+    assert_eq!(single.kept(), single);
+    assert_eq!(single.turned_into(&of(json!({}))), Ok(of(json!({}))));
 }
 
 #[test]

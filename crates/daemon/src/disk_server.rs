@@ -24,7 +24,7 @@ use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::confine::Confinement;
-use crate::control::{DiskStatus, Server};
+use crate::control::DiskStatus;
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::loop_device;
@@ -51,12 +51,8 @@ pub(crate) enum Order {
     /// Hang up, wait for what is in flight at most for so long, else for its `--stop-deadline`, and end.
     /// The text is the reason, for the log.
     Stop(String, Option<Duration>),
-    /// End if no frontend is connected; whether that is so.
-    StopUnused(oneshot::Sender<bool>),
     /// Check the size of the disk, and tell the result to whoever asked, if anybody did.
     CheckSize(Option<SizeAsker>),
-    /// Open the disk at once, if it waits to be tried again.
-    Start,
 }
 
 /// Opens the disk, and proves that it can be polled for where that is asked. It may block for as long as the store does.
@@ -123,8 +119,6 @@ pub(crate) struct DiskServer {
     status: Arc<DiskStatus>,
     /// The socket of the frontends, for messages.
     endpoint: String,
-    /// The interface that shows it, where there is one.
-    control: [Option<Server>; 2],
     /// Limits of log lines: about frontends that connect and leave, about rejected ones, and about faults. They are
     /// separate so that many rejected frontends do not hide a fault.
     arrivals: Quota,
@@ -204,7 +198,7 @@ impl DiskServer {
             naming.endpoint.clone(),
             vrings,
             confinement.clone(),
-            service.config.clone(),
+            &service.config,
         );
         let status = status.named(naming.id).telling(naming.events);
         let _ = id.set(status.id());
@@ -226,7 +220,6 @@ impl DiskServer {
             guest: None,
             status: Arc::new(status),
             endpoint: naming.endpoint,
-            control: [None, None],
             arrivals: Quota::new(ARRIVALS_MAX),
             rejections: Quota::new(1),
             faults: Quota::new(1),
@@ -238,11 +231,6 @@ impl DiskServer {
     /// The disk's state as the control interface shows it.
     pub(crate) fn status(&self) -> Arc<DiskStatus> {
         self.status.clone()
-    }
-
-    /// The interfaces that end with the last request that is taken.
-    pub(crate) fn add_control(&mut self, control: [Option<Server>; 2]) {
-        self.control = control;
     }
 
     /// Serves the frontend of an inherited connection, and no other.
@@ -343,12 +331,11 @@ impl DiskServer {
         );
     }
 
-    /// The loop, and the end. The door closes, and its socket file goes, before the drain. `is_ending` is called then.
+    /// The loop, and the end. The door closes, and its socket file goes, before the drain.
     pub(crate) async fn serve(
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
         door: Door,
-        is_ending: impl FnOnce(),
     ) -> Result<(), Failure> {
         let mut deadline = self.service.stop_deadline();
         loop {
@@ -359,14 +346,6 @@ impl DiskServer {
                     deadline = within.unwrap_or(deadline);
                     break;
                 }
-                Event::Ordered(Order::StopUnused(reply)) => {
-                    let is_unused = self.guest.is_none();
-                    // Nobody waits for it if the client has left.
-                    if reply.send(is_unused).is_ok() && is_unused {
-                        break;
-                    }
-                }
-                Event::Ordered(Order::Start) => {}
                 Event::Ordered(Order::CheckSize(asker)) => self.check_size_for(asker),
                 Event::Ended(ending) => {
                     self.end_session(ending, "the frontend has left");
@@ -401,10 +380,11 @@ impl DiskServer {
         }
         self.offload.close(self.listener.take());
         door.close(&self.offload);
-        self.control = [None, None];
         self.pending.clear();
-        is_ending();
-        self.drain(orders, deadline).await
+        let drained = self.drain(orders, deadline).await;
+        // The timer of a quiet would keep the image open until its time is over.
+        self.status.forget_quiet();
+        drained
     }
 
     async fn event(&mut self, orders: &mut mpsc::Receiver<Order>) -> Event {

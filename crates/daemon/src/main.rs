@@ -2,6 +2,7 @@
 //! seeing a vring, and unsafe code: it opens a disk, accepts frontends and hands each to a session.
 #![forbid(unsafe_code)]
 
+mod alone;
 mod cli;
 mod confine;
 mod control;
@@ -11,6 +12,7 @@ mod disk_server;
 mod doctor;
 mod events;
 mod failure;
+mod host;
 mod knock;
 mod log;
 mod loop_device;
@@ -77,6 +79,6 @@ fn run(action: Action) -> Result<(), Failure> {
 
 /// `docs/openapi.json`.
 fn openapi() -> Result<String, Failure> {
-    let document = serde_json::to_string_pretty(&node::document());
+    let document = serde_json::to_string_pretty(&host::api::document());
     document.map(|text| text + "\n").map_err(Failure::run)
 }

@@ -1,48 +1,42 @@
 //! `cleave node`: many disks in one process. Each has a socket, a lock, workers and failures of its own; an HTTP interface
 //! adds and removes them, and files keep them.
 
-mod api;
-mod aside;
-mod disks;
 mod files;
 mod folder;
 mod groups;
-mod keep;
-mod kept;
-mod open_files;
+mod hosting;
+mod opening;
 mod options;
 mod pools;
-mod routes;
-mod snapshot;
+mod serving;
+mod shared;
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use cleave_config::DiskConfig;
 use cleave_engine::Reactor;
-use cleave_worker::Limits;
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::Semaphore;
 
 use crate::confine::{self, Confinement, NodeFolders};
 use crate::control::Server;
 use crate::failure::Failure;
+use crate::host::disk::{DiskState, HostedDisk};
+use crate::host::{Disks, Host, api};
 use crate::log;
 use crate::process;
 use crate::resize::Watches;
 use crate::signals::{SignalRequest, Signals};
 use crate::socket;
 use crate::systemd::Manager;
-pub(crate) use api::document;
-use disks::{DISKS_MAX, Node, descriptors_needed};
 use files::Files;
 use groups::Groups;
-use kept::{Kept, State};
+use hosting::DISKS_MAX;
 pub(crate) use options::{NodeOptions, PoolSpec};
 use pools::{Pools, taken_cpus};
+use shared::Node;
 
 /// Most disks that are opened at once.
 const OPENERS_MAX: usize = 64;
@@ -116,7 +110,8 @@ async fn control(
     }
     let confinement = confine(options, log)?;
     let pools = Pools::start(&options.pools, &confinement)?;
-    let node = Arc::new(Node {
+    let node = Arc::new_cyclic(|me| Node {
+        me: me.clone(),
         files,
         pools,
         ceph: options.ceph,
@@ -127,15 +122,19 @@ async fn control(
         watches,
         confinement,
         groups: Groups::default(),
-        disks: Mutex::default(),
+        disks: Arc::new(Disks::default()),
         openers: Arc::new(Semaphore::new(OPENERS_MAX)),
         slow_openers: Arc::new(Semaphore::new(DISKS_MAX)),
         events: Arc::default(),
-        changing: tokio::sync::Mutex::default(),
     });
-    let kept = restore(&node)?;
-    let server = Server::start(socket, api::router(node.clone()))?;
-    let metrics = metrics.map(|socket| Server::start(socket, api::metrics_router(node.clone())));
+    let kept = node.restore()?;
+    let host = Arc::new(Host {
+        disks: node.disks.clone(),
+        events: node.events.clone(),
+        many: Some(node.clone()),
+    });
+    let server = Server::start(socket, api::router(host.clone()))?;
+    let metrics = metrics.map(|socket| Server::start(socket, api::metrics_router(host)));
     let metrics = metrics.transpose()?;
     manager.watch();
     tokio::spawn(tell_when_ready(node.clone(), manager.clone()));
@@ -144,7 +143,7 @@ async fn control(
     let signal = loop {
         match signals.next().await {
             SignalRequest::Stop(signal) => break signal,
-            SignalRequest::CheckSize => node.check_sizes(),
+            SignalRequest::CheckSize => node.check_sizes().await,
         }
     };
     drop((server, metrics));
@@ -172,55 +171,16 @@ fn confine(options: &NodeOptions, log: &log::Guard) -> Result<Confinement, Failu
 /// Tells the service manager that the node is ready: each disk that is kept is served or has failed. One whose storage hangs
 /// is not waited for.
 async fn tell_when_ready(node: Arc<Node>, manager: Arc<Manager>) {
-    let all = node.all();
+    let all = node.disks.all();
     let settled = async {
-        for kept in &all {
-            kept.settled(READY_TIME).await;
+        for disk in &all {
+            disk.reaches(|state| !matches!(state, DiskState::Opening | DiskState::Ending))
+                .await;
         }
     };
     // Ready all the same.
     let _ = tokio::time::timeout(READY_TIME, settled).await;
-    let is_served = |kept: &&Arc<Kept>| matches!(kept.state(), State::Serving(_));
+    let is_served = |disk: &&Arc<HostedDisk>| matches!(disk.state(), DiskState::Serving(_));
     let served = all.iter().filter(is_served).count();
     manager.ready(&format!("serving {served} of {} disks", all.len()));
-}
-
-/// The limits of each group: those of its first disk that names any. A node that was killed during a change may have written it
-/// for some of the disks only.
-fn limits_of_groups<'a>(files: impl Iterator<Item = &'a DiskConfig>) -> BTreeMap<String, Limits> {
-    let mut of_groups = BTreeMap::new();
-    for file in files {
-        let values = file.limits.get().values;
-        if let Some(group) = file.limit_group().filter(|_| values != Limits::default()) {
-            of_groups.entry(group.to_owned()).or_insert(values);
-        }
-    }
-    of_groups
-}
-
-/// Starts the disks that are kept. Returns how many there are.
-fn restore(node: &Arc<Node>) -> Result<usize, Failure> {
-    let found = node.files.load()?;
-    let count = found.len();
-    let of_groups = limits_of_groups(found.iter().filter_map(|(_, file)| file.as_ref().ok()));
-    for (id, file) in found {
-        let kept = match file {
-            Ok(written) => {
-                let values = written.limit_group().and_then(|group| of_groups.get(group));
-                let file = values.map_or(written.clone(), |values| written.with_limits(*values));
-                keep::begin(node, &id, file, Some(written))
-            }
-            Err(why) => Kept::unread(&id, why),
-        };
-        node.lock().insert(id, kept);
-    }
-    let needed = descriptors_needed(&node.lock());
-    if needed > node.descriptors {
-        tracing::warn!(
-            "the disks that are kept may come to need {needed} open files and {} may be: raise LimitNOFILE=, or some of them \
-             cannot be opened, or not by a guest with many vrings",
-            node.descriptors
-        );
-    }
-    Ok(count)
 }

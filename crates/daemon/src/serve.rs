@@ -1,5 +1,6 @@
 //! `cleave serve`: one disk, and the parts of the process around it.
 
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
@@ -9,14 +10,18 @@ use std::time::Duration;
 use cleave_disk::{Content, Disk};
 use cleave_engine::Reactor;
 use cleave_sandbox::Identity;
-use tokio::sync::mpsc;
+use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
 
+use crate::alone::Alone;
 use crate::cli::MetricsOptions;
 use crate::confine::{self, Confinement, OneDiskProcess};
-use crate::control::{self, CONNECTIONS_MAX, Server};
-use crate::disk_server::{self, DiskServer, Naming, Order, SizeAsker};
+use crate::control::{CONNECTIONS_MAX, Server};
+use crate::disk_server::{self, DiskServer, Naming, SizeAsker};
+use crate::events::Events;
 use crate::failure::Failure;
+use crate::host::disk::{DiskRequest, HostedDisk};
+use crate::host::{Disks, Host, api, life};
 use crate::log;
 use crate::path_lock::{Left, PathLock};
 use crate::process;
@@ -26,9 +31,6 @@ use crate::signals::{SignalRequest, Signals};
 use crate::socket::{self, Door, Endpoint};
 use crate::source;
 use crate::systemd::Manager;
-
-/// Orders that may wait: signals that came at once.
-const ORDERS_MAX: usize = 16;
 
 /// An opening that takes longer is logged.
 const OPEN_SLOW: Duration = Duration::from_secs(5);
@@ -175,11 +177,12 @@ async fn control(
         Some(door) => door,
         None => socket::open_door(&serve.service.endpoint)?,
     };
+    let events = Arc::<Events>::default();
     let naming = Naming {
         id: None,
         endpoint: socket::name(&serve.service.endpoint),
         is_locked,
-        events: Arc::default(),
+        events: events.clone(),
     };
     let watches = Watches::default();
     let watch = watches.watch(&disk);
@@ -190,38 +193,63 @@ async fn control(
         Ok((confinement, watch.confined(&watched)))
     };
     let name = disk.name().to_owned();
+    let config = serve.service.config.clone();
     let deadline = serve.service.stop_deadline();
     let mut server = DiskServer::new(serve.service, disk, &door, naming, watch, confine)?;
-    let control = opened.map(|socket| Server::start(socket, control::router(server.status())));
-    let metrics =
-        metrics.map(|socket| Server::start(socket, control::metrics_router(server.status())));
-    server.add_control([control.transpose()?, metrics.transpose()?]);
     server.serve_connected(&door)?;
+    let status = server.status();
+    let (id, endpoint) = (status.id(), status.endpoint().to_owned());
+    let host = Arc::new(Alone {
+        endpoint,
+        events: events.clone(),
+    });
+    let (reply, served) = oneshot::channel();
+    let disk = life::adopt(&host, &id, config, status, |mut orders| {
+        Box::pin(async move {
+            let served = server.serve(&mut orders, door).await;
+            drop(server);
+            let lost = served.as_ref().err().map(ToString::to_string);
+            // It is waited for to the end of the process.
+            let _ = reply.send(served);
+            lost
+        })
+    });
+    let disks = Arc::new(Disks::default());
+    disks.add(disk.clone());
+    let host = Arc::new(Host {
+        disks,
+        events,
+        many: None,
+    });
+    let control = opened.map(|socket| Server::start(socket, api::router(host.clone())));
+    let metrics = metrics.map(|socket| Server::start(socket, api::metrics_router(host)));
+    let servers = [control.transpose()?, metrics.transpose()?];
     manager.watch();
     manager.ready(&format!("serving {name}"));
-    let (orders, mut taken) = mpsc::channel(ORDERS_MAX);
+    let lost = |_| Err(Failure::run("internal fault, see the log"));
     tokio::select! {
-        served = server.serve(&mut taken, door, || ()) => served,
-        never = pass_on(signals, orders, manager, deadline) => match never {},
+        served = served => served.unwrap_or_else(lost),
+        never = pass_on(signals, &disk, servers, manager, deadline) => match never {},
     }
 }
 
-/// Gives signals to the disk as orders.
+/// Gives signals to the disk as orders. Nothing is asked any more of a disk that is to end, so its interfaces end then.
 async fn pass_on(
     mut signals: Signals,
-    orders: mpsc::Sender<Order>,
+    disk: &HostedDisk,
+    mut servers: [Option<Server>; 2],
     manager: Manager,
     deadline: Duration,
-) -> std::convert::Infallible {
+) -> Infallible {
     loop {
         let order = match signals.next().await {
             SignalRequest::Stop(signal) => {
                 manager.stopping(deadline);
-                Order::Stop(format!("{signal} received"), None)
+                drop(std::mem::take(&mut servers));
+                DiskRequest::Stop(format!("{signal} received"))
             }
-            SignalRequest::CheckSize => Order::CheckSize(Some(SizeAsker::Signal)),
+            SignalRequest::CheckSize => DiskRequest::CheckSize(Some(SizeAsker::Signal)),
         };
-        // Of a disk that is ending already, nothing more is asked.
-        let _ = orders.send(order).await;
+        disk.order(order).await;
     }
 }

@@ -6,9 +6,9 @@
 
 mod gather;
 mod metrics;
+mod orders;
 pub(crate) mod quiet;
 pub(crate) mod report;
-mod routes;
 mod serve;
 #[cfg(test)]
 mod tests;
@@ -28,11 +28,11 @@ use crate::confine::Confinement;
 use crate::events::Events;
 
 pub(crate) use metrics::{merged as merged_metrics, state_of as metrics_of_state};
+pub(crate) use orders::Ordered;
 pub(crate) use quiet::{Flushed, Quiesced};
-pub(crate) use routes::{
-    DiskId, Ordered, metrics_of, metrics_only, metrics_router, not_so, read_body, router,
-};
 pub(crate) use serve::{CONNECTIONS_MAX, Server, Streaming};
+#[cfg(test)]
+pub(crate) use tests::ram as ram_for_tests;
 
 /// Why and until when the disk takes no requests.
 #[derive(Debug)]
@@ -53,8 +53,6 @@ pub(crate) struct DiskStatus {
     endpoint: String,
     /// Vrings that the disk has.
     vrings: u16,
-    /// What the disk is to be; its limits are those of the tuning in force, which a group may change.
-    config: Mutex<DiskConfig>,
     /// The initial state of automatic splitting, for a change to `auto`.
     auto: Split,
     /// The profile that this state comes from.
@@ -79,7 +77,7 @@ impl DiskStatus {
         endpoint: String,
         vrings: u16,
         confinement: Confinement,
-        config: DiskConfig,
+        config: &DiskConfig,
     ) -> DiskStatus {
         let auto = match &device.tuning().split {
             // With its profile, if there is one.
@@ -96,7 +94,6 @@ impl DiskStatus {
                 .profile
                 .as_ref()
                 .map(|path| path.display().to_string()),
-            config: Mutex::new(config),
             session: Mutex::new(None),
             sessions: AtomicU64::new(0),
             quiet: Mutex::new(None),
@@ -136,6 +133,16 @@ impl DiskStatus {
     pub(crate) fn end(&self) {
         *self.lock() = None;
         self.tell("disconnected", Value::Null);
+    }
+
+    /// Returns true while a frontend is connected.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    /// The socket of the frontends, as it is shown.
+    pub(crate) fn endpoint(&self) -> &str {
+        &self.endpoint
     }
 
     fn session(&self) -> Option<Remote> {

@@ -32,11 +32,11 @@ pub(super) fn status(disk: Disk, serial: &str) -> Arc<DiskStatus> {
         "/run/a.sock".to_owned(),
         4,
         Confinement::none(),
-        DiskConfig::default(),
+        &DiskConfig::default(),
     ))
 }
 
-pub(super) fn ram(serial: &str) -> Arc<DiskStatus> {
+pub(crate) fn ram(serial: &str) -> Arc<DiskStatus> {
     status(
         Disk::open(&"ram:1M".parse().unwrap(), &options()).unwrap(),
         serial,

@@ -1,53 +1,87 @@
 //! The files of a node: one for each disk that is kept. A file is there whole, or not at all.
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use cleave_config::{DiskConfig, FILE_BYTES_MAX, WrittenSpec, is_id};
+use cleave_config::{DiskConfig, DiskLimits, FILE_BYTES_MAX, WrittenSpec, is_id};
+use cleave_worker::Limits;
 
 use crate::failure::Failure;
 
 /// The id of a disk, and its file or what is wrong with that.
 pub(super) type Found = (String, Result<DiskConfig, String>);
 
-/// The folder of the files.
+/// The folders of the files: of disks, and of groups.
 #[derive(Debug, Clone)]
-pub(super) struct Files(PathBuf);
+pub(super) struct Files {
+    disks: PathBuf,
+    groups: PathBuf,
+}
 
 impl Files {
     /// Opens the folder, and makes it where there is none.
     pub(super) fn open(state: &Path) -> Result<Files, Failure> {
-        let folder = state.join("disks");
-        match DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&folder)
-        {
-            Ok(()) => Ok(Files(folder)),
-            Err(error) => Err(Failure::input(format!(
-                "cannot make {}: {error}: give another folder with --state",
-                folder.display()
-            ))),
+        let [disks, groups] = ["disks", "groups"].map(|name| state.join(name));
+        for folder in [&disks, &groups] {
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+            made.map_err(|error| {
+                Failure::input(format!(
+                    "cannot make {}: {error}: give another folder with --state",
+                    folder.display()
+                ))
+            })?;
         }
+        Ok(Files { disks, groups })
     }
 
     /// All disks that are kept, with what is wrong with the files that cannot be read.
     pub(super) fn load(&self) -> Result<Vec<Found>, Failure> {
-        let unread =
-            |error: io::Error| Failure::input(format!("cannot read {}: {error}", self.0.display()));
-        let mut found = Vec::new();
-        for entry in fs::read_dir(&self.0).map_err(unread)? {
-            let path = entry.map_err(unread)?.path();
-            let is_ours = path.extension().is_some_and(|end| end == "toml");
-            let id = path.file_stem().and_then(|stem| stem.to_str());
-            if let (true, Some(id)) = (is_ours, id.filter(|id| is_id(id))) {
-                found.push((id.to_owned(), read(&path)));
+        let found = named(&self.disks)?.into_iter();
+        let read = |(id, path): (String, PathBuf)| {
+            let text = read(&path).and_then(|text| DiskConfig::from_toml(&text));
+            let file =
+                text.map_err(|why| format!("{}: {why}: correct or remove it", path.display()));
+            (id, file)
+        };
+        Ok(found.map(read).collect())
+    }
+
+    /// The limits of all groups that are kept. A file that cannot be read is as none.
+    pub(super) fn load_groups(&self) -> Result<BTreeMap<String, Limits>, Failure> {
+        let found = named(&self.groups)?.into_iter();
+        let read = |(name, path): (String, PathBuf)| {
+            let limits = read(&path).and_then(|text| DiskLimits::from_toml(&text));
+            match limits {
+                Ok(limits) => Some((name, limits.values)),
+                Err(why) => {
+                    tracing::error!(
+                        "{}: {why}: the group has no limits until they are set again",
+                        path.display()
+                    );
+                    None
+                }
+            }
+        };
+        Ok(found.filter_map(read).collect())
+    }
+
+    /// Keeps the limits of a group. When this returns, they survive a loss of power. A group without limits needs no file.
+    pub(super) fn keep_group(&self, name: &str, limits: Limits) -> io::Result<()> {
+        let path = self.groups.join(format!("{name}.toml"));
+        match limits.any() {
+            false => remove(&path),
+            true => {
+                let limits = DiskLimits {
+                    group: None,
+                    values: limits,
+                };
+                let text = limits.to_toml().map_err(io::Error::other)?;
+                replace(&path, &format!(".{name}.new"), &text)
             }
         }
-        found.sort_by(|a, b| a.0.cmp(&b.0));
-        Ok(found)
     }
 
     /// Keeps a disk. When this returns, it survives a loss of power.
@@ -57,24 +91,18 @@ impl Files {
             // It would not be read again.
             return Err(io::Error::other("it would be too long"));
         }
-        self.replace(&self.path(id), &format!(".{id}.new"), &text)
+        replace(&self.path(id), &format!(".{id}.new"), &text)
     }
 
     /// Forgets a disk. That there is none is fine.
     pub(super) fn remove(&self, id: &str) -> io::Result<()> {
-        for path in [self.note(id), self.path(id)] {
-            match fs::remove_file(path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-                Ok(()) => self.sync()?,
-            }
-        }
-        Ok(())
+        remove(&self.note(id))?;
+        remove(&self.path(id))
     }
 
     /// Notes that a disk has been opened, with these files and devices, before a guest can write to it.
     pub(super) fn note_opened(&self, id: &str, disk: &[WrittenSpec]) {
-        let noted = self.replace(&self.note(id), &format!(".{id}.opened~"), &lines(disk));
+        let noted = replace(&self.note(id), &format!(".{id}.opened~"), &lines(disk));
         if let Err(error) = noted {
             tracing::warn!(
                 "{id}: cannot note in the folder of --state that it was opened: {error}; if its guest writes what looks like an image \
@@ -88,31 +116,57 @@ impl Files {
         fs::read(self.note(id)).is_ok_and(|noted| noted == lines(disk).as_bytes())
     }
 
-    /// Makes or replaces a file of a disk. `beside`: the name that it has until it is whole.
-    fn replace(&self, path: &Path, beside: &str, text: &str) -> io::Result<()> {
-        let beside = self.0.join(beside);
-        let mut created = File::options();
-        created.write(true).create(true).truncate(true).mode(0o600);
-        let mut out = created.open(&beside)?;
-        out.write_all(text.as_bytes())?;
-        out.sync_all()?;
-        fs::rename(beside, path)?;
-        self.sync()
-    }
-
     // No id begins with a dot, so these are no disk's file.
 
     fn note(&self, id: &str) -> PathBuf {
-        self.0.join(format!(".{id}.opened"))
+        self.disks.join(format!(".{id}.opened"))
     }
 
     fn path(&self, id: &str) -> PathBuf {
-        self.0.join(format!("{id}.toml"))
+        self.disks.join(format!("{id}.toml"))
     }
+}
 
-    fn sync(&self) -> io::Result<()> {
-        File::open(&self.0)?.sync_all()
+/// Returns the files of a folder that have the name of an id, and these, in order.
+fn named(folder: &Path) -> Result<Vec<(String, PathBuf)>, Failure> {
+    let unread =
+        |error: io::Error| Failure::input(format!("cannot read {}: {error}", folder.display()));
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unread)? {
+        let path = entry.map_err(unread)?.path();
+        let is_ours = path.extension().is_some_and(|end| end == "toml");
+        let id = path.file_stem().and_then(|stem| stem.to_str());
+        if let (true, Some(id)) = (is_ours, id.filter(|id| is_id(id))) {
+            found.push((id.to_owned(), path));
+        }
     }
+    found.sort();
+    Ok(found)
+}
+
+/// Makes or replaces a file, durably. `beside`: the name that it has until it is whole.
+fn replace(path: &Path, beside: &str, text: &str) -> io::Result<()> {
+    let beside = path.with_file_name(beside);
+    let mut created = File::options();
+    created.write(true).create(true).truncate(true).mode(0o600);
+    let mut out = created.open(&beside)?;
+    out.write_all(text.as_bytes())?;
+    out.sync_all()?;
+    fs::rename(beside, path)?;
+    sync_folder(path)
+}
+
+/// Removes a file, durably. That there is none is fine.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => sync_folder(path),
+    }
+}
+
+fn sync_folder(path: &Path) -> io::Result<()> {
+    File::open(path.parent().unwrap_or(path))?.sync_all()
 }
 
 /// The specs of a disk, a line each.
@@ -121,16 +175,14 @@ fn lines(disk: &[WrittenSpec]) -> String {
     lines.join("\n")
 }
 
-fn read(path: &Path) -> Result<DiskConfig, String> {
-    let named = |why: String| format!("{}: {why}: correct or remove it", path.display());
+fn read(path: &Path) -> Result<String, String> {
     let text = fs::metadata(path).and_then(|found| match found.len() {
-        // A pipe would have its reader wait for ever, and a device may have no end.
-        _ if !found.is_file() => Err(io::Error::other("it is no file")),
+        // A pipe would have its reader wait for a writer, and a device may have no end.
+        _ if !found.is_file() => Err(io::Error::other("it is not a file")),
         0..=FILE_BYTES_MAX => fs::read_to_string(path),
         _ => Err(io::Error::other("it is too long")),
     });
-    let text = text.map_err(|error| named(error.to_string()))?;
-    DiskConfig::from_toml(&text).map_err(named)
+    text.map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -98,9 +98,25 @@ impl LimitGroup {
         state.members.iter().filter(|member| member.is_here).count()
     }
 
-    /// Puts `limits` in force. Returns false if they were in force already. As in QEMU, the buckets begin empty. Reservations and shares
+    /// Puts `limits` in force for all disks of the group, whose workers are woken to adopt them.
+    pub fn set(&self, limits: Limits) {
+        if !self.renew(limits) {
+            return;
+        }
+        for (_, registry) in self.tuned().iter() {
+            if let Some(registry) = registry.upgrade() {
+                let tuning = Tuning {
+                    limits,
+                    ..registry.tuning().as_ref().clone()
+                };
+                registry.tune(tuning);
+            }
+        }
+    }
+
+    /// Replaces the limits. Returns false if they were in force already. As in QEMU, the buckets begin empty. Reservations and shares
     /// begin anew too, because they are measured in the time that requests took under the old limits, which may have been an hour.
-    fn set(&self, limits: Limits) -> bool {
+    fn renew(&self, limits: Limits) -> bool {
         let mut state = self.state();
         if state.limits == limits {
             return false;
@@ -146,23 +162,9 @@ impl Throttle {
         }
     }
 
-    /// Other limits for all disks of the group: those of the last one that sets them are in force. The workers of the other
-    /// disks are woken to adopt them.
+    /// Puts `limits` in force for all disks of the group.
     pub(crate) fn set(&self, limits: Limits) {
-        if !self.group.set(limits) {
-            return;
-        }
-        for (member, registry) in self.group.tuned().iter() {
-            if *member != self.member
-                && let Some(registry) = registry.upgrade()
-            {
-                let tuning = Tuning {
-                    limits,
-                    ..registry.tuning().as_ref().clone()
-                };
-                registry.tune(tuning);
-            }
-        }
+        self.group.set(limits);
     }
 
     /// Admits a request of a vring and counts it. `Err`: the time at which to ask again, which is `now_ns` if the buckets are in

@@ -10,10 +10,10 @@ use cleave_disk::DiskSpec;
 /// The files and devices of a disk, by what tells each from all others. They are looked at when the disk is opened, because a look at
 /// the file of another disk may wait for a server that is silent.
 #[derive(Debug, Default, Clone)]
-pub(super) struct OpenFiles(Vec<(PathBuf, (u64, u64))>);
+pub(crate) struct OpenFiles(Vec<(PathBuf, (u64, u64))>);
 
 impl OpenFiles {
-    pub(super) fn of(disk: &Storage) -> OpenFiles {
+    pub(crate) fn of(disk: &Storage) -> OpenFiles {
         let paths = disk.specs().iter().filter_map(DiskSpec::path);
         let identity = |path: &Path| {
             let found = fs::metadata(path).ok()?;
@@ -27,7 +27,7 @@ impl OpenFiles {
     }
 
     /// Returns the path of a file that both have.
-    pub(super) fn shared_with(&self, other: &OpenFiles) -> Option<&Path> {
+    pub(crate) fn shared_with(&self, other: &OpenFiles) -> Option<&Path> {
         let is_theirs = |identity| other.0.iter().any(|(_, theirs)| theirs == identity);
         let shared = self.0.iter().find(|(_, identity)| is_theirs(identity));
         shared.map(|(path, _)| path.as_path())

@@ -10,11 +10,9 @@ use cleave_config::{Change, DiskConfig};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use super::disks::Node;
-use super::routes;
-use super::snapshot;
+use super::{Host, routes, snapshot};
 use crate::control::report::Report;
-use crate::control::{Flushed, Ordered, Quiesced, metrics_only, not_so, quiet};
+use crate::control::{Flushed, Ordered, Quiesced, quiet};
 use crate::problem::{Problem, answer};
 
 /// A method of a path.
@@ -31,7 +29,7 @@ struct Route {
     answers: &'static [(u16, Shape)],
     /// How it answers when it refuses; always with a problem document.
     refusals: &'static [u16],
-    handler: fn() -> MethodRouter<Arc<Node>>,
+    handler: fn() -> MethodRouter<Arc<Host>>,
 }
 
 /// The contents of a body.
@@ -87,7 +85,7 @@ const ALL: &[Route] = &[
         body: Some(Shape::Spec),
         answers: &[(200, Shape::Disk), (201, Shape::Disk), (202, Shape::Disk)],
         refusals: &[400, 408, 409, 413, 422, 500, 507],
-        handler: || put(routes::add_disk),
+        handler: || put(routes::put),
     },
     Route {
         method: "PATCH",
@@ -212,20 +210,24 @@ const ALL: &[Route] = &[
 ];
 
 /// The router of all paths.
-pub(super) fn router(node: Arc<Node>) -> Router {
+pub(crate) fn router(host: Arc<Host>) -> Router {
     let empty = Router::new();
     let all = ALL.iter();
     let all = all.fold(empty, |router, route| {
         router.route(route.path, (route.handler)())
     });
     all.fallback(routes::nothing)
-        .method_not_allowed_fallback(not_so)
-        .with_state(node)
+        .method_not_allowed_fallback(routes::method_not_allowed)
+        .with_state(host)
 }
 
 /// The router of the metrics alone.
-pub(super) fn metrics_router(node: Arc<Node>) -> Router {
-    metrics_only(Router::new().route("/metrics", get(routes::metrics))).with_state(node)
+pub(crate) fn metrics_router(host: Arc<Host>) -> Router {
+    let metrics = Router::new().route("/metrics", get(routes::metrics));
+    metrics
+        .fallback(routes::only_metrics)
+        .method_not_allowed_fallback(routes::method_not_allowed)
+        .with_state(host)
 }
 
 async fn describe() -> Response {

@@ -6,7 +6,7 @@ use std::thread;
 use tokio::sync::oneshot;
 
 /// Does on a thread of its own what may block.
-pub(super) async fn aside(
+pub(crate) async fn aside(
     name: &str,
     job: impl FnOnce() -> io::Result<()> + Send + 'static,
 ) -> io::Result<()> {

@@ -1,0 +1,84 @@
+//! Commands to a disk that is served: how its workers serve it, and what becomes of held requests.
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use cleave_config::{DiskConfig, Names, SplitOption, VringModes};
+use cleave_worker::{Split, Tuning};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::json;
+
+use super::DiskStatus;
+use crate::problem::{Refusal, answer};
+use crate::tuning;
+
+/// The answer to an order about held requests.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Ordered {
+    /// How many there were.
+    requests: u64,
+}
+
+impl DiskStatus {
+    /// Has the disk served as a description says, and single vrings as `vrings` says: all of it or nothing.
+    pub(crate) fn tune(&self, config: &DiskConfig, vrings: &VringModes) -> Result<(), Refusal> {
+        let bad = |why| Refusal(StatusCode::BAD_REQUEST, why);
+        let now = self.device.tuning();
+        let split = match config.split.get() {
+            SplitOption::Off => Split::Off,
+            SplitOption::Auto => self.auto.clone(),
+            SplitOption::Fixed(chunk) => {
+                tuning::fixed(chunk, &self.device.disk, Names::Fields).map_err(bad)?
+            }
+        };
+        let vrings = vrings.applied_to(&now.vrings, self.vrings);
+        let tuning = Tuning {
+            vrings: vrings.map_err(bad)?,
+            ..tuning::tuning(config, split)
+        };
+        if tuning != *now {
+            self.device.tune(tuning);
+            let tuning = serde_json::to_value(self.tuning()).unwrap_or_default();
+            self.tell("changed", json!({ "tuning": tuning }));
+            let name = self.device.disk.name();
+            tracing::info!(
+                "{name}: is served differently from now on: {}",
+                self.describe_tuning()
+            );
+        }
+        Ok(())
+    }
+
+    /// Has held requests done again. Returns how many there were.
+    pub(super) fn repeat_held(&self) -> u64 {
+        self.released(self.device.resume(), "are done again")
+    }
+
+    /// Ends held requests as I/O errors.
+    pub(crate) fn fail(&self) -> Response {
+        let requests = self.released(self.device.fail(), "end as I/O errors");
+        answer(StatusCode::OK, &Ordered { requests })
+    }
+
+    /// Tells of an order about so many held requests.
+    fn released(&self, requests: u64, outcome: &str) -> u64 {
+        if requests > 0 {
+            self.tell("released", json!({ "requests": requests }));
+            let name = self.device.disk.name();
+            tracing::info!("{name}: {requests} held requests {outcome}, as ordered");
+        }
+        requests
+    }
+
+    /// Returns in a line how the disk is served now.
+    fn describe_tuning(&self) -> String {
+        serde_json::to_string(&self.tuning()).unwrap_or_default()
+    }
+
+    /// Returns true if the disk goes by this name: its id, its serial, or what it was opened as.
+    pub(crate) fn is_called(&self, name: &str) -> bool {
+        name == self.id()
+            || name == self.device.disk.name()
+            || self.serial().is_some_and(|serial| name == serial)
+    }
+}

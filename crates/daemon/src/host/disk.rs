@@ -1,0 +1,188 @@
+//! A disk of a host as its requests see it: what it is to be, its state, and the inbox of the one task that changes either.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use cleave_config::{Change, DiskConfig};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::open_files::OpenFiles;
+use crate::control::DiskStatus;
+use crate::disk_server::SizeAsker;
+use crate::problem::Refusal;
+
+/// Requests that may wait for a disk. More wait until there is room.
+const INBOX_MAX: usize = 64;
+
+/// A disk of a host: the sending end of its inbox, and what its task shows of it.
+#[derive(Debug)]
+pub(crate) struct HostedDisk {
+    pub(crate) id: String,
+    /// The socket of the frontends, as it is shown.
+    pub(crate) socket: String,
+    inbox: mpsc::Sender<DiskRequest>,
+    shown: watch::Receiver<Shown>,
+}
+
+/// Where the result of a request goes.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
+
+/// Where the result of a request comes from.
+pub(crate) type Answer<T> = oneshot::Receiver<Result<T, Refusal>>;
+
+/// A request to the task of a disk.
+#[derive(Debug)]
+pub(crate) enum DiskRequest {
+    /// Be as this description says.
+    Put(Box<DiskConfig>, Reply<Placed>),
+    Change(Box<Change>, Reply<()>),
+    /// Open the disk at once, if it waits to be tried again.
+    Start(Reply<()>),
+    /// Check the size of the disk, and tell the result to the one that asked, if there is one.
+    CheckSize(Option<SizeAsker>),
+    /// End, and have no file of it left. The result is the fate of requests that were in flight, if they did not end.
+    Delete(DeleteMode, Reply<Option<String>>),
+    /// End, for this reason, and come back with the next host.
+    Stop(String),
+}
+
+/// How a PUT found the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Placed {
+    New,
+    /// There was one, and it is as the description says now.
+    There,
+    /// The disk is kept, and its storage has not answered yet.
+    Opening,
+}
+
+/// How a disk in use is deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeleteMode {
+    /// Refused while a frontend is connected.
+    Safe,
+    /// Requests in flight are finished, within the deadline of the disk.
+    Drain,
+    /// Nothing is waited for.
+    Hard,
+}
+
+/// The state of a disk, as requests see it. `life.rs` says how one follows another.
+#[derive(Debug, Clone)]
+pub(crate) enum DiskState {
+    Opening,
+    Serving(Arc<DiskStatus>),
+    Ending,
+    /// Why it is not served.
+    Failed(String),
+    /// The text says which requests were left or lost, or why the disk is still in the list.
+    Ended(Option<String>),
+}
+
+impl DiskState {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            DiskState::Opening => "opening",
+            DiskState::Serving(_) => "serving",
+            DiskState::Ending => "ending",
+            DiskState::Failed(_) => "failed",
+            DiskState::Ended(_) => "ended",
+        }
+    }
+
+    /// Returns what an event says of the state, besides its name.
+    pub(crate) fn details(&self, socket: &str) -> Value {
+        match self {
+            DiskState::Opening | DiskState::Ending => Value::Null,
+            DiskState::Serving(status) => {
+                json!({"socket": socket, "size_bytes": status.entry().size_bytes})
+            }
+            DiskState::Failed(why) => json!({ "error": why }),
+            DiskState::Ended(lost) => json!({ "lost": lost }),
+        }
+    }
+}
+
+/// What a disk is to be, and how far it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Shown {
+    pub(crate) state: DiskState,
+    pub(crate) config: DiskConfig,
+    /// The files and devices that it had when it was opened.
+    pub(crate) files: OpenFiles,
+    /// Descriptors that it may come to need.
+    pub(crate) descriptors: u64,
+}
+
+impl HostedDisk {
+    /// Makes the handle of a disk, and the ends of it that its task has.
+    pub(crate) fn new(
+        id: &str,
+        socket: String,
+        shown: Shown,
+    ) -> (
+        Arc<HostedDisk>,
+        mpsc::Receiver<DiskRequest>,
+        watch::Sender<Shown>,
+    ) {
+        let (inbox, taken) = mpsc::channel(INBOX_MAX);
+        let (show, shown) = watch::channel(shown);
+        let disk = HostedDisk {
+            id: id.to_owned(),
+            socket,
+            inbox,
+            shown,
+        };
+        (Arc::new(disk), taken, show)
+    }
+
+    /// Asks the task of the disk. `None`: it has ended.
+    pub(crate) async fn ask<T>(
+        &self,
+        request: impl FnOnce(Reply<T>) -> DiskRequest,
+    ) -> Option<Result<T, Refusal>> {
+        let (reply, answer) = oneshot::channel();
+        self.inbox.send(request(reply)).await.ok()?;
+        answer.await.ok()
+    }
+
+    /// Asks the task of a disk that is to be there.
+    pub(crate) async fn ask_present<T>(
+        &self,
+        request: impl FnOnce(Reply<T>) -> DiskRequest,
+    ) -> Result<T, Refusal> {
+        let gone = || {
+            let why = format!("no disk `{}` here: see the list of disks", self.id);
+            Refusal(StatusCode::NOT_FOUND, why)
+        };
+        self.ask(request).await.ok_or_else(gone)?
+    }
+
+    /// Gives an order whose result nobody waits for.
+    pub(crate) async fn order(&self, order: DiskRequest) {
+        // A disk that has ended needs none.
+        let _ = self.inbox.send(order).await;
+    }
+
+    /// Returns true once its task has ended, which takes no more requests.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.inbox.is_closed()
+    }
+
+    pub(crate) fn shown(&self) -> watch::Ref<'_, Shown> {
+        self.shown.borrow()
+    }
+
+    pub(crate) fn state(&self) -> DiskState {
+        self.shown().state.clone()
+    }
+
+    /// Waits until its state is one that `is_meant` takes, or its task has ended.
+    pub(crate) async fn reaches(&self, is_meant: impl Fn(&DiskState) -> bool) -> DiskState {
+        let mut shown = self.shown.clone();
+        // An error says that the task has ended: no other state follows.
+        let _ = shown.wait_for(|shown| is_meant(&shown.state)).await;
+        self.state()
+    }
+}

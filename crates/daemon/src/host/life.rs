@@ -1,0 +1,907 @@
+//! The life of a disk: one task that has its inbox, and alone changes its description, its file and its state.
+//!
+//! ```text
+//!        PUT                          opened                     DELETE, stop
+//!  ─────────────────► Opening ──────────────────► Serving ──────────────────────► Ending ─────► Ended
+//!                      ▲   │                                                        ▲            │
+//!          start, time │   │ cannot be opened                 DELETE, stop          │            │ its file
+//!                      │   ▼                                                        │            │ cannot be
+//!                      Failed ──────────────────────────────────────────────────────┤            │ removed
+//!                      ▲   PUT of another description: Opening                       │            ▼
+//!  the file cannot     │                                                            │           Left
+//!  be read: Broken ────┴────────────────────────────────────────────────────────────┴──── PUT: Opening, DELETE: Ended
+//! ```
+//!
+//! A disk is *new* until a PUT has been answered with success: if it cannot be opened, or its file cannot be written, it is undone,
+//! and what was there before is back.
+//!
+//! Whatever waits (opening, serving, a write of the file, a pause) is a future in a field, and all of them are waited for in one
+//! place, [`Life::event`]. A request is handled at once, without waiting, so no two meet; one whose effect has to be in the file first
+//! waits in a list.
+
+#[cfg(test)]
+mod tests;
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use cleave_config::{Change, DiskConfig, Unlike, VringModes, WrittenSpec};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until};
+
+use super::disk::{Answer, DeleteMode, DiskRequest, DiskState, HostedDisk, Placed, Reply, Shown};
+use super::open_files::OpenFiles;
+use crate::control::DiskStatus;
+use crate::disk_server::{Order, SizeAsker};
+use crate::failure::Failure;
+use crate::problem::Refusal;
+
+/// Pauses between two attempts to open a disk: the first, and the longest.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// A PUT or a start whose disk takes longer to open is answered before.
+const OPEN_TIME: Duration = Duration::from_secs(10);
+/// A hard end waits so long for a session that has nothing to wait for.
+const HARD_TIME: Duration = Duration::from_millis(50);
+/// Orders that may wait for the server of a disk. One place is for the end.
+const ORDERS_MAX: usize = 64;
+
+/// Work that goes on while requests are handled.
+pub(crate) type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// What the task of a disk needs of its host.
+pub(crate) trait DiskHost: Send + Sync + 'static {
+    /// A disk that is open.
+    type Opened: Send;
+
+    /// Checks that the host can have a disk of this description. Returns how many descriptors it may come to need.
+    fn judge(&self, id: &str, config: &DiskConfig) -> Result<u64, String>;
+
+    /// Opens a disk. If the work is dropped, nothing stays open.
+    fn open(self: Arc<Self>, id: &str, config: &DiskConfig, past: Past) -> Work<OpenResult<Self>>;
+
+    /// Begins to serve a disk. The work ends when the disk does and its image is closed, with the fate of requests that did not end.
+    fn serve(
+        self: Arc<Self>,
+        id: &str,
+        opened: Self::Opened,
+        orders: mpsc::Receiver<Order>,
+    ) -> Result<(Arc<DiskStatus>, Work<Option<String>>), Failure>;
+
+    /// Makes the file of a disk as this description says, durably; `None`: there is to be none. If a group is named, its file is made
+    /// as its limits are.
+    fn keep(
+        self: Arc<Self>,
+        id: &str,
+        file: Option<&DiskConfig>,
+        group: Option<&str>,
+    ) -> Work<io::Result<()>>;
+
+    /// Removes the file of a disk, durably, and that of its group with the last of its disks.
+    fn remove(self: Arc<Self>, id: &str, group: Option<&str>) -> Work<io::Result<()>>;
+
+    /// Returns true if the limits of a group have to be written.
+    fn is_group_due(&self, group: &str) -> bool;
+
+    /// Notes that a disk of this description is there, or that it is not any more. A group is there as long as its disks.
+    fn joins(&self, config: &DiskConfig);
+    fn leaves(&self, config: &DiskConfig);
+
+    /// Returns a description with the limits that are in force if it shares those of a group.
+    fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig;
+
+    /// Makes the limits of a description those of its group, and puts them in force for all of its disks.
+    fn set_group_limits(&self, config: &DiskConfig);
+
+    /// The socket of the frontends of a disk, as it is shown.
+    fn socket(&self, id: &str) -> String;
+
+    /// Tells of a state that a disk has entered.
+    fn tell(&self, id: &str, state: &DiskState);
+
+    /// Takes a disk out of the list, with the folder of its socket.
+    fn forget(&self, id: &str);
+}
+
+/// The result of opening.
+pub(crate) type OpenResult<H> = Result<(<H as DiskHost>::Opened, OpenFiles), Failure>;
+
+/// What is known of the content of a disk that is to be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Past {
+    /// Nothing.
+    Unknown,
+    /// The disk was in the state folder when the host started, which may say more.
+    CameBack,
+    /// It was open before, so a guest may have written it.
+    WasOpen,
+}
+
+/// The file of a disk in the state folder.
+#[derive(Debug, Clone, PartialEq)]
+enum File {
+    Absent,
+    Holds(Box<DiskConfig>),
+    /// There is one that cannot be read, or the last work on it failed.
+    Unknown,
+}
+
+/// How far a disk is.
+enum Phase<H: DiskHost> {
+    Opening {
+        opened: Work<OpenResult<H>>,
+        /// When requests that wait for it are answered nevertheless.
+        patience: Instant,
+    },
+    Serving(Arc<DiskStatus>, Server),
+    /// Told to end. Nothing here may hold the disk, whose image is to be closed.
+    Ending(Server, Goal),
+    /// Why it could not be opened, and when it is tried again.
+    Failed(String, Instant),
+    /// Its file cannot be read.
+    Broken(String),
+    /// Its file is being removed.
+    Removing,
+    /// Why its file could not be removed.
+    Left(String),
+    /// The end of the task.
+    Over(Option<String>),
+}
+
+/// The server of the disk.
+struct Server {
+    orders: mpsc::Sender<Order>,
+    ended: Work<Option<String>>,
+}
+
+/// What follows when a disk has ended.
+enum Goal {
+    /// The end of the task.
+    Stop,
+    /// Its file is removed.
+    Delete,
+    /// The disk is as it was before the PUT that is refused.
+    Undo(Refusal),
+}
+
+/// What there was before a PUT whose success is not known yet.
+struct Before {
+    was: Was,
+    config: DiskConfig,
+}
+
+enum Was {
+    Nothing,
+    /// The phases of these names, with their reasons.
+    Broken(String),
+    Left(String),
+    Failed(String),
+}
+
+/// Something that has happened.
+enum Event<H: DiskHost> {
+    Asked(Option<DiskRequest>),
+    Opened(OpenResult<H>),
+    Ended(Option<String>),
+    Kept(io::Result<()>),
+    /// A time has come.
+    Due,
+}
+
+/// A disk, as its task has it.
+struct Life<H: DiskHost> {
+    host: Arc<H>,
+    id: String,
+    inbox: mpsc::Receiver<DiskRequest>,
+    show: watch::Sender<Shown>,
+    phase: Phase<H>,
+    /// The next pause before it is tried again.
+    pause: Duration,
+    /// The description, without the limits of its group once they are the group's.
+    config: DiskConfig,
+    /// The state that was told last.
+    told: Option<&'static str>,
+    file: File,
+    /// What the work on the file makes it, while there is any.
+    writing: Option<(File, Work<io::Result<()>>)>,
+    /// Some while the disk is new.
+    before: Option<Before>,
+    came_back: bool,
+    /// What was open when the disk was opened last.
+    was_open: Option<Vec<WrittenSpec>>,
+    /// The fate of requests that did not end with the disk.
+    lost: Option<String>,
+    putting: Vec<Reply<Placed>>,
+    changing: Vec<Reply<()>>,
+    starting: Vec<Reply<()>>,
+    deleting: Vec<Reply<Option<String>>>,
+}
+
+/// Starts the task of a new disk with the PUT that adds it, and returns where that will be answered. To be called inside the runtime.
+pub(crate) fn begin<H: DiskHost>(
+    host: &Arc<H>,
+    id: &str,
+    config: DiskConfig,
+) -> (Arc<HostedDisk>, Answer<Placed>) {
+    let (disk, mut life) = new(host, id, config, File::Absent);
+    life.before = Some(Before {
+        was: Was::Nothing,
+        config: DiskConfig::default(),
+    });
+    let (reply, answer) = oneshot::channel();
+    life.putting.push(reply);
+    life.open();
+    spawn(life);
+    (disk, answer)
+}
+
+/// Starts the task of a disk whose file is there when the host starts.
+pub(crate) fn restore<H: DiskHost>(
+    host: &Arc<H>,
+    id: &str,
+    file: Result<DiskConfig, String>,
+) -> Arc<HostedDisk> {
+    match file {
+        Ok(config) => {
+            let file = File::Holds(Box::new(config.clone()));
+            let (disk, mut life) = new(host, id, config, file);
+            life.came_back = true;
+            life.open();
+            spawn(life);
+            disk
+        }
+        Err(why) => {
+            tracing::error!("{id}: not served: {why}");
+            let (disk, mut life) = new(host, id, DiskConfig::default(), File::Unknown);
+            life.enter(Phase::Broken(why));
+            spawn(life);
+            disk
+        }
+    }
+}
+
+/// Starts the task of a disk that is served already. `ended`: its server.
+pub(crate) fn adopt<H: DiskHost>(
+    host: &Arc<H>,
+    id: &str,
+    config: DiskConfig,
+    status: Arc<DiskStatus>,
+    serve: impl FnOnce(mpsc::Receiver<Order>) -> Work<Option<String>>,
+) -> Arc<HostedDisk> {
+    let file = File::Holds(Box::new(config.clone()));
+    let (disk, mut life) = new(host, id, config, file);
+    let (orders, taken) = mpsc::channel(ORDERS_MAX);
+    let ended = serve(taken);
+    life.enter(Phase::Serving(status, Server { orders, ended }));
+    spawn(life);
+    disk
+}
+
+fn new<H: DiskHost>(
+    host: &Arc<H>,
+    id: &str,
+    config: DiskConfig,
+    file: File,
+) -> (Arc<HostedDisk>, Life<H>) {
+    host.joins(&config);
+    let shown = Shown {
+        state: DiskState::Opening,
+        descriptors: host.judge(id, &config).unwrap_or_default(),
+        config: config.clone(),
+        files: OpenFiles::default(),
+    };
+    let (disk, inbox, show) = HostedDisk::new(id, host.socket(id), shown);
+    let life = Life {
+        host: host.clone(),
+        id: id.to_owned(),
+        inbox,
+        show,
+        phase: Phase::Over(None),
+        pause: PAUSE_MIN,
+        config,
+        told: None,
+        file,
+        writing: None,
+        before: None,
+        came_back: false,
+        was_open: None,
+        lost: None,
+        putting: Vec::new(),
+        changing: Vec::new(),
+        starting: Vec::new(),
+        deleting: Vec::new(),
+    };
+    (disk, life)
+}
+
+fn spawn<H: DiskHost>(life: Life<H>) {
+    let (id, show) = (life.id.clone(), life.show.clone());
+    let task = tokio::spawn(life.run());
+    tokio::spawn(async move {
+        // A fault of our own is the end of this disk alone.
+        if task.await.is_err() {
+            let why = format!("{id}: internal fault, see the log");
+            show.send_modify(|shown| shown.state = DiskState::Ended(Some(why)));
+        }
+    });
+}
+
+impl<H: DiskHost> Life<H> {
+    async fn run(mut self) {
+        while !matches!(self.phase, Phase::Over(_)) {
+            match self.event().await {
+                Event::Asked(Some(request)) => self.take(request),
+                // The host has dropped it.
+                Event::Asked(None) => self.stop("the host ends".to_owned()),
+                Event::Opened(Ok((opened, files))) => self.serve(opened, files),
+                Event::Opened(Err(failure)) => self.fail(failure.to_string()),
+                Event::Ended(lost) => self.ended(lost),
+                Event::Kept(result) => self.kept(result),
+                Event::Due => self.due(),
+            }
+        }
+    }
+
+    /// Waits for whatever happens next. Requests come first: whatever else has happened at the same time finds their effect.
+    async fn event(&mut self) -> Event<H> {
+        let due = self.due_at();
+        let Life {
+            inbox,
+            phase,
+            writing,
+            ..
+        } = self;
+        tokio::select! {
+            biased;
+            request = inbox.recv() => Event::Asked(request),
+            event = progress(phase) => event,
+            kept = written(writing) => Event::Kept(kept),
+            () = until(due), if due.is_some() => Event::Due,
+        }
+    }
+
+    /// When it has something to do by itself.
+    fn due_at(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Failed(_, again) => Some(*again),
+            Phase::Opening { patience, .. } => {
+                let is_waited_for = !self.putting.is_empty() || !self.starting.is_empty();
+                (is_waited_for && self.writing.is_none()).then_some(*patience)
+            }
+            _ => None,
+        }
+    }
+
+    fn due(&mut self) {
+        match &self.phase {
+            Phase::Failed(..) => self.open(),
+            // It is kept, and opened however long that takes.
+            Phase::Opening { .. } => {
+                self.share_limits();
+                self.write();
+            }
+            _ => {}
+        }
+    }
+
+    fn take(&mut self, request: DiskRequest) {
+        match request {
+            DiskRequest::Put(config, reply) => self.put(*config, reply),
+            DiskRequest::Change(change, reply) => self.change(&change, reply),
+            DiskRequest::Start(reply) => self.start(reply),
+            DiskRequest::CheckSize(asker) => self.check_size(asker),
+            DiskRequest::Delete(mode, reply) => self.delete(mode, reply),
+            DiskRequest::Stop(why) => self.stop(why),
+        }
+    }
+
+    // Requests.
+
+    fn put(&mut self, wanted: DiskConfig, reply: Reply<Placed>) {
+        let now = self.now();
+        match &self.phase {
+            Phase::Broken(why) => {
+                let was = Was::Broken(why.clone());
+                self.replace(wanted, was, reply);
+            }
+            Phase::Left(why) => {
+                let was = Was::Left(why.clone());
+                self.replace(wanted, was, reply);
+            }
+            Phase::Failed(why, _) if now.turned_into(&wanted).is_err() => {
+                let was = Was::Failed(why.clone());
+                self.replace(wanted, was, reply);
+            }
+            Phase::Opening { .. } | Phase::Serving(..) | Phase::Failed(..) => {
+                if let Err(refusal) = self.become_as(&now, &wanted) {
+                    return answer(reply, Err(refusal));
+                }
+                self.putting.push(reply);
+                match &self.phase {
+                    Phase::Failed(..) => self.open_again(),
+                    Phase::Serving(..) => self.write(),
+                    _ => {}
+                }
+            }
+            Phase::Ending(..) | Phase::Removing | Phase::Over(_) => {
+                answer(reply, Err(self.removed()));
+            }
+        }
+    }
+
+    /// Has the disk be as a description says, if it need not be opened anew for that.
+    fn become_as(&mut self, now: &DiskConfig, wanted: &DiskConfig) -> Result<(), Refusal> {
+        if now == wanted {
+            return Ok(());
+        }
+        let next = now.turned_into(wanted).map_err(|unlike| match unlike {
+            Unlike::Fixed(fields) => {
+                let fields = fields.join(", ");
+                let why = format!(
+                    "{fields}: disk {} has another value, which cannot change while it is served: remove the disk first",
+                    self.id
+                );
+                Refusal(StatusCode::CONFLICT, why)
+            }
+            Unlike::Check(why) => Refusal(StatusCode::BAD_REQUEST, why),
+        })?;
+        // Nothing changes for a group that is named alone.
+        match next == *now {
+            true => Ok(()),
+            false => self.turn(next, &VringModes::default()),
+        }
+    }
+
+    /// Puts a description in force that differs in what can change at any time.
+    fn turn(&mut self, next: DiskConfig, vrings: &VringModes) -> Result<(), Refusal> {
+        let judged = self.host.judge(&self.id, &next);
+        judged.map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))?;
+        if let Phase::Serving(status, _) = &self.phase {
+            status.tune(&next, vrings)?;
+        }
+        self.host.set_group_limits(&next);
+        self.describe(next.kept());
+        Ok(())
+    }
+
+    /// Opens a disk of another description in the place of one that is not served.
+    fn replace(&mut self, wanted: DiskConfig, was: Was, reply: Reply<Placed>) {
+        if let Err(why) = self.host.judge(&self.id, &wanted) {
+            return answer(reply, Err(Refusal(StatusCode::BAD_REQUEST, why)));
+        }
+        let config = self.config.clone();
+        self.before = Some(Before { was, config });
+        self.describe(wanted);
+        self.came_back = false;
+        self.putting.push(reply);
+        self.open_again();
+    }
+
+    fn change(&mut self, change: &Change, reply: Reply<()>) {
+        let bad = |why| Refusal(StatusCode::BAD_REQUEST, why);
+        let next = match &self.phase {
+            Phase::Serving(..) => self.now().with(change).map_err(bad),
+            _ => Err(self.not_served()),
+        };
+        let changed = next.and_then(|next| self.turn(next, &change.vrings));
+        match changed {
+            Ok(()) => {
+                self.changing.push(reply);
+                self.write();
+            }
+            Err(refusal) => answer(reply, Err(refusal)),
+        }
+    }
+
+    fn start(&mut self, reply: Reply<()>) {
+        match &self.phase {
+            Phase::Failed(..) => {
+                self.starting.push(reply);
+                self.open_again();
+            }
+            Phase::Opening { .. } => self.starting.push(reply),
+            Phase::Serving(..) => answer(reply, Ok(())),
+            Phase::Broken(why) => {
+                let refusal = Refusal(StatusCode::UNPROCESSABLE_ENTITY, why.clone());
+                answer(reply, Err(refusal));
+            }
+            _ => answer(reply, Err(self.not_served())),
+        }
+    }
+
+    fn check_size(&mut self, asker: Option<SizeAsker>) {
+        if let Phase::Serving(_, server) = &self.phase
+            && server.orders.capacity() > 1
+        {
+            // One that is not taken drops the asker, which learns from it.
+            let _ = server.orders.try_send(Order::CheckSize(asker));
+        }
+    }
+
+    fn delete(&mut self, mode: DeleteMode, reply: Reply<Option<String>>) {
+        let why = "it is deleted".to_owned();
+        let within = (mode == DeleteMode::Hard).then_some(HARD_TIME);
+        match &self.phase {
+            Phase::Serving(status, _) if mode == DeleteMode::Safe && status.is_connected() => {
+                let why = format!(
+                    "a frontend is connected to disk {}: unplug the disk first, or remove it with mode=drain",
+                    self.id
+                );
+                return answer(reply, Err(Refusal(StatusCode::CONFLICT, why)));
+            }
+            _ => {}
+        }
+        self.deleting.push(reply);
+        self.refuse_waiting();
+        self.end(Order::Stop(why, within), Goal::Delete);
+    }
+
+    fn stop(&mut self, why: String) {
+        self.end(Order::Stop(why, None), Goal::Stop);
+    }
+
+    // What happens by itself.
+
+    /// Opens the disk without a pause, and begins to count the pauses anew.
+    fn open_again(&mut self) {
+        self.pause = PAUSE_MIN;
+        self.open();
+    }
+
+    fn open(&mut self) {
+        let config = self.now();
+        let past = match &self.was_open {
+            Some(disk) if *disk == config.disk => Past::WasOpen,
+            _ if self.came_back => Past::CameBack,
+            _ => Past::Unknown,
+        };
+        let opened = self.host.clone().open(&self.id, &config, past);
+        let patience = Instant::now() + OPEN_TIME;
+        self.enter(Phase::Opening { opened, patience });
+    }
+
+    fn serve(&mut self, opened: H::Opened, files: OpenFiles) {
+        self.was_open = Some(self.config.disk.clone());
+        let (orders, taken) = mpsc::channel(ORDERS_MAX);
+        match self.host.clone().serve(&self.id, opened, taken) {
+            Ok((status, ended)) => {
+                self.share_limits();
+                // The description may have changed while the disk was opened.
+                if let Err(Refusal(_, why)) = status.tune(&self.now(), &VringModes::default()) {
+                    tracing::warn!("{}: {why}", self.id);
+                }
+                self.show.send_modify(|shown| shown.files = files);
+                self.enter(Phase::Serving(status, Server { orders, ended }));
+                self.write();
+            }
+            Err(failure) => self.fail(failure.to_string()),
+        }
+    }
+
+    /// Gives its group the limits that a new description names.
+    fn share_limits(&mut self) {
+        if self.config.limit_group().is_some() && self.config.limits.get().values.any() {
+            self.host.set_group_limits(&self.config);
+            self.describe(self.config.kept());
+        }
+    }
+
+    /// It could not be opened.
+    fn fail(&mut self, why: String) {
+        let refusal = || Refusal(StatusCode::UNPROCESSABLE_ENTITY, why.clone());
+        match (&self.before, &self.writing) {
+            (Some(_), None) => return self.undo(refusal()),
+            // It is being kept: what waits for that is answered then.
+            (Some(_), Some(_)) => {}
+            (None, _) => self.answer_waiting(refusal),
+        }
+        tracing::warn!("{}: not served, to be tried again: {why}", self.id);
+        let again = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        self.enter(Phase::Failed(why, again));
+    }
+
+    /// Ends the disk for this purpose, or goes on to what follows if it is not served.
+    fn end(&mut self, order: Order, goal: Goal) {
+        match std::mem::replace(&mut self.phase, Phase::Over(None)) {
+            Phase::Serving(_, server) => {
+                // There is room: the last place is for this order.
+                let _ = server.orders.try_send(order);
+                self.enter(Phase::Ending(server, goal));
+            }
+            Phase::Ending(server, before) => {
+                let _ = server.orders.try_send(order);
+                // A disk that is deleted is not kept because the host ends.
+                let goal = match (before, goal) {
+                    (Goal::Delete, _) | (_, Goal::Delete) => Goal::Delete,
+                    (Goal::Stop, _) => Goal::Stop,
+                    (Goal::Undo(refusal), Goal::Undo(_)) => Goal::Undo(refusal),
+                    (Goal::Undo(_), goal) => goal,
+                };
+                self.phase = Phase::Ending(server, goal);
+            }
+            Phase::Removing => self.phase = Phase::Removing,
+            _ => self.follow(goal),
+        }
+    }
+
+    fn ended(&mut self, lost: Option<String>) {
+        self.lost = lost;
+        self.show
+            .send_modify(|shown| shown.files = OpenFiles::default());
+        match std::mem::replace(&mut self.phase, Phase::Over(None)) {
+            Phase::Ending(_, goal) => self.follow(goal),
+            // By itself: it stays in the list, with what it left.
+            _ => self.follow(Goal::Stop),
+        }
+    }
+
+    /// Does what follows when nothing is served any more.
+    fn follow(&mut self, goal: Goal) {
+        match goal {
+            Goal::Stop => self.enter(Phase::Over(self.lost.clone())),
+            Goal::Delete => {
+                self.enter(Phase::Removing);
+                self.write();
+            }
+            Goal::Undo(refusal) => self.undone(refusal),
+        }
+    }
+
+    /// Takes back a disk that is new.
+    fn undo(&mut self, refusal: Refusal) {
+        let why = "it could not be added".to_owned();
+        self.end(Order::Stop(why, None), Goal::Undo(refusal));
+    }
+
+    fn undone(&mut self, refusal: Refusal) {
+        match self.before.take() {
+            Some(Before { was, config }) => {
+                self.describe(config);
+                match was {
+                    Was::Nothing => self.vanish(),
+                    Was::Broken(why) => self.enter(Phase::Broken(why)),
+                    Was::Left(why) => self.enter(Phase::Left(why)),
+                    Was::Failed(why) => {
+                        self.enter(Phase::Failed(why, Instant::now() + self.pause));
+                    }
+                }
+            }
+            None => self.vanish(),
+        }
+        for reply in self.putting.drain(..) {
+            answer(reply, Err(Refusal(refusal.0, refusal.1.clone())));
+        }
+    }
+
+    /// Leaves the list, and ends.
+    fn vanish(&mut self) {
+        self.host.leaves(&self.config);
+        self.host.forget(&self.id);
+        self.enter(Phase::Over(self.lost.clone()));
+    }
+
+    // Its file.
+
+    /// The file as it is to be.
+    fn wanted_file(&self) -> File {
+        match &self.phase {
+            Phase::Removing => File::Absent,
+            _ if self.config.persistent.get().0 => File::Holds(Box::new(self.config.kept())),
+            _ => File::Absent,
+        }
+    }
+
+    /// Makes the file as it is to be; when it is, whatever waits for that is answered.
+    fn write(&mut self) {
+        if self.writing.is_some() {
+            return;
+        }
+        let (host, wanted) = (self.host.clone(), self.wanted_file());
+        let group = self.config.limit_group();
+        let due = group.filter(|group| self.host.is_group_due(group));
+        let is_removing = matches!(self.phase, Phase::Removing);
+        if wanted == self.file && (due.is_none() || is_removing) {
+            return self.is_kept();
+        }
+        let work = match &wanted {
+            _ if is_removing => host.remove(&self.id, group),
+            File::Holds(config) => host.keep(&self.id, Some(config), due),
+            File::Absent | File::Unknown => host.keep(&self.id, None, due),
+        };
+        self.writing = Some((wanted, work));
+    }
+
+    fn kept(&mut self, result: io::Result<()>) {
+        let Some((file, _)) = self.writing.take() else {
+            return;
+        };
+        match result {
+            Ok(()) => {
+                self.file = file;
+                // The disk may have been changed meanwhile.
+                self.write();
+            }
+            Err(error) => {
+                self.file = File::Unknown;
+                match file == self.wanted_file() {
+                    true => self.is_not_kept(&error),
+                    false => self.write(),
+                }
+            }
+        }
+    }
+
+    /// Answers what waited for the file.
+    fn is_kept(&mut self) {
+        match &self.phase {
+            Phase::Removing => {
+                self.vanish();
+                for reply in self.deleting.drain(..) {
+                    answer(reply, Ok(self.lost.clone()));
+                }
+            }
+            // It may have failed since its file was begun, and is tried again.
+            Phase::Opening { .. } | Phase::Failed(..) => {
+                self.before = None;
+                for reply in self.putting.drain(..) {
+                    answer(reply, Ok(Placed::Opening));
+                }
+                for reply in self.starting.drain(..) {
+                    answer(reply, Ok(()));
+                }
+            }
+            Phase::Serving(..) => {
+                let mut placed = match self.before.take() {
+                    Some(_) => Placed::New,
+                    None => Placed::There,
+                };
+                for reply in self.putting.drain(..) {
+                    answer(reply, Ok(std::mem::replace(&mut placed, Placed::There)));
+                }
+                for reply in self.changing.drain(..).chain(self.starting.drain(..)) {
+                    answer(reply, Ok(()));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn is_not_kept(&mut self, error: &io::Error) {
+        let refuse = |why| Refusal(StatusCode::INTERNAL_SERVER_ERROR, why);
+        match &self.phase {
+            Phase::Removing => {
+                let why = format!(
+                    "the disk has ended, but its file cannot be removed: {error}: see to the folder of --state, then remove the \
+                     disk again"
+                );
+                self.enter(Phase::Left(why.clone()));
+                for reply in self.deleting.drain(..) {
+                    answer(reply, Err(refuse(why.clone())));
+                }
+            }
+            _ if self.before.is_some() => {
+                let why = format!(
+                    "cannot write the file of the disk: {error}: see to the folder of --state"
+                );
+                self.undo(refuse(why));
+            }
+            Phase::Ending(..) => {}
+            _ => {
+                let why = format!(
+                    "changed until the disk is opened again, but its file cannot be written: {error}: see to the folder of --state"
+                );
+                tracing::warn!("{}: {why}", self.id);
+                self.answer_waiting(|| refuse(why.clone()));
+            }
+        }
+    }
+
+    // Answers.
+
+    /// Refuses all that waits, except to delete it.
+    fn answer_waiting(&mut self, refusal: impl Fn() -> Refusal) {
+        for reply in self.putting.drain(..) {
+            answer(reply, Err(refusal()));
+        }
+        for reply in self.changing.drain(..).chain(self.starting.drain(..)) {
+            answer(reply, Err(refusal()));
+        }
+    }
+
+    /// Refuses what waits for a disk that is to be deleted.
+    fn refuse_waiting(&mut self) {
+        self.before = None;
+        let why = self.removed().1;
+        self.answer_waiting(|| Refusal(StatusCode::CONFLICT, why.clone()));
+    }
+
+    fn removed(&self) -> Refusal {
+        let why = format!(
+            "disk {} is being removed: send the request again when it has ended",
+            self.id
+        );
+        Refusal(StatusCode::CONFLICT, why)
+    }
+
+    fn not_served(&self) -> Refusal {
+        let state = self.state().name();
+        let why = format!("disk {} is not served, it is {state}", self.id);
+        Refusal(StatusCode::CONFLICT, why)
+    }
+
+    // What is shown.
+
+    /// The description in force.
+    fn now(&self) -> DiskConfig {
+        self.host.with_group_limits(&self.config)
+    }
+
+    fn enter(&mut self, phase: Phase<H>) {
+        self.phase = phase;
+        let state = self.state();
+        self.show.send_modify(|shown| shown.state = state.clone());
+        if self.told.replace(state.name()) != Some(state.name()) {
+            self.host.tell(&self.id, &state);
+        }
+    }
+
+    /// Takes another description.
+    fn describe(&mut self, config: DiskConfig) {
+        // In this order: a group would end with its last disk.
+        self.host.joins(&config);
+        self.host.leaves(&self.config);
+        let descriptors = self.host.judge(&self.id, &config).unwrap_or_default();
+        self.config = config.clone();
+        self.show.send_modify(|shown| {
+            shown.config = config;
+            shown.descriptors = descriptors;
+        });
+    }
+
+    fn state(&self) -> DiskState {
+        match &self.phase {
+            Phase::Opening { .. } => DiskState::Opening,
+            Phase::Serving(status, _) => DiskState::Serving(status.clone()),
+            Phase::Ending(..) => DiskState::Ending,
+            Phase::Failed(why, _) | Phase::Broken(why) => DiskState::Failed(why.clone()),
+            Phase::Removing => DiskState::Ended(self.lost.clone()),
+            Phase::Left(why) => DiskState::Ended(Some(why.clone())),
+            Phase::Over(lost) => DiskState::Ended(lost.clone()),
+        }
+    }
+}
+
+/// Waits for the end of what a disk does at present; forever if it waits itself.
+async fn progress<H: DiskHost>(phase: &mut Phase<H>) -> Event<H> {
+    match phase {
+        Phase::Opening { opened, .. } => Event::Opened(opened.await),
+        Phase::Serving(_, server) | Phase::Ending(server, _) => {
+            Event::Ended((&mut server.ended).await)
+        }
+        _ => std::future::pending().await,
+    }
+}
+
+async fn written(writing: &mut Option<(File, Work<io::Result<()>>)>) -> io::Result<()> {
+    match writing {
+        Some((_, work)) => work.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Answers a request. Its client may have left.
+fn answer<T>(reply: Reply<T>, result: Result<T, Refusal>) {
+    let _ = reply.send(result);
+}

@@ -1,0 +1,126 @@
+//! The disks of a process and its HTTP interface: the one disk of `cleave serve`, or all that a node has. [`HostedDisk`] is a disk as
+//! requests see it, [`life`] the task behind it, and [`api`] the table of what can be asked.
+
+pub(crate) mod api;
+pub(crate) mod aside;
+pub(crate) mod disk;
+pub(crate) mod life;
+pub(crate) mod open_files;
+mod routes;
+mod snapshot;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use axum::http::StatusCode;
+use cleave_config::DiskConfig;
+
+use crate::events::Events;
+use crate::problem::Refusal;
+use disk::{Answer, DiskRequest, DiskState, HostedDisk, Placed};
+
+/// What the HTTP interface has at hand.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) disks: Arc<Disks>,
+    pub(crate) events: Arc<Events>,
+    /// `None`: there is one disk, which the command line describes.
+    pub(crate) many: Option<Arc<dyn ManyDisks>>,
+}
+
+/// What the host of many disks can do.
+pub(crate) trait ManyDisks: std::fmt::Debug + Send + Sync {
+    /// Begins the life of a disk that is put as it is described here, and adds it to the list.
+    fn begin(
+        &self,
+        id: &str,
+        config: &DiskConfig,
+    ) -> Result<(Arc<HostedDisk>, Answer<Placed>), Refusal>;
+
+    /// Returns a description with the limits that are in force if it shares those of a group.
+    fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig;
+}
+
+/// All disks by their ids.
+#[derive(Debug, Default)]
+pub(crate) struct Disks(Mutex<BTreeMap<String, Arc<HostedDisk>>>);
+
+impl Host {
+    fn find(&self, id: &str) -> Result<Arc<HostedDisk>, Refusal> {
+        let found = self.disks.find(id).or_else(|| self.only_disk(id));
+        found.ok_or_else(|| {
+            let why = format!("no disk `{id}` here: see the list of disks");
+            Refusal(StatusCode::NOT_FOUND, why)
+        })
+    }
+
+    /// Returns the one disk of `cleave serve`, if it goes by this name.
+    fn only_disk(&self, name: &str) -> Option<Arc<HostedDisk>> {
+        if self.many.is_some() {
+            return None;
+        }
+        let is_called = |disk: &Arc<HostedDisk>| matches!(disk.state(), DiskState::Serving(status) if status.is_called(name));
+        self.disks.all().into_iter().find(is_called)
+    }
+
+    /// Returns a description with the limits that are in force.
+    fn in_force(&self, config: &DiskConfig) -> DiskConfig {
+        match &self.many {
+            Some(many) => many.with_group_limits(config),
+            None => config.clone(),
+        }
+    }
+
+    /// Has a disk be as it is described, whether or not it is there.
+    async fn put(
+        &self,
+        id: &str,
+        config: &DiskConfig,
+    ) -> Result<(Arc<HostedDisk>, Placed), Refusal> {
+        loop {
+            let found = self.disks.find(id).or_else(|| self.only_disk(id));
+            let (disk, answer) = match (found.filter(|disk| !disk.is_gone()), &self.many) {
+                (Some(disk), _) => {
+                    let put = |reply| DiskRequest::Put(Box::new(config.clone()), reply);
+                    let answer = disk.ask(put).await;
+                    (disk, answer)
+                }
+                (None, Some(many)) => {
+                    let (disk, answer) = many.begin(id, config)?;
+                    (disk, answer.await.ok())
+                }
+                (None, None) => {
+                    let why = "this process serves one disk, and takes no other: run `cleave node`";
+                    return Err(Refusal(StatusCode::CONFLICT, why.to_owned()));
+                }
+            };
+            // A disk that has ended meanwhile leaves its place to a new one.
+            if let Some(answer) = answer {
+                return answer.map(|placed| (disk, placed));
+            }
+        }
+    }
+}
+
+impl Disks {
+    pub(crate) fn all(&self) -> Vec<Arc<HostedDisk>> {
+        self.lock().values().cloned().collect()
+    }
+
+    pub(crate) fn find(&self, id: &str) -> Option<Arc<HostedDisk>> {
+        self.lock().get(id).cloned()
+    }
+
+    /// Adds a disk in the place of one of its id.
+    pub(crate) fn add(&self, disk: Arc<HostedDisk>) {
+        self.lock().insert(disk.id.clone(), disk);
+    }
+
+    pub(crate) fn remove(&self, id: &str) {
+        self.lock().remove(id);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<HostedDisk>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,341 @@
+//! The handlers of the HTTP interface: what a request says, given to the disk that it is for, and what comes of it as an answer.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{FromRequestParts, Path, State as Shared};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Response};
+use cleave_config::{Change, DiskConfig};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::disk::{DeleteMode, DiskRequest, DiskState, HostedDisk, Placed};
+use super::{Host, snapshot};
+use crate::control::{DiskStatus, Streaming, merged_metrics, metrics_of_state};
+use crate::disk_server::SizeAsker;
+use crate::problem::{Refusal, answer};
+
+/// A check of the size that takes longer is answered with 202.
+const SIZE_TIME: Duration = Duration::from_secs(5);
+/// Longest body of a request, which comes at once.
+const BODY_BYTES_MAX: usize = 64 << 10;
+const BODY_TIME: Duration = Duration::from_secs(5);
+
+/// The format that Prometheus asks for, by its version.
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+type Answer = Result<Response, Refusal>;
+
+/// A disk of the list.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Row {
+    id: String,
+    state: &'static str,
+    socket: String,
+    name: String,
+    serial: Option<String>,
+    size_bytes: u64,
+    connected: bool,
+    /// Why it is not served.
+    error: Option<String>,
+}
+
+/// The answer to the end of a disk.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Deleted {
+    id: String,
+    /// `deleted`
+    state: &'static str,
+    /// The fate of requests that were in flight, if they did not end.
+    lost: Option<String>,
+}
+
+pub(super) async fn list(Shared(host): Shared<Arc<Host>>, uri: Uri) -> Response {
+    let all = host.disks.all();
+    match uri.query() {
+        Some("full=1") => {
+            let all: Vec<Value> = all.iter().map(|disk| full(&host, disk)).collect();
+            answer(StatusCode::OK, &all)
+        }
+        _ => {
+            let all: Vec<Row> = all.iter().map(|disk| row(disk)).collect();
+            answer(StatusCode::OK, &all)
+        }
+    }
+}
+
+pub(super) async fn show(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Answer {
+    let disk = host.find(&path)?;
+    Ok(answer(StatusCode::OK, &full(&host, &disk)))
+}
+
+pub(super) async fn put(Shared(host): Shared<Arc<Host>>, DiskId(id): DiskId, body: Body) -> Answer {
+    let body = read_body(body).await?;
+    let config = DiskConfig::from_json(&body).map_err(bad_request)?;
+    to_completion(async move {
+        let (disk, placed) = host.put(&id, &config).await?;
+        let code = match placed {
+            Placed::New => StatusCode::CREATED,
+            Placed::There => StatusCode::OK,
+            Placed::Opening => StatusCode::ACCEPTED,
+        };
+        Ok(answer(code, &full(&host, &disk)))
+    })
+    .await
+}
+
+pub(super) async fn change(Shared(host): Shared<Arc<Host>>, path: DiskId, body: Body) -> Answer {
+    let body = read_body(body).await?;
+    let disk = host.find(&path)?;
+    let change = Box::new(Change::from_json(&body).map_err(bad_request)?);
+    to_completion(async move {
+        disk.ask_present(|reply| DiskRequest::Change(change, reply))
+            .await?;
+        Ok(answer(StatusCode::OK, &full(&host, &disk)))
+    })
+    .await
+}
+
+pub(super) async fn remove(Shared(host): Shared<Arc<Host>>, path: DiskId, uri: Uri) -> Answer {
+    let disk = host.find(&path)?;
+    let mode = match uri.query().unwrap_or("mode=safe") {
+        "mode=safe" => DeleteMode::Safe,
+        "mode=drain" => DeleteMode::Drain,
+        "mode=hard" => DeleteMode::Hard,
+        _ => {
+            let why = "mode is none of safe, drain and hard: write ?mode=safe";
+            return Err(bad_request(why.to_owned()));
+        }
+    };
+    if host.many.is_none() {
+        let why = "this is the one disk of its process: end that process (SIGTERM)".to_owned();
+        return Err(Refusal(StatusCode::CONFLICT, why));
+    }
+    to_completion(async move {
+        let lost = disk
+            .ask_present(|reply| DiskRequest::Delete(mode, reply))
+            .await?;
+        let gone = Deleted {
+            id: disk.id.clone(),
+            state: "deleted",
+            lost,
+        };
+        Ok(answer(StatusCode::OK, &gone))
+    })
+    .await
+}
+
+pub(super) async fn resize(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Answer {
+    let disk = host.find(&path)?;
+    served(&disk)?;
+    let (reply, checked) = oneshot::channel();
+    // An order that is not taken drops the reply.
+    disk.order(DiskRequest::CheckSize(Some(SizeAsker::Request(reply))))
+        .await;
+    let code = match timeout(SIZE_TIME, checked).await {
+        Ok(Ok(Ok(()))) => StatusCode::OK,
+        Ok(Ok(Err(why))) => return Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, why)),
+        Ok(Err(_)) => {
+            let why = format!(
+                "the size of disk {} was not checked, because the disk ends or has too many orders: send the request again",
+                disk.id
+            );
+            return Err(Refusal(StatusCode::CONFLICT, why));
+        }
+        Err(_) => StatusCode::ACCEPTED,
+    };
+    Ok(answer(code, &full(&host, &disk)))
+}
+
+/// Tries a disk that has failed again.
+pub(super) async fn start(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Answer {
+    let disk = host.find(&path)?;
+    disk.ask_present(DiskRequest::Start).await?;
+    Ok(answer(StatusCode::OK, &full(&host, &disk)))
+}
+
+pub(super) async fn resume(Shared(host): Shared<Arc<Host>>, path: DiskId, body: Body) -> Answer {
+    let body = read_body(body).await?;
+    let resumed = served(&*host.find(&path)?)?.resume(&body)?;
+    Ok(answer(StatusCode::OK, &resumed))
+}
+
+pub(super) async fn fail(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Answer {
+    Ok(served(&*host.find(&path)?)?.fail())
+}
+
+pub(super) async fn flush(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Answer {
+    let status = served(&*host.find(&path)?)?;
+    to_completion(async move { Ok(answer(StatusCode::OK, &status.flush().await?)) }).await
+}
+
+pub(super) async fn quiesce(Shared(host): Shared<Arc<Host>>, path: DiskId, body: Body) -> Answer {
+    let status = served(&*host.find(&path)?)?;
+    let body = read_body(body).await?;
+    to_completion(async move { Ok(answer(StatusCode::OK, &status.quiesce(&body).await?)) }).await
+}
+
+pub(super) async fn snapshot(Shared(host): Shared<Arc<Host>>, path: DiskId, body: Body) -> Answer {
+    let status = served(&*host.find(&path)?)?;
+    let body = read_body(body).await?;
+    to_completion(async move { snapshot::take(&status, &body).await }).await
+}
+
+pub(super) async fn events(
+    Shared(host): Shared<Arc<Host>>,
+    stream: Extension<Streaming>,
+) -> Answer {
+    stream.begin();
+    host.events.listen()
+}
+
+pub(super) async fn metrics(Shared(host): Shared<Arc<Host>>) -> Response {
+    let all = host.disks.all();
+    let texts = all.iter().flat_map(|disk| {
+        let state = disk.state();
+        let shown = metrics_of_state(&disk.id, state.name());
+        match state {
+            DiskState::Serving(status) => vec![shown, status.metrics()],
+            _ => vec![shown],
+        }
+    });
+    let kind = [(header::CONTENT_TYPE, PROMETHEUS)];
+    (kind, merged_metrics(texts)).into_response()
+}
+
+pub(super) async fn nothing() -> Refusal {
+    Refusal(
+        StatusCode::NOT_FOUND,
+        "no such path; there are /v1/disks, /v1/disks/{id}, its /start, /resize, /resume, /fail, /flush, /quiesce and /snapshot, \
+         /v1/events, /v1/openapi.json and /metrics"
+            .to_owned(),
+    )
+}
+
+/// The answer to a path that a socket for metrics does not have.
+pub(super) async fn only_metrics() -> Refusal {
+    let why = "this socket has GET /metrics only";
+    Refusal(StatusCode::NOT_FOUND, why.to_owned())
+}
+
+/// The answer to a method that a path does not have.
+pub(super) async fn method_not_allowed() -> Refusal {
+    let why = "this path does not know that method";
+    Refusal(StatusCode::METHOD_NOT_ALLOWED, why.to_owned())
+}
+
+/// The id of a disk in a path. One that is not UTF-8 is refused like all else, with a problem document.
+#[derive(Debug)]
+pub(super) struct DiskId(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for DiskId {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<DiskId, Refusal> {
+        match Path::<String>::from_request_parts(parts, state).await {
+            Ok(Path(id)) => Ok(DiskId(id)),
+            Err(why) => Err(bad_request(format!("id: {why}"))),
+        }
+    }
+}
+
+impl Deref for DiskId {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+async fn read_body(body: Body) -> Result<Bytes, Refusal> {
+    match timeout(BODY_TIME, to_bytes(body, BODY_BYTES_MAX)).await {
+        Ok(Ok(body)) => Ok(body),
+        Ok(Err(_)) => {
+            let why = format!("the body is broken, or longer than {BODY_BYTES_MAX} bytes");
+            Err(Refusal(StatusCode::PAYLOAD_TOO_LARGE, why))
+        }
+        Err(_) => {
+            let why = "the body did not come in time".to_owned();
+            Err(Refusal(StatusCode::REQUEST_TIMEOUT, why))
+        }
+    }
+}
+
+fn bad_request(why: String) -> Refusal {
+    Refusal(StatusCode::BAD_REQUEST, why)
+}
+
+/// Returns the status of a disk that is served.
+fn served(disk: &HostedDisk) -> Result<Arc<DiskStatus>, Refusal> {
+    match disk.state() {
+        DiskState::Serving(status) => Ok(status),
+        other => {
+            let why = format!("disk {} is not served, it is {}", disk.id, other.name());
+            Err(Refusal(StatusCode::CONFLICT, why))
+        }
+    }
+}
+
+fn row(disk: &HostedDisk) -> Row {
+    let shown = disk.shown();
+    let config = &shown.config;
+    let mut row = Row {
+        id: disk.id.clone(),
+        state: shown.state.name(),
+        socket: disk.socket.clone(),
+        name: config
+            .disk
+            .first()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
+        serial: config.serial.written().map(ToString::to_string),
+        size_bytes: 0,
+        connected: false,
+        error: None,
+    };
+    match &shown.state {
+        DiskState::Serving(status) => {
+            let entry = status.entry();
+            row.name = entry.name;
+            row.size_bytes = entry.size_bytes;
+            row.connected = entry.connected;
+        }
+        DiskState::Failed(why) => row.error = Some(why.clone()),
+        DiskState::Ended(lost) => row.error.clone_from(lost),
+        DiskState::Opening | DiskState::Ending => {}
+    }
+    row
+}
+
+/// Returns a disk with what it is to be and, if it is served, what it does.
+fn full(host: &Host, disk: &HostedDisk) -> Value {
+    let mut all = Map::new();
+    if let DiskState::Serving(status) = disk.state()
+        && let Ok(Value::Object(report)) = serde_json::to_value(status.report())
+    {
+        all.extend(report);
+    }
+    if let Ok(Value::Object(row)) = serde_json::to_value(row(disk)) {
+        all.extend(row);
+    }
+    let config = host.in_force(&disk.shown().config);
+    let spec = serde_json::to_value(config).unwrap_or_default();
+    all.insert("spec".to_owned(), spec);
+    Value::Object(all)
+}
+
+/// Carries a request out to its end, even if its client leaves.
+async fn to_completion(work: impl Future<Output = Answer> + Send + 'static) -> Answer {
+    tokio::spawn(work).await.unwrap_or_else(|_| {
+        let why = "internal fault, see the log".to_owned();
+        Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, why))
+    })
+}
