@@ -73,7 +73,7 @@ fn errors_name_the_remedy() {
         (libc::EMFILE, "RLIMIT_NOFILE"),
         (libc::EINVAL, "5.19"),
     ] {
-        let text = EngineError::setup(io::Error::from_raw_os_error(errno)).to_string();
+        let text = EngineError::from(io::Error::from_raw_os_error(errno)).to_string();
         assert!(text.contains(word) && !text.contains('\n'), "{text}");
     }
 }

@@ -116,7 +116,7 @@ impl Prepared {
         if let Some(polled) = &mut reactor.polled {
             polled.leave_to(Some(heir.clone()));
         }
-        reactor.enable().map_err(EngineError::setup)?;
+        reactor.enable()?;
         Ok(reactor)
     }
 }
@@ -166,7 +166,7 @@ impl Reactor {
     ) -> Result<Reactor, EngineError> {
         let submissions = u32::from(ops) + SUBMISSION_SLACK;
         let mut reactor = Reactor::prepared(disks, [ops, watches, bells], submissions, &LEVELS)?;
-        reactor.enable().map_err(EngineError::setup)?;
+        reactor.enable()?;
         Ok(reactor)
     }
 
@@ -179,7 +179,7 @@ impl Reactor {
         levels: &[Level],
     ) -> Result<Reactor, EngineError> {
         let mut reactor = Reactor::prepared(disks, slots, submissions, levels)?;
-        reactor.enable().map_err(EngineError::setup)?;
+        reactor.enable()?;
         Ok(reactor)
     }
 
@@ -204,19 +204,15 @@ impl Reactor {
             levels,
             completion_mode: CompletionMode::Interrupt,
         })?;
-        let hold = |slot, file: BorrowedFd<'_>| {
-            let held = ring.set_file(slot, Some(file.as_raw_fd()));
-            held.map_err(EngineError::setup)
-        };
         for (file, slot) in barriers().zip(first_barrier..) {
-            hold(slot, file)?;
+            ring.set_file(slot, Some(file.as_raw_fd()))?;
         }
         let polled = match disks.iter().any(|disk| disk.is_polled()) {
             true => {
                 let slots = files + barriers().count() as u32;
                 let polled = Polled::prepare(submissions, slots, levels)?;
                 for (file, slot) in barriers().zip(files..) {
-                    polled.set_file(slot, &file).map_err(EngineError::setup)?;
+                    polled.set_file(slot, &file)?;
                 }
                 Some(Box::new(polled))
             }

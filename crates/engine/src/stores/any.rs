@@ -37,13 +37,10 @@ impl AnyStore {
             Backing::File { .. } => {
                 AnyStore::Files(Box::new(Files::new(reactor, disk, worker, ops)?))
             }
-            Backing::Ram(_) => {
-                AnyStore::Ram(Box::new(Ram::new(disk, ops).map_err(EngineError::setup)?))
-            }
+            Backing::Ram(_) => AnyStore::Ram(Box::new(Ram::new(disk, ops)?)),
             Backing::Null { zeroes } => {
                 let zeroes = *zeroes;
-                let null = Null::new(disk, zeroes, ops).map_err(EngineError::setup)?;
-                AnyStore::Null(Box::new(null))
+                AnyStore::Null(Box::new(Null::new(disk, zeroes, ops)?))
             }
             Backing::Model { .. } => AnyStore::Model(Box::new(Model::new(disk, ops)?)),
             Backing::Nbd(_) => AnyStore::Nbd(Box::new(Nbd::new(reactor, disk, ops)?)),

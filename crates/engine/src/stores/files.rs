@@ -36,7 +36,7 @@ use crate::ops::progress::{self, Direction, Progress, Retry, Transfer};
 use crate::ops::step::{self, Facts, Methods, Next};
 use crate::ops::table::{Entry, Hold, Method, Step, Table};
 use crate::reactor::{StoreId, Tenancy};
-use crate::{Completion, Done, EngineError, LAP_BYTES_MAX, Reactor, Store, Wait};
+use crate::{Completion, Done, LAP_BYTES_MAX, Reactor, Store, Wait};
 
 /// Longest sleep while an op waits for a range lock of another worker, which sends no signal when it releases
 /// the lock.
@@ -96,30 +96,19 @@ impl Files {
         disk: Arc<Disk>,
         worker: usize,
         ops: u16,
-    ) -> Result<Files, EngineError> {
+    ) -> io::Result<Files> {
         let mut kinds = Vec::with_capacity(disk.legs().len());
         let mut files = Vec::with_capacity(disk.legs().len());
         for leg in disk.legs() {
             let (Backing::File { kind, .. }, Some(file)) = (leg.backing(), leg.file_for(worker))
             else {
-                return Err(EngineError::setup(io::ErrorKind::InvalidInput.into()));
+                return Err(io::ErrorKind::InvalidInput.into());
             };
             kinds.push(*kind);
             files.push(file);
         }
-        let id = reactor.attach(&files, disk.is_polled());
-        let id = id.map_err(EngineError::setup)?;
+        let id = reactor.attach(&files, disk.is_polled())?;
         let tenancy = reactor.tenancy();
-        Files::on(disk, id, &kinds, ops, tenancy).map_err(EngineError::setup)
-    }
-
-    fn on(
-        disk: Arc<Disk>,
-        id: StoreId,
-        kinds: &[FileKind],
-        ops: u16,
-        tenancy: Tenancy,
-    ) -> io::Result<Files> {
         let limits = disk.limits();
         let pool = Pool::new(
             limits.offset_align_bytes.max(1) as usize,

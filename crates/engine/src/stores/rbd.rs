@@ -23,7 +23,7 @@ use crate::ops::legs::{LegStats, Tally};
 use crate::ops::memory::{remote_range, walk};
 use crate::ops::table::{Entry, Table};
 use crate::reactor::StoreId;
-use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
+use crate::{Completion, Done, Reactor, Store, Wait};
 
 /// Pause if the submission queue accepts nothing.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
@@ -105,15 +105,7 @@ fn copied(object_bytes: u64, offset: u64, len: u64) -> u64 {
 
 impl Rbd {
     /// For a disk whose legs are images, on a reactor that was created for it.
-    pub(crate) fn new(
-        reactor: &mut Reactor,
-        disk: Arc<Disk>,
-        ops: u16,
-    ) -> Result<Rbd, EngineError> {
-        Rbd::on(reactor, disk, ops).map_err(EngineError::setup)
-    }
-
-    fn on(reactor: &mut Reactor, disk: Arc<Disk>, ops: u16) -> io::Result<Rbd> {
+    pub(crate) fn new(reactor: &mut Reactor, disk: Arc<Disk>, ops: u16) -> io::Result<Rbd> {
         let inbox = Inbox::new(ops)?;
         let id = reactor.attach(&[inbox.bell()], false)?;
         Ok(Rbd {

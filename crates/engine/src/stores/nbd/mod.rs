@@ -49,7 +49,7 @@ use crate::ops::memory::{remote_range, walk};
 use crate::ops::progress;
 use crate::ops::table::{Entry, Table};
 use crate::reactor::StoreId;
-use crate::{Completion, Done, EngineError, Reactor, Store, Wait};
+use crate::{Completion, Done, Reactor, Store, Wait};
 
 /// Bytes of the place of a request's head.
 const HEADER_BYTES: usize = 32;
@@ -140,15 +140,7 @@ pub struct Nbd {
 
 impl Nbd {
     /// For an NBD disk, on a reactor that was created for it. The connections come later.
-    pub(crate) fn new(
-        reactor: &mut Reactor,
-        disk: Arc<Disk>,
-        ops: u16,
-    ) -> Result<Nbd, EngineError> {
-        Nbd::on(reactor, disk, ops).map_err(EngineError::setup)
-    }
-
-    fn on(reactor: &mut Reactor, disk: Arc<Disk>, ops: u16) -> io::Result<Nbd> {
+    pub(crate) fn new(reactor: &mut Reactor, disk: Arc<Disk>, ops: u16) -> io::Result<Nbd> {
         let Backing::Nbd(source) = disk.backing() else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
