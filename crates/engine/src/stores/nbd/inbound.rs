@@ -1,12 +1,12 @@
 //! Replies on their way from the server. The server is not trusted: a reply must name a request that was asked on this
 //! connection, and its data must lie inside the request; anything else ends the connection.
 
-use cleave_disk::nbd::wire::request;
+use cleave_nbd::frame::{self, Breach, Content, Frame, HEAD_MAX};
+use cleave_nbd::wire::request;
 use io_uring::opcode;
 use io_uring::squeue::Flags;
 
 use super::flight::Sent;
-use super::frame::{self, Breach, Content, Frame, HEAD_MAX};
 use super::line::{Entry as RingEntry, Inbound, Phase, RANGES_MAX, STAGING_BYTES};
 use super::{Nbd, cut};
 use crate::Reactor;
