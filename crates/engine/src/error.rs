@@ -26,9 +26,9 @@ pub enum EngineError {
     },
 }
 
-impl EngineError {
-    /// Finds the remedy for an error while a ring is set up.
-    pub(crate) fn setup(source: io::Error) -> EngineError {
+impl From<io::Error> for EngineError {
+    /// Finds the remedy for an error while a ring or a store is set up.
+    fn from(source: io::Error) -> EngineError {
         let remedy = match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => {
                 "io_uring is forbidden here; set the sysctl kernel.io_uring_disabled to 0 \

@@ -15,7 +15,7 @@ use crate::{AnyStore, EngineError, Event, Reactor, Store, Wait};
 /// enough: a layer above the device may not support polling although it reports them.
 pub fn probe_iopoll(disk: &Arc<Disk>) -> Result<(), EngineError> {
     let unit = u64::from(disk.limits().offset_align_bytes.max(512));
-    let epoch = Epoch::from(memory(unit).map_err(EngineError::setup)?);
+    let epoch = Epoch::from(memory(unit)?);
     let mut reactor = Reactor::new(&[disk], 1, 0, 0)?;
     let mut store = [AnyStore::open(&mut reactor, disk, 0, 1)?];
     let segments = [Segment {
@@ -34,7 +34,7 @@ pub fn probe_iopoll(disk: &Arc<Disk>) -> Result<(), EngineError> {
             skip_bytes: 0,
         };
         store[0].push(&mut reactor, &epoch, op, 0);
-        let source = match only_result(&mut reactor, &mut store).map_err(EngineError::setup)? {
+        let source = match only_result(&mut reactor, &mut store)? {
             Err(errno) => io::Error::from_raw_os_error(errno),
             Ok(()) if reactor.polled() > u64::from(number) => continue,
             Ok(()) => io::Error::from_raw_os_error(libc::EOPNOTSUPP),

@@ -15,7 +15,8 @@ use cleave_guest::Epoch;
 use io_uring::opcode;
 use rustix::fs::ftruncate;
 
-use crate::ops::table::{Entry, Step};
+use crate::ops::step::{FileOp, Step};
+use crate::ops::table::Entry;
 use crate::reactor::ring::{LEVELS, Purpose, Sleep, tag};
 use crate::rig::*;
 use crate::stores::files::{Files, rig::Mangle};
@@ -73,7 +74,7 @@ fn errors_name_the_remedy() {
         (libc::EMFILE, "RLIMIT_NOFILE"),
         (libc::EINVAL, "5.19"),
     ] {
-        let text = EngineError::setup(io::Error::from_raw_os_error(errno)).to_string();
+        let text = EngineError::from(io::Error::from_raw_os_error(errno)).to_string();
         assert!(text.contains(word) && !text.contains('\n'), "{text}");
     }
 }

@@ -74,7 +74,7 @@ pub(crate) enum CompletionMode {
     Polled,
 }
 
-/// Whether and how long `enter` may sleep.
+/// How long `enter` may sleep, if at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sleep {
     No,
@@ -98,7 +98,7 @@ pub(crate) struct Ring {
     sq: ManuallyDrop<SubmissionQueue<'static>>,
     cq: ManuallyDrop<CompletionQueue<'static>>,
     uring: NonNull<IoUring>,
-    /// Whether the kernel supports NO_IOWAIT.
+    /// The kernel supports NO_IOWAIT.
     can_idle: bool,
     enters: u64,
     /// Closes the ring instead of the thread that drops it.
@@ -154,8 +154,7 @@ pub(crate) enum Level {
 impl Ring {
     /// Sets up a restricted ring that is not enabled yet. No thread owns it.
     pub(crate) fn prepare(config: &RingConfig<'_>) -> Result<Ring, EngineError> {
-        let uring = while_short_of_memory(|| build(config), std::thread::sleep);
-        let uring = uring.map_err(EngineError::setup)?;
+        let uring = while_short_of_memory(|| build(config), std::thread::sleep)?;
         let can_idle = uring.params().is_feature_no_iowait();
         let uring = NonNull::from(Box::leak(Box::new(uring)));
         // SAFETY: the box is leaked and nothing else refers to it; `Drop` frees it only after the three parts
@@ -172,7 +171,7 @@ impl Ring {
             #[cfg(test)]
             shortages: std::cell::Cell::new(0),
         };
-        ring.configure(config).map_err(EngineError::setup)?;
+        ring.configure(config)?;
         Ok(ring)
     }
 
@@ -306,7 +305,7 @@ impl Ring {
         self.cq.next()
     }
 
-    /// Whether `complete` would return an entry.
+    /// Returns true if `complete` would return an entry.
     #[inline]
     pub(crate) fn has_completions(&mut self) -> bool {
         if self.cq.is_empty() {
@@ -315,13 +314,13 @@ impl Ring {
         !self.cq.is_empty()
     }
 
-    /// Whether the kernel has something for this thread that only an `enter` delivers.
+    /// Returns true if the kernel has something for this thread that only an `enter` delivers.
     #[inline]
     pub(crate) fn is_signalled(&self) -> bool {
         self.sq.taskrun() || self.sq.cq_overflow()
     }
 
-    /// Whether entries are queued that the kernel has not accepted yet.
+    /// Returns true if entries are queued that the kernel has not accepted yet.
     #[inline]
     pub(crate) fn has_queued(&mut self) -> bool {
         self.sq.sync();
@@ -440,9 +439,9 @@ fn build_at(level: Level, config: &RingConfig<'_>) -> io::Result<IoUring> {
 /// `cpus` are those on which these threads may run; empty: the kernel decides. A copy of theirs is not interrupted for
 /// others on a kernel without preemption, so they should stay off the CPU of the thread itself.
 pub fn share_thread(cpus: &[usize]) -> Result<(), EngineError> {
-    let ring = IoUring::new(1).map_err(EngineError::setup)?;
+    let ring = IoUring::new(1)?;
     let submitter = ring.submitter();
-    lift_thread_limit(&submitter).map_err(EngineError::setup)?;
+    lift_thread_limit(&submitter)?;
     if cpus.is_empty() {
         return Ok(());
     }
@@ -452,9 +451,7 @@ pub fn share_thread(cpus: &[usize]) -> Result<(), EngineError> {
         // SAFETY: a number beyond the set is ignored.
         unsafe { libc::CPU_SET(*cpu, &mut set) };
     }
-    submitter
-        .register_iowq_aff(&set)
-        .map_err(EngineError::setup)
+    Ok(submitter.register_iowq_aff(&set)?)
 }
 
 fn lift_thread_limit(submitter: &Submitter<'_>) -> io::Result<()> {
@@ -474,7 +471,7 @@ pub(crate) fn probe() -> Result<(), EngineError> {
         completion_mode: CompletionMode::Interrupt,
     };
     let mut ring = Ring::prepare(&config)?;
-    ring.enable().map_err(EngineError::setup)
+    Ok(ring.enable()?)
 }
 
 #[cfg(test)]

@@ -37,14 +37,8 @@ impl AnyStore {
             Backing::File { .. } => {
                 AnyStore::Files(Box::new(Files::new(reactor, disk, worker, ops)?))
             }
-            Backing::Ram(_) => {
-                AnyStore::Ram(Box::new(Ram::new(disk, ops).map_err(EngineError::setup)?))
-            }
-            Backing::Null { zeroes } => {
-                let zeroes = *zeroes;
-                let null = Null::new(disk, zeroes, ops).map_err(EngineError::setup)?;
-                AnyStore::Null(Box::new(null))
-            }
+            Backing::Ram(_) => AnyStore::Ram(Box::new(Ram::new(disk, ops)?)),
+            Backing::Null { .. } => AnyStore::Null(Box::new(Null::new(disk, ops)?)),
             Backing::Model { .. } => AnyStore::Model(Box::new(Model::new(disk, ops)?)),
             Backing::Nbd(_) => AnyStore::Nbd(Box::new(Nbd::new(reactor, disk, ops)?)),
             Backing::Rbd(_) => AnyStore::Rbd(Box::new(Rbd::new(reactor, disk, ops)?)),
@@ -76,90 +70,39 @@ impl AnyStore {
     }
 }
 
-/// Forwards a call to the store inside.
-macro_rules! inside {
-    ($any:expr, $store:ident => $call:expr) => {
-        match $any {
-            AnyStore::Files($store) => $call,
-            AnyStore::Ram($store) => $call,
-            AnyStore::Null($store) => $call,
-            AnyStore::Model($store) => $call,
-            AnyStore::Nbd($store) => $call,
-            AnyStore::Rbd($store) => $call,
+/// Forwards methods to the store inside.
+macro_rules! forward {
+    ($(fn $method:ident($self:ident: $receiver:ty $(, $arg:ident: $kind:ty)*) $(-> $result:ty)?;)+) => {$(
+        #[inline]
+        fn $method($self: $receiver $(, $arg: $kind)*) $(-> $result)? {
+            match $self {
+                AnyStore::Files(store) => store.$method($($arg),*),
+                AnyStore::Ram(store) => store.$method($($arg),*),
+                AnyStore::Null(store) => store.$method($($arg),*),
+                AnyStore::Model(store) => store.$method($($arg),*),
+                AnyStore::Nbd(store) => store.$method($($arg),*),
+                AnyStore::Rbd(store) => store.$method($($arg),*),
+            }
         }
-    };
+    )+};
 }
 
 impl Store for AnyStore {
-    #[inline]
-    fn room(&self) -> usize {
-        inside!(self, store => store.room())
-    }
-
-    #[inline]
-    fn in_flight(&self) -> usize {
-        inside!(self, store => store.in_flight())
-    }
-
-    #[inline]
-    fn push(&mut self, reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
-        inside!(self, store => store.push(reactor, epoch, op, token));
-    }
-
-    #[inline]
-    fn at_once(&mut self, memory: &Memory, op: &Op<'_>) -> bool {
-        inside!(self, store => store.at_once(memory, op))
-    }
-
-    #[inline]
-    fn completed(&mut self, reactor: &mut Reactor, completion: Completion) {
-        inside!(self, store => store.completed(reactor, completion));
-    }
-
-    #[inline]
-    fn polls(&self) -> bool {
-        inside!(self, store => store.polls())
-    }
-
-    #[inline]
-    fn reap(&mut self) -> Option<Done> {
-        inside!(self, store => store.reap())
-    }
-
-    #[inline]
-    fn is_ready(&self) -> bool {
-        inside!(self, store => store.is_ready())
-    }
-
-    #[inline]
-    fn before_enter(&mut self, reactor: &mut Reactor, wait: Wait) -> Option<Duration> {
-        inside!(self, store => store.before_enter(reactor, wait))
-    }
-
-    #[inline]
-    fn after_enter(&mut self) {
-        inside!(self, store => store.after_enter());
-    }
-
-    #[inline]
-    fn came_back(&mut self) -> bool {
-        inside!(self, store => store.came_back())
-    }
-
-    #[inline]
-    fn is_sated(&self) -> bool {
-        inside!(self, store => store.is_sated())
-    }
-
-    fn prepare_close(&mut self) {
-        inside!(self, store => store.prepare_close());
-    }
-
-    fn close(&mut self, reactor: &mut Reactor) -> bool {
-        inside!(self, store => store.close(reactor))
-    }
-
-    fn leg_stats(&self) -> Arc<[LegStats]> {
-        inside!(self, store => store.leg_stats())
+    forward! {
+        fn room(self: &Self) -> usize;
+        fn in_flight(self: &Self) -> usize;
+        fn push(self: &mut Self, reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64);
+        fn at_once(self: &mut Self, memory: &Memory, op: &Op<'_>) -> bool;
+        fn completed(self: &mut Self, reactor: &mut Reactor, completion: Completion);
+        fn polls(self: &Self) -> bool;
+        fn reap(self: &mut Self) -> Option<Done>;
+        fn is_ready(self: &Self) -> bool;
+        fn before_enter(self: &mut Self, reactor: &mut Reactor, wait: Wait) -> Option<Duration>;
+        fn after_enter(self: &mut Self);
+        fn came_back(self: &mut Self) -> bool;
+        fn is_sated(self: &Self) -> bool;
+        fn prepare_close(self: &mut Self);
+        fn close(self: &mut Self, reactor: &mut Reactor) -> bool;
+        fn leg_stats(self: &Self) -> Arc<[LegStats]>;
     }
 }

@@ -1,56 +1,81 @@
-//! The bytes of replies as frames: arithmetic without a socket, so that a test can cut them at each byte.
+//! The bytes of replies as frames: arithmetic without a socket, so that a test can cut them at each byte. It runs for each
+//! request, so it is inlined into the engine.
 
-use cleave_disk::nbd::wire::{self, chunk};
+use crate::wire::{self, chunk};
 
 /// Bytes of the longest head of a frame, as far as they are read at once.
-pub(crate) const HEAD_MAX: usize = 32;
+pub const HEAD_MAX: usize = 32;
 /// Longest content of an error's chunk: numbers, and a message.
 const ERROR_MAX: u32 = 14 + wire::TEXT_MAX as u32;
 
 /// The content of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Content {
+pub enum Content {
     /// A simple reply: 0, or the server's error. The data of a read follows a success.
-    Simple { error: u32 },
+    Simple {
+        /// The server's number of it.
+        error: u32,
+    },
     /// The end of a structured reply.
     End,
     /// Data at this offset of the disk follows.
-    Data { offset: u64, len: u32 },
+    Data {
+        /// Bytes from the beginning of the export.
+        offset: u64,
+        /// Bytes that follow.
+        len: u32,
+    },
     /// Zeroes at this offset of the disk.
-    Hole { offset: u64, len: u32 },
-    /// An error; so many bytes that say more follow.
-    Error { error: u32, skip: u32 },
+    Hole {
+        /// Bytes from the beginning of the export.
+        offset: u64,
+        /// Bytes of zeroes.
+        len: u32,
+    },
+    /// An error.
+    Error {
+        /// The server's number of it.
+        error: u32,
+        /// Bytes that follow and say more.
+        skip: u32,
+    },
 }
 
 /// The head of a reply, or of one chunk of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Frame {
-    pub(crate) cookie: u64,
+pub struct Frame {
+    /// The request that it answers.
+    pub cookie: u64,
     /// The last of its reply.
-    pub(crate) is_last: bool,
-    pub(crate) content: Content,
+    pub is_last: bool,
+    /// What the frame says.
+    pub content: Content,
     /// Bytes of the head.
-    pub(crate) head_bytes: usize,
+    pub head_bytes: usize,
 }
 
-/// The server breaks the protocol, in this way.
+/// A breach of the protocol by the server, in words for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Breach(pub(crate) &'static str);
+pub struct Breach(pub &'static str);
 
+#[inline]
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
+#[inline]
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
+#[inline]
 fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 /// Reads the frame at the beginning of `bytes`. `None`: more bytes are needed.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
+#[inline]
+pub fn parse(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
     match u32_at(bytes, 0) {
         None => Ok(None),
         Some(wire::SIMPLE_REPLY) => Ok(simple(bytes)),
@@ -59,6 +84,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
     }
 }
 
+#[inline]
 fn simple(bytes: &[u8]) -> Option<Frame> {
     Some(Frame {
         content: Content::Simple {
@@ -70,6 +96,7 @@ fn simple(bytes: &[u8]) -> Option<Frame> {
     })
 }
 
+#[inline]
 fn structured(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
     let head = || {
         let flags = u16_at(bytes, 4)?;
@@ -99,6 +126,7 @@ fn structured(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
     }))
 }
 
+#[inline]
 fn data(bytes: &[u8], len: u32) -> Option<(Content, usize)> {
     let offset = u64_at(bytes, 20)?;
     let len = len.checked_sub(8)?;
@@ -131,7 +159,7 @@ fn error(bytes: &[u8], len: u32) -> Result<Option<(Content, usize)>, Breach> {
 
 /// The errno of a server's error: NBD has numbers of its own, which are those of Linux. Numbers that it does not define, and
 /// those that speak of the server's own state, are I/O errors, so that `--on-error` can have the request repeated.
-pub(crate) fn errno(error: u32) -> i32 {
+pub fn errno(error: u32) -> i32 {
     match i32::try_from(error) {
         Ok(errno @ (libc::EINVAL | libc::ENOSPC | libc::EOPNOTSUPP | libc::ESHUTDOWN)) => errno,
         Ok(libc::EPERM) => libc::EROFS,

@@ -1,7 +1,7 @@
 //! The negotiation of fixed newstyle: structured replies where offered, then GO with the sizes of blocks.
 
-use super::dial::{Call, NbdError};
-use super::wire::{self, answer, export, info, option};
+use crate::dial::{Call, NbdError};
+use crate::wire::{self, answer, export, info, option};
 
 /// Most answers to one option.
 const ANSWERS_MAX: usize = 64;
@@ -21,12 +21,12 @@ pub struct Export {
     pub block_preferred: u32,
     /// Largest payload, a multiple of the smallest unit.
     pub payload_max: u32,
-    /// Whether replies to reads are structured.
+    /// Replies to reads are structured.
     pub structured: bool,
 }
 
 impl Export {
-    /// Whether a flag of `wire::export` is set.
+    /// Returns true if a flag of `wire::export` is set.
     pub fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
