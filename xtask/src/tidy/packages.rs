@@ -22,9 +22,10 @@ worker: blk disk engine guest
 session: blk disk guest worker
 client: blk
 config: blk disk worker
+api: config
 probe: blk disk engine guest worker
 sandbox:
-daemon: blk client config disk engine probe sandbox session worker
+daemon: api blk client config disk engine probe sandbox session worker
 tests: blk client states
 sim: blk engine guest states
 states:

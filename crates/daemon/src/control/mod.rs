@@ -6,8 +6,7 @@
 
 mod gather;
 mod metrics;
-pub(crate) mod quiet;
-pub(crate) mod report;
+mod quiet;
 mod routes;
 mod serve;
 #[cfg(test)]
@@ -17,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use cleave_api::EventName;
 use cleave_config::DiskConfig;
 use cleave_session::Remote;
 use cleave_worker::{Device, Prior, Split};
@@ -28,9 +28,8 @@ use crate::confine::Confinement;
 use crate::events::Events;
 
 pub(crate) use metrics::{merged as merged_metrics, state_of as metrics_of_state};
-pub(crate) use quiet::{Flushed, Quiesced};
 pub(crate) use routes::{
-    DiskId, Ordered, metrics_of, metrics_only, metrics_router, not_so, read_body, router,
+    DiskId, metrics_of, metrics_only, metrics_router, not_so, read_body, router,
 };
 pub(crate) use serve::{CONNECTIONS_MAX, Server, Streaming};
 
@@ -121,7 +120,7 @@ impl DiskStatus {
     }
 
     /// Tells of an event.
-    pub(crate) fn tell(&self, event: &str, more: Value) {
+    pub(crate) fn tell(&self, event: EventName, more: Value) {
         self.events.tell(&self.id(), event, more);
     }
 
@@ -129,13 +128,13 @@ impl DiskStatus {
     pub(crate) fn begin(&self, remote: Remote) {
         self.sessions.fetch_add(1, Ordering::Relaxed);
         *self.lock() = Some(remote);
-        self.tell("connected", Value::Null);
+        self.tell(EventName::Connected, Value::Null);
     }
 
     /// It has ended.
     pub(crate) fn end(&self) {
         *self.lock() = None;
-        self.tell("disconnected", Value::Null);
+        self.tell(EventName::Disconnected, Value::Null);
     }
 
     fn session(&self) -> Option<Remote> {

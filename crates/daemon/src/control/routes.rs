@@ -11,10 +11,9 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
+use cleave_api::{EventName, HeldRequests};
 use cleave_config::{Change, DiskConfig, Names, SplitOption};
 use cleave_worker::{Limits, Split, Tuning};
-use schemars::JsonSchema;
-use serde::Serialize;
 use serde_json::json;
 
 use super::DiskStatus;
@@ -178,7 +177,7 @@ impl DiskStatus {
         if tuning != *self.device.tuning() {
             self.device.tune(tuning);
             let tuning = serde_json::to_value(self.tuning()).unwrap_or_default();
-            self.tell("changed", json!({ "tuning": tuning }));
+            self.tell(EventName::Changed, json!({ "tuning": tuning }));
             let name = self.device.disk.name();
             tracing::info!(
                 "{name}: is served differently from now on: {}",
@@ -230,13 +229,13 @@ impl DiskStatus {
     /// Ends held requests as I/O errors.
     pub(crate) fn fail(&self) -> Response {
         let requests = self.released(self.device.fail(), "end as I/O errors");
-        answer(StatusCode::OK, &Ordered { requests })
+        answer(StatusCode::OK, &HeldRequests { requests })
     }
 
     /// Tells of an order about so many held requests.
     fn released(&self, requests: u64, outcome: &str) -> u64 {
         if requests > 0 {
-            self.tell("released", json!({ "requests": requests }));
+            self.tell(EventName::Released, json!({ "requests": requests }));
             let name = self.device.disk.name();
             tracing::info!("{name}: {requests} held requests {outcome}, as ordered");
         }
@@ -282,11 +281,4 @@ impl Deref for DiskId {
     fn deref(&self) -> &str {
         &self.0
     }
-}
-
-/// The answer to an order about held requests.
-#[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Ordered {
-    /// How many there were.
-    requests: u64,
 }

@@ -6,16 +6,18 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, patch, post, put};
+use cleave_api::{
+    DiskDeleted, DiskRow, EventName, Flushed, HeldRequests, NodeDisk, Problem, QuiesceRequest,
+    Quiesced, ResumeRequest, Resumed, Snapshot, SnapshotRequest,
+};
 use cleave_config::{Change, DiskConfig};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use super::disks::Node;
 use super::routes;
-use super::snapshot;
-use crate::control::report::Report;
-use crate::control::{Flushed, Ordered, Quiesced, metrics_only, not_so, quiet};
-use crate::problem::{Problem, answer};
+use crate::control::{metrics_only, not_so};
+use crate::problem::answer;
 
 /// A method of a path.
 struct Route {
@@ -248,11 +250,9 @@ pub(crate) fn document() -> Value {
             );
         }
     }
-    generator.subschema_for::<DiskConfig>();
-    generator.subschema_for::<Report>();
+    let event = event(&mut generator);
     let mut schemas = generator.take_definitions(true);
-    schemas.insert("Disk".to_owned(), disk());
-    schemas.insert("Event".to_owned(), event());
+    schemas.insert("Event".to_owned(), event);
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -305,10 +305,13 @@ fn content(shape: Shape, generator: &mut SchemaGenerator) -> Value {
         Shape::Events => ("application/x-ndjson", named("Event")),
         Shape::Metrics => ("text/plain", json!({"type": "string"})),
         Shape::OpenApi => ("application/json", json!({"type": "object"})),
-        Shape::Disk => ("application/json", named("Disk")),
+        Shape::Disk => (
+            "application/json",
+            generator.subschema_for::<NodeDisk>().into(),
+        ),
         Shape::Disks => (
             "application/json",
-            json!({"type": "array", "items": generator.subschema_for::<routes::Row>()}),
+            json!({"type": "array", "items": generator.subschema_for::<DiskRow>()}),
         ),
         Shape::Change => (
             "application/json",
@@ -320,19 +323,19 @@ fn content(shape: Shape, generator: &mut SchemaGenerator) -> Value {
         ),
         Shape::Deleted => (
             "application/json",
-            generator.subschema_for::<routes::Deleted>().into(),
+            generator.subschema_for::<DiskDeleted>().into(),
         ),
         Shape::Ordered => (
             "application/json",
-            generator.subschema_for::<Ordered>().into(),
+            generator.subschema_for::<HeldRequests>().into(),
         ),
         Shape::Resume => (
             "application/json",
-            generator.subschema_for::<quiet::Resume>().into(),
+            generator.subschema_for::<ResumeRequest>().into(),
         ),
         Shape::Resumed => (
             "application/json",
-            generator.subschema_for::<quiet::Resumed>().into(),
+            generator.subschema_for::<Resumed>().into(),
         ),
         Shape::Flushed => (
             "application/json",
@@ -340,7 +343,7 @@ fn content(shape: Shape, generator: &mut SchemaGenerator) -> Value {
         ),
         Shape::Quiet => (
             "application/json",
-            generator.subschema_for::<quiet::Wanted>().into(),
+            generator.subschema_for::<QuiesceRequest>().into(),
         ),
         Shape::Quiesced => (
             "application/json",
@@ -348,35 +351,23 @@ fn content(shape: Shape, generator: &mut SchemaGenerator) -> Value {
         ),
         Shape::SnapshotTo => (
             "application/json",
-            generator.subschema_for::<snapshot::Wanted>().into(),
+            generator.subschema_for::<SnapshotRequest>().into(),
         ),
         Shape::Snapshot => (
             "application/json",
-            generator.subschema_for::<snapshot::Taken>().into(),
+            generator.subschema_for::<Snapshot>().into(),
         ),
     };
     json!({"description": "done", "content": {kind: {"schema": schema}}})
 }
 
-/// A disk of a node: what it is to be, and what it does while it is served.
-fn disk() -> Value {
-    json!({
-        "allOf": [{"$ref": "#/components/schemas/Row"}],
-        "type": "object",
-        "properties": {"spec": {"$ref": "#/components/schemas/DiskConfig"}},
-        "required": ["spec"],
-        "if": {"properties": {"state": {"const": "serving"}}},
-        "then": {"$ref": "#/components/schemas/Report"},
-    })
-}
-
-fn event() -> Value {
+fn event(generator: &mut SchemaGenerator) -> Value {
     json!({
         "description": "What happened, and to which disk; the other fields depend on the event",
         "type": "object",
         "properties": {
             "time": {"type": "number", "description": "seconds since 1970"},
-            "event": {"type": "string"},
+            "event": generator.subschema_for::<EventName>(),
             "disk": {"type": "string"},
         },
         "required": ["time", "event"],

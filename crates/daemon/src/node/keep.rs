@@ -121,7 +121,7 @@ fn enter(node: &Node, kept: &Kept, state: State) {
     };
     let name = state.name();
     kept.enter(state);
-    node.events.tell(&kept.id, name, more);
+    node.events.tell(&kept.id, name.into(), more);
 }
 
 /// Tells why a disk is not served.

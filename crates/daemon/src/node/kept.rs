@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use cleave_api::DiskState;
 use cleave_config::DiskConfig;
 use tokio::sync::{mpsc, watch};
 
@@ -50,13 +51,13 @@ pub(super) enum State {
 }
 
 impl State {
-    pub(super) fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> DiskState {
         match self {
-            State::Opening => "opening",
-            State::Serving(_) => "serving",
-            State::Ending => "ending",
-            State::Failed(_) => "failed",
-            State::Ended(_) => "ended",
+            State::Opening => DiskState::Opening,
+            State::Serving(_) => DiskState::Serving,
+            State::Ending => DiskState::Ending,
+            State::Failed(_) => DiskState::Failed,
+            State::Ended(_) => DiskState::Ended,
         }
     }
 }

@@ -9,11 +9,9 @@ use axum::body::Body;
 use axum::extract::State as Shared;
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
+use cleave_api::{DeletedState, DiskDeleted, DiskRow, NodeDisk};
 use cleave_config::{Change, DiskConfig, ID_CHARS_MAX, is_id};
 use cleave_worker::Limits;
-use schemars::JsonSchema;
-use serde::Serialize;
-use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -38,39 +36,15 @@ const BODY_BYTES_MAX: usize = 64 << 10;
 
 type Answer = Result<Response, Refusal>;
 
-/// A disk of the list.
-#[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Row {
-    id: String,
-    state: &'static str,
-    socket: String,
-    name: String,
-    serial: Option<String>,
-    size_bytes: u64,
-    connected: bool,
-    /// Why it is not served.
-    error: Option<String>,
-}
-
-/// The answer to the end of a disk.
-#[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Deleted {
-    id: String,
-    /// `deleted`
-    state: &'static str,
-    /// The fate of requests that were in flight, if they did not end.
-    lost: Option<String>,
-}
-
 pub(super) async fn list(Shared(node): Shared<Arc<Node>>, uri: Uri) -> Response {
     let all = node.all();
     match uri.query() {
         Some("full=1") => {
-            let all: Vec<Value> = all.iter().map(|kept| full(&node, kept)).collect();
+            let all: Vec<NodeDisk> = all.iter().map(|kept| full(&node, kept)).collect();
             answer(StatusCode::OK, &all)
         }
         _ => {
-            let all: Vec<Row> = all.iter().map(|kept| row(&node, kept)).collect();
+            let all: Vec<DiskRow> = all.iter().map(|kept| row(&node, kept)).collect();
             answer(StatusCode::OK, &all)
         }
     }
@@ -360,9 +334,9 @@ async fn end(node: &Arc<Node>, kept: &Arc<Kept>, mode: &str) -> Answer {
     })?;
     kept.forget_file();
     node.forget(kept);
-    let gone = Deleted {
+    let gone = DiskDeleted {
         id: kept.id.clone(),
-        state: "deleted",
+        state: DeletedState::Deleted,
         lost,
     };
     Ok(answer(StatusCode::OK, &gone))
@@ -488,9 +462,9 @@ fn served(node: &Node, id: &str) -> Result<Arc<DiskStatus>, Refusal> {
     }
 }
 
-fn row(node: &Node, kept: &Kept) -> Row {
+fn row(node: &Node, kept: &Kept) -> DiskRow {
     let (state, file) = (kept.state(), kept.file());
-    let mut row = Row {
+    let mut row = DiskRow {
         id: kept.id.clone(),
         state: state.name(),
         socket: node.socket(&kept.id).display().to_string(),
@@ -519,19 +493,16 @@ fn row(node: &Node, kept: &Kept) -> Row {
 }
 
 /// A disk with what it is to be and, if it is served, what it does.
-fn full(node: &Node, kept: &Kept) -> Value {
-    let mut all = Map::new();
-    if let State::Serving(status) = kept.state()
-        && let Ok(Value::Object(report)) = serde_json::to_value(status.report())
-    {
-        all.extend(report);
+fn full(node: &Node, kept: &Kept) -> NodeDisk {
+    let report = match kept.state() {
+        State::Serving(status) => Some(Box::new(status.report())),
+        _ => None,
+    };
+    NodeDisk {
+        row: row(node, kept),
+        spec: kept.file(),
+        report,
     }
-    if let Ok(Value::Object(row)) = serde_json::to_value(row(node, kept)) {
-        all.extend(row);
-    }
-    let spec = serde_json::to_value(kept.file()).unwrap_or_default();
-    all.insert("spec".to_owned(), spec);
-    Value::Object(all)
 }
 
 /// Carries a request out to its end, even if its client leaves.

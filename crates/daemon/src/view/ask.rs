@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tokio::net::UnixStream;
 
-use crate::control::report::{Entry, Report};
 use crate::remote::natural;
+use cleave_api::{DiskEntry, DiskReport};
 
 /// An answer takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -24,7 +24,7 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 pub(super) enum Shown {
-    Served(Box<Report>),
+    Served(Box<DiskReport>),
     Away(Away),
 }
 
@@ -49,7 +49,7 @@ impl Shown {
         }
     }
 
-    pub(super) fn report(&self) -> Option<&Report> {
+    pub(super) fn report(&self) -> Option<&DiskReport> {
         match self {
             Shown::Served(report) => Some(report),
             Shown::Away(_) => None,
@@ -74,7 +74,7 @@ pub(super) async fn disks(socket: &Path) -> Result<Vec<Shown>, String> {
             shown.push(read(disk)?);
             continue;
         }
-        let Entry { id, .. } = serde_json::from_value(disk).map_err(strange)?;
+        let DiskEntry { id, .. } = serde_json::from_value(disk).map_err(strange)?;
         let path = format!("/v1/disks/{}", encoded(&id));
         // A disk that has gone since then refuses.
         if let Some(disk) = in_time(ask(socket, "GET", &path, "")).await? {
@@ -110,7 +110,7 @@ pub(super) async fn each<T: DeserializeOwned>(
 ) -> Result<Vec<(String, T)>, String> {
     let mut answers = Vec::new();
     for disk in list(socket).await?.into_iter().filter(is_served) {
-        let Entry { id, .. } = serde_json::from_value(disk).map_err(strange)?;
+        let DiskEntry { id, .. } = serde_json::from_value(disk).map_err(strange)?;
         let path = ["/v1/disks", &encoded(&id), what].join("/");
         // A disk that has gone since then refuses.
         if let Some(answer) = in_time(ask(socket, method, path.trim_end_matches('/'), body)).await?

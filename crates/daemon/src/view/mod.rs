@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::control::report::Report;
 use crate::failure::Failure;
 use crate::output::print;
 use crate::process::runtime;
@@ -26,6 +25,7 @@ use crate::remote::visible;
 use crate::signals::QuitSignals;
 use ask::Shown;
 pub(crate) use ask::encoded;
+use cleave_api::DiskReport;
 pub(crate) use held::{Held, Order, run as order_held};
 use keys::Key;
 use rates::Rates;
@@ -258,7 +258,7 @@ async fn listen(top: &Top) -> Vec<Heard> {
 }
 
 /// Rates since the last time, which this then is. Of disks that are gone nothing is kept.
-fn remember(past: &mut HashMap<Name, Report>, heard: &[Heard]) -> HashMap<Name, Rates> {
+fn remember(past: &mut HashMap<Name, DiskReport>, heard: &[Heard]) -> HashMap<Name, Rates> {
     let mut rates = HashMap::new();
     let mut before = std::mem::take(past);
     for (at, disks) in heard.iter().enumerate() {
