@@ -1,5 +1,8 @@
-//! How one asks: the wire types of the control socket. This crate must not know disks, workers or the sandbox: it describes
-//! what is sent and received, and not how it comes about.
+//! How one asks: what is sent to a control socket and received from it. This crate must not know disks, workers or the sandbox,
+//! nor how an answer comes about.
+//!
+//! [`Operation`] is the one table of what a node can be asked: [`Operation::route`] has the method, the path, the bodies and the
+//! refusals. The node makes its router of it, [`document`] the OpenAPI document.
 #![forbid(unsafe_code)]
 
 #[macro_use]
@@ -7,12 +10,17 @@ mod words;
 
 mod disk;
 mod event;
+mod id;
+mod openapi;
 mod orders;
 mod problem;
 mod report;
+mod table;
 
 pub use disk::{DeletedState, DiskDeleted, DiskEntry, DiskRow, DiskState, NodeDisk};
 pub use event::EventName;
+pub use id::{encoded, natural};
+pub use openapi::document;
 pub use orders::{
     Flushed, HeldRequests, QuiesceRequest, Quiesced, QuietState, ResumeRequest, Resumed, Snapshot,
     SnapshotRequest,
@@ -24,3 +32,4 @@ pub use report::{
     ServerConnections, SessionReport, SizeClass, SpinExperiment, SplitExperiment, SplitReport,
     StalledRequests, StoreKind, StoreReport, TuningReport, VringReport, WorkerMode, ZeroReads,
 };
+pub use table::{Content, Method, Operation, Query, Route, Tag};

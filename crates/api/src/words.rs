@@ -43,6 +43,8 @@ macro_rules! words {
                 schemars::json_schema!({
                     "type": "string",
                     "enum": [$($word),+],
+                    // Some words are not names in a programming language.
+                    "x-enum-varnames": [$(stringify!($Word)),+],
                     "description": format!("{about}\n{each}"),
                 })
             }

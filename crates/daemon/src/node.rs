@@ -36,7 +36,6 @@ use crate::resize::Watches;
 use crate::signals::{SignalRequest, Signals};
 use crate::socket;
 use crate::systemd::Manager;
-pub(crate) use api::document;
 use disks::{DISKS_MAX, Node, descriptors_needed};
 use files::Files;
 use groups::Groups;

@@ -5,12 +5,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cleave_api::encoded;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::ask::Ask;
 use crate::failure::Failure;
-use crate::view::encoded;
 
 /// The longest that a node takes for an answer, a quiet of 60 s and the end of a disk that hangs included, with room.
 const PATIENCE: Duration = Duration::from_secs(180);

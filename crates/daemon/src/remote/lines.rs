@@ -1,5 +1,6 @@
 //! Answers of a node in words.
 
+use cleave_api::natural;
 use serde_json::Value;
 
 /// Columns of the list, and the fields that they show.
@@ -57,22 +58,6 @@ pub(super) fn list(body: &Value) -> String {
         format!("{}\n", cells.join("  ").trim_end())
     };
     rows.iter().map(line).collect()
-}
-
-/// A key that sorts numbers inside of a name by their value. The name itself decides between `d1` and `d01`.
-pub(crate) fn natural(name: &str) -> (Vec<(String, u128)>, String) {
-    let is_digit = |c: char| c.is_ascii_digit();
-    let mut parts = Vec::new();
-    let mut rest = name;
-    while !rest.is_empty() {
-        let (word, after) = rest.split_at(rest.find(is_digit).unwrap_or(rest.len()));
-        let end = after.find(|c| !is_digit(c)).unwrap_or(after.len());
-        let (number, after) = after.split_at(end);
-        // An id has at most 64 characters; all numbers that are too long for this count as equal.
-        parts.push((word.to_owned(), number.parse().unwrap_or(u128::MAX)));
-        rest = after;
-    }
-    (parts, name.to_owned())
 }
 
 /// The answer to `show`.

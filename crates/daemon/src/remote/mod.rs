@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::output::{print, print_more};
 pub(crate) use ask::{Ask, Remote};
 use exchange::{Answer, Exchange};
-pub(crate) use lines::{natural, visible};
+pub(crate) use lines::visible;
 
 /// Asks, and prints the answer.
 pub(crate) fn run(remote: &Remote) -> Result<(), Failure> {

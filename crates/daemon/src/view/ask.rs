@@ -10,8 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tokio::net::UnixStream;
 
-use crate::remote::natural;
-use cleave_api::{DiskEntry, DiskReport};
+use cleave_api::{DiskEntry, DiskReport, encoded, natural};
 
 /// An answer takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -202,18 +201,6 @@ async fn exchange(socket: &Path, method: &str, path: &str, body: &str) -> io::Re
     Err(io::Error::other("an answer without end"))
 }
 
-/// As a part of a path.
-pub(crate) fn encoded(id: &str) -> String {
-    id.bytes()
-        .map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                char::from(byte).to_string()
-            }
-            byte => format!("%{byte:02X}"),
-        })
-        .collect()
-}
-
 /// Why nothing was heard from a socket.
 pub(super) fn unheard(socket: &Path, why: &str) -> String {
     let socket = socket.display();
@@ -228,12 +215,6 @@ pub(super) fn unheard(socket: &Path, why: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn any_name_fits_into_a_path() {
-        assert_eq!(encoded("a.img"), "a.img");
-        assert_eq!(encoded("null:1G /é?#%"), "null%3A1G%20%2F%C3%A9%3F%23%25");
-    }
 
     #[test]
     fn only_a_good_answer_has_a_body() {

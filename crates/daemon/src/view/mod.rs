@@ -24,7 +24,6 @@ use crate::process::runtime;
 use crate::remote::visible;
 use crate::signals::QuitSignals;
 use ask::Shown;
-pub(crate) use ask::encoded;
 use cleave_api::DiskReport;
 pub(crate) use held::{Held, Order, run as order_held};
 use keys::Key;

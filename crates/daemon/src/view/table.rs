@@ -3,10 +3,11 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
+use cleave_api::natural;
+
 use super::keys::Key;
 use super::rates::Rates;
 use super::screen::{HEAD, Row};
-use crate::remote::natural;
 
 /// A column to sort by, where its head is, and how large a disk is there. Texts are sorted by themselves.
 struct Column {
