@@ -2,12 +2,13 @@
 //! nor how an answer comes about.
 //!
 //! [`Operation`] is the one table of what a node can be asked: [`Operation::route`] has the method, the path, the bodies and the
-//! refusals. The node makes its router of it, [`document`] the OpenAPI document.
+//! refusals. The node makes its router of it, [`document`] the OpenAPI document, and [`HttpClient`] its requests.
 #![forbid(unsafe_code)]
 
 #[macro_use]
 mod words;
 
+mod client;
 mod disk;
 mod event;
 mod id;
@@ -17,6 +18,7 @@ mod problem;
 mod report;
 mod table;
 
+pub use client::{ClientError, EventLines, HttpClient, Reply};
 pub use disk::{DeletedState, DiskDeleted, DiskEntry, DiskRow, DiskState, NodeDisk};
 pub use event::EventName;
 pub use id::{encoded, natural};

@@ -26,7 +26,7 @@ api: config
 probe: blk disk engine guest worker
 sandbox:
 daemon: api blk client config disk engine probe sandbox session worker
-tests: blk client states
+tests: api blk client states
 sim: blk engine guest states
 states:
 benches: blk client disk engine guest sim tests worker

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use cleave_api::DiskReport;
+
 use super::ask::Away;
 use super::screen::{away_sheet, cut, micros, sheet};
-use cleave_api::DiskReport;
 
 /// Longest bar, in characters.
 const BAR: usize = 40;

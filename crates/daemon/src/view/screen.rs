@@ -1,9 +1,10 @@
 //! Formats reports for people: lines of at most eighty columns for `top`, a page for `stats`.
 
-use super::ask::Away;
-use super::rates::Rates;
 use cleave_api::{DiskReport, LatencySummary, SizeClass, SpinExperiment, SplitReport, WorkerMode};
 use cleave_config::Wait;
+
+use super::ask::Away;
+use super::rates::Rates;
 
 /// Heads of the columns, as wide as `line` makes them.
 pub(super) const HEAD: &str =
