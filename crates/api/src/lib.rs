@@ -9,6 +9,7 @@
 mod words;
 
 mod client;
+mod content;
 mod disk;
 mod event;
 mod id;
@@ -19,6 +20,7 @@ mod report;
 mod table;
 
 pub use client::{ClientError, EventLines, HttpClient, Reply};
+pub use content::Content;
 pub use disk::{DeletedState, DiskDeleted, DiskEntry, DiskRow, DiskState, NodeDisk};
 pub use event::EventName;
 pub use id::{encoded, natural};
@@ -34,4 +36,4 @@ pub use report::{
     ServerConnections, SessionReport, SizeClass, SpinExperiment, SplitExperiment, SplitReport,
     StalledRequests, StoreKind, StoreReport, TuningReport, VringReport, WorkerMode, ZeroReads,
 };
-pub use table::{Content, Method, Operation, Query, Route, Tag};
+pub use table::{Method, Operation, Query, Route, Tag};

@@ -1,18 +1,12 @@
 //! The OpenAPI document of a node, made from the table of paths and the types of the bodies.
 
-use cleave_config::{Change, DiskConfig};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
-use schemars::{JsonSchema, Schema, json_schema};
 use serde_json::{Map, Value, json};
 
-use crate::disk::{DiskDeleted, DiskRow, NodeDisk};
+use crate::content::Content;
 use crate::event::EventName;
-use crate::orders::{
-    Flushed, HeldRequests, QuiesceRequest, Quiesced, ResumeRequest, Resumed, Snapshot,
-    SnapshotRequest,
-};
 use crate::problem::Problem;
-use crate::table::{Content, Operation, Query, Route, Tag};
+use crate::table::{Operation, Query, Route, Tag};
 
 /// Returns the OpenAPI document.
 pub fn document() -> Value {
@@ -49,8 +43,8 @@ pub fn document() -> Value {
 
 fn operation(operation: Operation, route: &Route, generator: &mut SchemaGenerator) -> Value {
     let mut responses = Map::new();
-    for (status, shown) in route.answers {
-        let content = content(*shown, generator);
+    for (status, content) in route.answers {
+        let content = described(*content, generator);
         let response = json!({"description": meaning(*status), "content": content});
         responses.insert(status.to_string(), response);
     }
@@ -67,18 +61,18 @@ fn operation(operation: Operation, route: &Route, generator: &mut SchemaGenerato
         parameters.push(json!({"name": "id", "in": "path", "required": true, "description": about, "schema": id}));
     }
     parameters.extend(route.query.as_ref().map(parameter));
-    let mut described = json!({
+    let mut all = json!({
         "operationId": operation,
         "tags": [route.tag],
-        "summary": route.does,
+        "summary": route.does.trim(),
         "parameters": parameters,
         "responses": responses,
     });
     if let Some(body) = route.body {
-        described["requestBody"] =
-            json!({"required": route.needs_body, "content": content(body, generator)});
+        let content = described(body, generator);
+        all["requestBody"] = json!({"required": route.needs_body, "content": content});
     }
-    described
+    all
 }
 
 fn parameter(query: &Query) -> Value {
@@ -108,47 +102,15 @@ fn meaning(status: u16) -> &'static str {
     }
 }
 
-/// The content of a body, by its media type.
-fn content(content: Content, generator: &mut SchemaGenerator) -> Value {
-    let media = match content {
-        Content::Events => "application/x-ndjson",
-        Content::Metrics => "text/plain",
-        _ => "application/json",
-    };
-    let mut described = json!({media: {"schema": schema(content, generator)}});
-    if content == Content::Events {
+/// A body, by its media type.
+fn described(content: Content, generator: &mut SchemaGenerator) -> Value {
+    let mut described = json!({content.media: {"schema": (content.schema)(generator)}});
+    if content.media == Content::EVENTS.media {
         // The same for a generator of clients that does not know lines of JSON, and would leave the reply out.
         let bytes = json!({"type": "string", "format": "binary"});
         described["application/octet-stream"] = json!({"schema": bytes});
     }
     described
-}
-
-fn schema(content: Content, generator: &mut SchemaGenerator) -> Schema {
-    fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
-        generator.subschema_for::<T>()
-    }
-    match content {
-        Content::Disk => of::<NodeDisk>(generator),
-        Content::DiskList => json_schema!({
-            "type": "array",
-            "items": {"anyOf": [of::<NodeDisk>(generator), of::<DiskRow>(generator)]},
-        }),
-        Content::DiskConfig => of::<DiskConfig>(generator),
-        Content::Change => of::<Change>(generator),
-        Content::DiskDeleted => of::<DiskDeleted>(generator),
-        Content::HeldRequests => of::<HeldRequests>(generator),
-        Content::ResumeRequest => of::<ResumeRequest>(generator),
-        Content::Resumed => of::<Resumed>(generator),
-        Content::Flushed => of::<Flushed>(generator),
-        Content::QuiesceRequest => of::<QuiesceRequest>(generator),
-        Content::Quiesced => of::<Quiesced>(generator),
-        Content::SnapshotRequest => of::<SnapshotRequest>(generator),
-        Content::Snapshot => of::<Snapshot>(generator),
-        Content::Events => json_schema!({"$ref": "#/components/schemas/Event"}),
-        Content::OpenApi => json_schema!({"type": "object"}),
-        Content::Metrics => json_schema!({"type": "string"}),
-    }
 }
 
 /// An event: a line of JSON.
@@ -167,6 +129,8 @@ fn event(generator: &mut SchemaGenerator) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use cleave_config::Change;
+
     use super::*;
 
     #[test]

@@ -1,42 +1,14 @@
 //! What a node can be asked: one table of paths. The router of the node, the OpenAPI document and the client are made from it.
 
-use crate::id::encoded;
+use cleave_config::{Change, DiskConfig};
 
-words! {
-    /// An operation, by its `operationId` in the OpenAPI document.
-    Operation {
-        /// Lists all disks.
-        ListDisks = "listDisks",
-        /// Shows a disk.
-        GetDisk = "getDisk",
-        /// Adds a disk.
-        PutDisk = "putDisk",
-        /// Changes how a disk is served.
-        PatchDisk = "patchDisk",
-        /// Removes a disk.
-        DeleteDisk = "deleteDisk",
-        /// Checks the size of a disk.
-        ResizeDisk = "resizeDisk",
-        /// Tries a failed disk again.
-        StartDisk = "startDisk",
-        /// Repeats held requests, and ends a quiet.
-        ResumeDisk = "resumeDisk",
-        /// Ends held requests.
-        FailDisk = "failDisk",
-        /// Makes what was written durable.
-        FlushDisk = "flushDisk",
-        /// Has a disk take no requests for a while.
-        QuiesceDisk = "quiesceDisk",
-        /// Copies a disk.
-        SnapshotDisk = "snapshotDisk",
-        /// Tells what happens.
-        WatchEvents = "watchEvents",
-        /// Describes all this.
-        GetOpenapi = "getOpenapi",
-        /// Shows figures for Prometheus.
-        GetMetrics = "getMetrics",
-    }
-}
+use crate::content::{Content, json};
+use crate::disk::{DiskDeleted, NodeDisk};
+use crate::id::encoded;
+use crate::orders::{
+    Flushed, HeldRequests, QuiesceRequest, Quiesced, ResumeRequest, Resumed, Snapshot,
+    SnapshotRequest,
+};
 
 words! {
     /// The method of a request.
@@ -64,43 +36,6 @@ words! {
         /// The node itself.
         Node = "node",
     }
-}
-
-/// The contents of a body.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Content {
-    /// A disk.
-    Disk,
-    /// All disks, each as its row or in full.
-    DiskList,
-    /// A disk that is to be.
-    DiskConfig,
-    /// What is to change.
-    Change,
-    /// Reply to the removal of a disk.
-    DiskDeleted,
-    /// Reply to `fail`.
-    HeldRequests,
-    /// Body of `resume`.
-    ResumeRequest,
-    /// Reply to `resume`.
-    Resumed,
-    /// Reply to `flush`.
-    Flushed,
-    /// Body of `quiesce`.
-    QuiesceRequest,
-    /// Reply to `quiesce`.
-    Quiesced,
-    /// Body of `snapshot`.
-    SnapshotRequest,
-    /// Reply to `snapshot`.
-    Snapshot,
-    /// The OpenAPI document.
-    OpenApi,
-    /// Lines without end, each an event.
-    Events,
-    /// The text format of Prometheus.
-    Metrics,
 }
 
 /// The part of a URL after `?`.
@@ -153,32 +88,6 @@ impl Route {
             refusals: &[],
         }
     }
-
-    const fn query(self, query: Query) -> Route {
-        let query = Some(query);
-        Route { query, ..self }
-    }
-
-    const fn takes(self, body: Content) -> Route {
-        let body = Some(body);
-        Route { body, ..self }
-    }
-
-    const fn needs(self, body: Content) -> Route {
-        let needs_body = true;
-        Route {
-            needs_body,
-            ..self.takes(body)
-        }
-    }
-
-    const fn answers(self, answers: &'static [(u16, Content)]) -> Route {
-        Route { answers, ..self }
-    }
-
-    const fn refuses(self, refusals: &'static [u16]) -> Route {
-        Route { refusals, ..self }
-    }
 }
 
 const FULL: Query = Query {
@@ -196,130 +105,86 @@ const MODE: Query = Query {
             stop_deadline says. hard: do not wait.",
 };
 
-impl Operation {
-    /// Its row of the table.
-    #[allow(clippy::too_many_lines)] // a table
-    pub const fn route(self) -> Route {
-        use self::{Content as C, Method as M};
-        let route = Route::new;
-        match self {
-            Operation::ListDisks => route(M::Get, "/v1/disks", Tag::Disks, "Lists all disks")
-                .query(FULL)
-                .answers(&[(200, C::DiskList)]),
-            Operation::GetDisk => route(M::Get, "/v1/disks/{id}", Tag::Disks, "Shows a disk")
-                .answers(&[(200, C::Disk)])
-                .refuses(&[400, 404]),
-            Operation::PutDisk => route(
-                M::Put,
-                "/v1/disks/{id}",
-                Tag::Disks,
-                "Adds a disk: 201. The disk is there already, with the same options: 200. It is still being opened after 10 s: 202",
-            )
-            .needs(C::DiskConfig)
-            .answers(&[(200, C::Disk), (201, C::Disk), (202, C::Disk)])
-            .refuses(&[400, 408, 409, 413, 422, 500, 507]),
-            Operation::PatchDisk => route(
-                M::Patch,
-                "/v1/disks/{id}",
-                Tag::Disks,
-                "Changes how a disk is served",
-            )
-            .needs(C::Change)
-            .answers(&[(200, C::Disk)])
-            .refuses(&[400, 404, 408, 409, 413, 500]),
-            Operation::DeleteDisk => route(
-                M::Delete,
-                "/v1/disks/{id}",
-                Tag::Disks,
-                "Removes a disk. Its image stays",
-            )
-            .query(MODE)
-            .answers(&[(200, C::DiskDeleted)])
-            .refuses(&[400, 404, 409, 500]),
-            Operation::ResizeDisk => route(
-                M::Post,
-                "/v1/disks/{id}/resize",
-                Tag::Disks,
-                "Checks the size of a disk, and reports growth to the guest. The check takes longer than 5 s: 202",
-            )
-            .answers(&[(200, C::Disk), (202, C::Disk)])
-            .refuses(&[400, 404, 409, 500]),
-            Operation::StartDisk => route(
-                M::Post,
-                "/v1/disks/{id}/start",
-                Tag::Disks,
-                "Tries a failed disk again at once",
-            )
-            .answers(&[(200, C::Disk)])
-            .refuses(&[400, 404, 422]),
-            Operation::ResumeDisk => route(
-                M::Post,
-                "/v1/disks/{id}/resume",
-                Tag::Disks,
-                "Repeats held requests, and ends a quiet. Says whether the disk was quiesced until then",
-            )
-            .takes(C::ResumeRequest)
-            .answers(&[(200, C::Resumed)])
-            .refuses(&[400, 404, 408, 409, 413]),
-            Operation::FailDisk => route(
-                M::Post,
-                "/v1/disks/{id}/fail",
-                Tag::Disks,
-                "Ends held requests as I/O errors",
-            )
-            .answers(&[(200, C::HeldRequests)])
-            .refuses(&[400, 404, 409]),
-            Operation::FlushDisk => route(
-                M::Post,
-                "/v1/disks/{id}/flush",
-                Tag::Disks,
-                "Makes everything durable that was written",
-            )
-            .answers(&[(200, C::Flushed)])
-            .refuses(&[400, 404, 409, 500, 503]),
-            Operation::QuiesceDisk => route(
-                M::Post,
-                "/v1/disks/{id}/quiesce",
-                Tag::Disks,
-                "Finishes what is in flight, flushes, and has new requests wait",
-            )
-            .takes(C::QuiesceRequest)
-            .answers(&[(200, C::Quiesced)])
-            .refuses(&[400, 404, 408, 409, 413, 500, 503]),
-            Operation::SnapshotDisk => route(
-                M::Post,
-                "/v1/disks/{id}/snapshot",
-                Tag::Disks,
-                "Copies a disk as it is at one moment into a new file that shares its blocks",
-            )
-            .needs(C::SnapshotRequest)
-            .answers(&[(201, C::Snapshot)])
-            .refuses(&[400, 404, 408, 409, 413, 422, 500, 503]),
-            Operation::WatchEvents => route(
-                M::Get,
-                "/v1/events",
-                Tag::Events,
-                "Tells what happens to all disks, a line of JSON for each event, as long as the client listens",
-            )
-            .answers(&[(200, C::Events)])
-            .refuses(&[503]),
-            Operation::GetOpenapi => route(
-                M::Get,
-                "/v1/openapi.json",
-                Tag::Node,
-                "Describes this interface",
-            )
-            .answers(&[(200, C::OpenApi)]),
-            Operation::GetMetrics => route(
-                M::Get,
-                "/metrics",
-                Tag::Node,
-                "Shows all disks for Prometheus. Of those that are not served, it shows the states",
-            )
-            .answers(&[(200, C::Metrics)]),
+/// Makes [`Operation`] and its table. The comment of a row is what the document says of the operation.
+macro_rules! operations {
+    ($(
+        #[doc = $does:literal]
+        $Name:ident = $id:literal: $Method:ident $path:literal in $Tag:ident
+        $(, $field:ident($($value:tt)+))*;
+    )+) => {
+        words! {
+            /// An operation, by its `operationId` in the OpenAPI document.
+            Operation { $(#[doc = $does] $Name = $id,)+ }
         }
-    }
 
+        impl Operation {
+            /// Its row of the table.
+            pub const fn route(self) -> Route {
+                match self {
+                    $(Operation::$Name => Route {
+                        $($field: const { $($value)+ },)*
+                        ..Route::new(Method::$Method, $path, Tag::$Tag, $does)
+                    },)+
+                }
+            }
+        }
+    };
+}
+
+operations! {
+    /// Lists all disks
+    ListDisks = "listDisks": Get "/v1/disks" in Disks,
+        query(Some(FULL)), answers(&[(200, Content::DISKS)]);
+    /// Shows a disk
+    GetDisk = "getDisk": Get "/v1/disks/{id}" in Disks,
+        answers(&[(200, json::<NodeDisk>())]), refusals(&[400, 404]);
+    /// Adds a disk: 201. The disk is there already, with the same options: 200. It is still being opened after 10 s: 202
+    PutDisk = "putDisk": Put "/v1/disks/{id}" in Disks,
+        body(Some(json::<DiskConfig>())), needs_body(true),
+        answers(&[(200, json::<NodeDisk>()), (201, json::<NodeDisk>()), (202, json::<NodeDisk>())]),
+        refusals(&[400, 408, 409, 413, 422, 500, 507]);
+    /// Changes how a disk is served
+    PatchDisk = "patchDisk": Patch "/v1/disks/{id}" in Disks,
+        body(Some(json::<Change>())), needs_body(true),
+        answers(&[(200, json::<NodeDisk>())]), refusals(&[400, 404, 408, 409, 413, 500]);
+    /// Removes a disk. Its image stays
+    DeleteDisk = "deleteDisk": Delete "/v1/disks/{id}" in Disks,
+        query(Some(MODE)), answers(&[(200, json::<DiskDeleted>())]), refusals(&[400, 404, 409, 500]);
+    /// Checks the size of a disk, and reports growth to the guest. The check takes longer than 5 s: 202
+    ResizeDisk = "resizeDisk": Post "/v1/disks/{id}/resize" in Disks,
+        answers(&[(200, json::<NodeDisk>()), (202, json::<NodeDisk>())]), refusals(&[400, 404, 409, 500]);
+    /// Tries a failed disk again at once
+    StartDisk = "startDisk": Post "/v1/disks/{id}/start" in Disks,
+        answers(&[(200, json::<NodeDisk>())]), refusals(&[400, 404, 422]);
+    /// Repeats held requests, and ends a quiet. Says whether the disk was quiesced until then
+    ResumeDisk = "resumeDisk": Post "/v1/disks/{id}/resume" in Disks,
+        body(Some(json::<ResumeRequest>())), answers(&[(200, json::<Resumed>())]), refusals(&[400, 404, 408, 409, 413]);
+    /// Ends held requests as I/O errors
+    FailDisk = "failDisk": Post "/v1/disks/{id}/fail" in Disks,
+        answers(&[(200, json::<HeldRequests>())]), refusals(&[400, 404, 409]);
+    /// Makes everything durable that was written
+    FlushDisk = "flushDisk": Post "/v1/disks/{id}/flush" in Disks,
+        answers(&[(200, json::<Flushed>())]), refusals(&[400, 404, 409, 500, 503]);
+    /// Finishes what is in flight, flushes, and has new requests wait
+    QuiesceDisk = "quiesceDisk": Post "/v1/disks/{id}/quiesce" in Disks,
+        body(Some(json::<QuiesceRequest>())), answers(&[(200, json::<Quiesced>())]),
+        refusals(&[400, 404, 408, 409, 413, 500, 503]);
+    /// Copies a disk as it is at one moment into a new file that shares its blocks
+    SnapshotDisk = "snapshotDisk": Post "/v1/disks/{id}/snapshot" in Disks,
+        body(Some(json::<SnapshotRequest>())), needs_body(true), answers(&[(201, json::<Snapshot>())]),
+        refusals(&[400, 404, 408, 409, 413, 422, 500, 503]);
+    /// Tells what happens to all disks, a line of JSON for each event, as long as the client listens
+    WatchEvents = "watchEvents": Get "/v1/events" in Events,
+        answers(&[(200, Content::EVENTS)]), refusals(&[503]);
+    /// Describes this interface
+    GetOpenapi = "getOpenapi": Get "/v1/openapi.json" in Node,
+        answers(&[(200, Content::DOCUMENT)]);
+    /// Shows all disks for Prometheus. Of those that are not served, it shows the states
+    GetMetrics = "getMetrics": Get "/metrics" in Node,
+        answers(&[(200, Content::METRICS)]);
+}
+
+impl Operation {
     /// Returns its path for the disk `id`. A path without a disk stays as it is.
     pub fn path(self, id: &str) -> String {
         self.route().path.replace("{id}", &encoded(id))
