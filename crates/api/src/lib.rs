@@ -1,5 +1,5 @@
 //! How one asks: what is sent to a control socket and received from it. This crate must not know disks, workers or the sandbox,
-//! nor how an answer comes about.
+//! nor how an answer comes about. It has no files and no threads, and sockets in its client alone.
 //!
 //! [`Operation`] is the one table of what a node can be asked: [`Operation::route`] has the method, the path, the bodies and the
 //! refusals. The node makes its router of it, [`document`] the OpenAPI document, and [`HttpClient`] its requests.
