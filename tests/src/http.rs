@@ -1,10 +1,11 @@
-//! Just enough HTTP to query a control socket: one request for each connection, the response read to its end.
+//! Requests to a control socket: through the client, and as bytes for those that are not as they should be.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use cleave_api::HttpClient;
 use serde_json::Value;
 
 /// A response.
@@ -46,17 +47,9 @@ impl Response {
 
 /// The events of a control socket from now on, as they come.
 pub fn events(socket: &Path) -> impl Iterator<Item = Value> + use<> {
-    let mut stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(crate::TIMEOUT)).unwrap();
-    stream
-        .write_all(b"GET /v1/events HTTP/1.0\r\nHost: cleave\r\n\r\n")
-        .unwrap();
-    let lines = BufReader::new(stream).lines();
-    let mut events = lines
-        .map(|line| line.unwrap())
-        .skip_while(|line| !line.is_empty())
-        .skip(1)
-        .map(|line| serde_json::from_str::<Value>(&line).unwrap());
+    let client = HttpClient::new(socket, crate::TIMEOUT);
+    let lines = client.watch(Some(crate::TIMEOUT)).unwrap();
+    let mut events = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
     assert_eq!(events.next().unwrap()["event"], "listening");
     events
 }
@@ -82,12 +75,13 @@ pub fn converse(socket: &Path, bytes: &[u8], time: Duration) -> std::io::Result<
 
 /// Sends one request and returns the response.
 pub fn fetch(socket: &Path, method: &str, path: &str, body: &str) -> Response {
-    let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: cleave\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    let text = converse(socket, request.as_bytes(), crate::TIMEOUT).unwrap();
-    Response::parse(&text).unwrap_or_else(|| panic!("no response to {method} {path}: {text}"))
+    let reply = HttpClient::new(socket, crate::TIMEOUT).send(method, path, body);
+    let reply = reply.unwrap_or_else(|error| panic!("no response to {method} {path}: {error}"));
+    Response {
+        status: reply.status,
+        header: reply.header,
+        body: reply.body,
+    }
 }
 
 /// GETs a path and returns its JSON.

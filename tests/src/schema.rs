@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 /// Keywords that say nothing about what is valid here.
-const SILENT: [&str; 7] = [
+const SILENT: [&str; 8] = [
     "description",
     "default",
     "format",
@@ -12,6 +12,7 @@ const SILENT: [&str; 7] = [
     "minimum",
     "maximum",
     "pattern",
+    "x-enum-varnames",
 ];
 
 /// The pattern of names that are numbers.

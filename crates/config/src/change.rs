@@ -64,6 +64,16 @@ where
     T::deserialize(from).map(Some)
 }
 
+/// Describes a field of a change by the values that it takes. The type of the field is an option, which says that null is one.
+pub(crate) fn as_named<T: JsonSchema>(schema: &mut Schema) {
+    let own = T::json_schema(&mut SchemaGenerator::default());
+    let about = schema.remove("description");
+    *schema = own;
+    if let Some(about) = about {
+        schema.insert("description".to_owned(), about);
+    }
+}
+
 /// How single vrings are waited for, by their numbers; `None`: as the others. They are not kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VringModes(BTreeMap<u16, Option<Wait>>);
@@ -140,7 +150,7 @@ impl JsonSchema for VringModes {
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let mode = Option::<Wait>::json_schema(generator);
-        json_schema!({"type": "object", "additionalProperties": mode})
+        let mode = Wait::json_schema(generator);
+        json_schema!({"type": "object", "additionalProperties": {"anyOf": [mode, {"type": "null"}]}})
     }
 }

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use clap::Args;
 use cleave_blk::Stripe;
 use cleave_worker::{Limits, Tuning};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
-use crate::change::{Setting, VringModes, named};
+use crate::change::{Setting, VringModes, as_named, named};
 use crate::given::{Given, LeftOut, flag};
 use crate::names::Names;
 use crate::values::cpus::CpuList;
@@ -34,7 +35,7 @@ const COALESCE_US_MAX: u32 = 10_000;
 const COALESCE_MAX_MAX: u32 = 32_768;
 
 disk_options! {
-    opened {
+    required {
         /// The disk: a file, a block device, raw:PATH, ram:SIZE, null:SIZE, model:NAME, rbd:POOL/IMAGE or nbd://HOST/EXPORT
         ///
         /// PATH is a regular file or a block device. The guest sees its bytes as they are. A file that looks like an image
@@ -60,6 +61,8 @@ disk_options! {
         /// --disk once for each leg, in order.
         #[arg(long, value_name = "SPEC")]
         disk: Vec<WrittenSpec>,
+    }
+    opened {
         /// Serve several disks as one (RAID-0), divided among them in chunks of this size
         ///
         /// A power of two from 4K to 4M: the one that was given to `cleave stripe create`. 2 to 64 legs: files, block

@@ -11,7 +11,7 @@ use crate::control::DiskStatus;
 use crate::disk_server::Order;
 use crate::events::Events;
 use crate::failure::Failure;
-use crate::host::disk::DiskState;
+use crate::host::disk::HostedState;
 use crate::host::life::{DiskHost, OpenResult, Past, Work};
 
 /// The host of one disk.
@@ -77,9 +77,9 @@ impl DiskHost for Alone {
         self.endpoint.clone()
     }
 
-    fn tell(&self, id: &str, state: &DiskState) {
-        self.events
-            .tell(id, state.name(), state.details(&self.endpoint));
+    fn tell(&self, id: &str, state: &HostedState) {
+        let details = state.details(&self.endpoint);
+        self.events.tell(id, state.word().into(), details);
     }
 
     fn forget(&self, _: &str) {}

@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cleave_api::EventName;
 use cleave_blk::Stripe;
 use cleave_config::Cache;
 use cleave_disk::{Backing, Disk, Leg, Resized};
@@ -651,10 +652,10 @@ fn telling(id: Arc<OnceLock<String>>, events: Arc<Events>) -> impl Fn(Incident) 
             } => {
                 let more =
                     json!({"vring": vring, "verb": verb, "sector": sector, "error": error(errno)});
-                events.tell(id, "held", more);
+                events.tell(id, EventName::Held, more);
             }
             Incident::Released { requests } => {
-                events.tell(id, "released", json!({ "requests": requests }));
+                events.tell(id, EventName::Released, json!({ "requests": requests }));
             }
             Incident::Failed {
                 offset_bytes,
@@ -662,10 +663,10 @@ fn telling(id: Arc<OnceLock<String>>, events: Arc<Events>) -> impl Fn(Incident) 
                 errno,
             } => {
                 let more = json!({"offset_bytes": offset_bytes, "len_bytes": len_bytes, "error": error(errno)});
-                events.tell(id, "error", more);
+                events.tell(id, EventName::Error, more);
             }
             Incident::Retired { vring, why } => {
-                events.tell(id, "retired", json!({"vring": vring, "why": why}));
+                events.tell(id, EventName::Retired, json!({"vring": vring, "why": why}));
             }
         }
     }

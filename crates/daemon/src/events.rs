@@ -11,6 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::body::{Body, Bytes};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
+use cleave_api::EventName;
 use hyper::body::Frame;
 use serde_json::{Map, Value, json};
 
@@ -35,7 +36,7 @@ struct Waiting {
 
 impl Events {
     /// Tells of an event of a disk. `more`: an object whose fields follow.
-    pub(crate) fn tell(&self, disk: &str, event: &str, more: Value) {
+    pub(crate) fn tell(&self, disk: &str, event: EventName, more: Value) {
         let mut readers = self.lock();
         if readers.is_empty() {
             return;
@@ -62,7 +63,7 @@ impl Events {
         }
         let reader = Arc::<Mutex<Waiting>>::default();
         // So that a client knows from when on it hears everything.
-        lock(&reader).tell(&line("listening", Map::new()));
+        lock(&reader).tell(&line(EventName::Listening, Map::new()));
         readers.push(Arc::downgrade(&reader));
         let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
         Ok((kind, Body::new(Lines(reader))).into_response())
@@ -100,17 +101,17 @@ impl Waiting {
     fn confess(&mut self) -> Option<Bytes> {
         let lost = std::mem::take(&mut self.lost);
         let fields = Map::from_iter([("events".to_owned(), json!(lost))]);
-        (lost > 0).then(|| line("lost", fields))
+        (lost > 0).then(|| line(EventName::Lost, fields))
     }
 }
 
 /// Time and event, and what belongs to it.
-fn line(event: &str, fields: Map<String, Value>) -> Bytes {
+fn line(event: EventName, fields: Map<String, Value>) -> Bytes {
     let time = SystemTime::now().duration_since(UNIX_EPOCH);
     let time = time.unwrap_or_default().as_millis() as f64 / 1e3;
     let mut all = Map::new();
     all.insert("time".to_owned(), json!(time));
-    all.insert("event".to_owned(), json!(event));
+    all.insert("event".to_owned(), json!(event.name()));
     all.extend(fields);
     Bytes::from(format!("{}\n", Value::Object(all)))
 }
@@ -153,7 +154,7 @@ mod tests {
         let lost = |line: &Value| (line["event"] == "lost").then(|| line["events"].clone());
         let fill = |more: usize| {
             for _ in 0..LINES_MAX + more {
-                events.tell("d1", "connected", json!({"pid": 7}));
+                events.tell("d1", EventName::Connected, json!({"pid": 7}));
             }
         };
         fill(9);
@@ -172,14 +173,14 @@ mod tests {
         // An event that comes after lost ones is read after the line that counts them.
         fill(2);
         read().unwrap();
-        events.tell("d2", "failed", Value::Null);
+        events.tell("d2", EventName::Failed, Value::Null);
         for _ in 1..LINES_MAX {
             assert_eq!(read().unwrap()["disk"], "d1");
         }
         assert_eq!(lost(&read().unwrap()), Some(json!(2)));
         assert_eq!(read().unwrap()["disk"], "d2");
         drop(reader);
-        events.tell("d2", "failed", Value::Null);
+        events.tell("d2", EventName::Failed, Value::Null);
         assert!(events.lock().is_empty());
     }
 

@@ -79,6 +79,6 @@ fn run(action: Action) -> Result<(), Failure> {
 
 /// `docs/openapi.json`.
 fn openapi() -> Result<String, Failure> {
-    let document = serde_json::to_string_pretty(&host::api::document());
+    let document = serde_json::to_string_pretty(&cleave_api::document());
     document.map(|text| text + "\n").map_err(Failure::run)
 }

@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use crate::confine::{self, Confinement, NodeFolders};
 use crate::control::Server;
 use crate::failure::Failure;
-use crate::host::disk::{DiskState, HostedDisk};
+use crate::host::disk::{HostedDisk, HostedState};
 use crate::host::{Disks, Host, api};
 use crate::log;
 use crate::process;
@@ -174,13 +174,13 @@ async fn tell_when_ready(node: Arc<Node>, manager: Arc<Manager>) {
     let all = node.disks.all();
     let settled = async {
         for disk in &all {
-            disk.reaches(|state| !matches!(state, DiskState::Opening | DiskState::Ending))
+            disk.reaches(|state| !matches!(state, HostedState::Opening | HostedState::Ending))
                 .await;
         }
     };
     // Ready all the same.
     let _ = tokio::time::timeout(READY_TIME, settled).await;
-    let is_served = |disk: &&Arc<HostedDisk>| matches!(disk.state(), DiskState::Serving(_));
+    let is_served = |disk: &&Arc<HostedDisk>| matches!(disk.state(), HostedState::Serving(_));
     let served = all.iter().filter(is_served).count();
     manager.ready(&format!("serving {served} of {} disks", all.len()));
 }

@@ -2,7 +2,7 @@
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use schemars::JsonSchema;
+use cleave_api::Problem;
 use serde::Serialize;
 
 /// Longest error in an answer.
@@ -18,24 +18,13 @@ impl IntoResponse for Refusal {
         // A part of what was sent may be in it.
         let line = line.chars().map(|c| if c.is_control() { '?' } else { c });
         let problem = Problem {
-            r#type: "about:blank",
-            title: status.canonical_reason().unwrap_or_default(),
+            r#type: "about:blank".into(),
+            title: status.canonical_reason().unwrap_or_default().into(),
             status: status.as_u16(),
             detail: line.take(ERROR_CHARS_MAX).collect(),
         };
         typed(status, "application/problem+json", &problem)
     }
-}
-
-/// A refusal as a problem document (RFC 9457).
-#[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Problem {
-    r#type: &'static str,
-    /// The name of the status.
-    title: &'static str,
-    status: u16,
-    /// The fault and the remedy, in a line.
-    detail: String,
 }
 
 /// An answer as JSON.

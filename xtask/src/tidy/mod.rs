@@ -31,6 +31,12 @@ blk holds pure values: no files, sockets, threads or clocks
 -n \bstd::(fs|io|net|process|thread|time|\{)|\b(tokio|rustix)::|\be?print(ln)?!
 crates/config/src/*
 config turns texts into values: no files, sockets, threads, clocks or terminal
+-n \bstd::(fs|process|thread|\{)|\b(axum|tokio)::|\be?print(ln)?!
+crates/api/src/*
+api says what is sent and received: no files, threads, runtime or terminal
+-n \bstd::(io|net|os|time)|\brustix::
+crates/api/src/* :!crates/api/src/client.rs
+only the client of api has sockets and clocks
 -L ^#!\[forbid\(unsafe_code\)\]$
 *src/lib.rs *src/main.rs :!crates/guest :!crates/engine :!crates/client :!crates/rbd
 #![forbid(unsafe_code)] is missing
@@ -122,6 +128,13 @@ mod tests {
                 "config",
             ),
             ("crates/config/src/disk.rs", "use std::path::PathBuf;", ""),
+            (
+                "crates/api/src/disk.rs",
+                "use std::net::TcpStream;",
+                "client",
+            ),
+            ("crates/api/src/client.rs", "use std::net::TcpStream;", ""),
+            ("crates/api/src/client.rs", "use std::thread;", "api says"),
         ] {
             let file = root.join(path);
             std::fs::create_dir_all(file.parent().unwrap()).unwrap();

@@ -23,10 +23,11 @@ worker: blk disk engine guest
 session: blk disk guest worker
 client: blk
 config: blk disk worker
+api: config
 probe: blk disk engine guest worker
 sandbox:
-daemon: blk client config disk engine probe sandbox session worker
-tests: blk client states
+daemon: api blk client config disk engine probe sandbox session worker
+tests: api blk client states
 sim: blk engine guest states
 states:
 benches: blk client disk engine guest sim tests worker

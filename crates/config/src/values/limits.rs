@@ -115,7 +115,10 @@ impl JsonSchema for DiskLimits {
         {
             properties.insert(
                 GROUP.to_owned(),
-                serde_json::json!({"type": ["string", "null"]}),
+                serde_json::json!({
+                    "type": ["string", "null"],
+                    "description": "The group of disks that share these limits. It cannot change.",
+                }),
             );
         }
         schema

@@ -142,12 +142,16 @@ impl JsonSchema for ErrorPolicy {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let kind = json_schema!({"type": ["string", "null"]});
+        let kind = |about: &str| json_schema!({"type": ["string", "null"], "description": about});
         json_schema!({"anyOf": [
             {"type": "string"},
             {
                 "type": "object",
-                "properties": {"read": kind, "write": kind, "enospc": kind},
+                "properties": {
+                    "read": kind("The policy for reads that fail."),
+                    "write": kind("The policy for writes, discards and write-zeroes that fail."),
+                    "enospc": kind("The policy for a full disk or quota. Without it the policy for writes applies."),
+                },
                 "additionalProperties": false,
             },
         ]})

@@ -148,6 +148,16 @@ impl From<Wait> for cleave_worker::Completion {
     }
 }
 
+impl From<cleave_worker::Completion> for Wait {
+    fn from(completion: cleave_worker::Completion) -> Wait {
+        match completion {
+            cleave_worker::Completion::Interrupt => Wait::Interrupt,
+            cleave_worker::Completion::Poll => Wait::Poll,
+            cleave_worker::Completion::Adaptive => Wait::Adaptive,
+        }
+    }
+}
+
 /// Whether a disk comes back when its node starts again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgMatches, Args, Subcommand, ValueEnum};
+use cleave_api::Operation;
 use cleave_config::{Change, DiskConfig, DiskLimits, WrittenSpec};
 use cleave_disk::DiskSpec;
 use cleave_disk::nbd::Address;
@@ -181,7 +182,8 @@ enum Mode {
 impl DiskCommand {
     /// The request to the node. `given` has the words that follow `cleave disk`.
     pub(super) fn remote(self, given: &ArgMatches) -> Result<Remote, Failure> {
-        let post = |args: OneArgs, what| asked(args, |id| Ask::Order(id, what, Value::Null));
+        let post =
+            |args: OneArgs, operation| asked(args, |id| Ask::Order(id, operation, Value::Null));
         Ok(match self {
             DiskCommand::Add(args) => {
                 let given = given.subcommand_matches("add").unwrap_or(given);
@@ -200,21 +202,21 @@ impl DiskCommand {
             DiskCommand::List(node) => remote(node, Ask::List),
             DiskCommand::Events(node) => remote(node, Ask::Events),
             DiskCommand::Show(args) => asked(args, Ask::Show),
-            DiskCommand::Resize(args) => post(args, "resize"),
-            DiskCommand::Start(args) => post(args, "start"),
+            DiskCommand::Resize(args) => post(args, Operation::ResizeDisk),
+            DiskCommand::Start(args) => post(args, Operation::StartDisk),
             DiskCommand::Resume(args) => {
                 let body = match (args.quiet, args.held) {
                     (Some(name), _) => json!({ "quiet": name }),
                     (None, true) => json!({ "held": true }),
                     (None, false) => Value::Null,
                 };
-                asked(args.one, |id| Ask::Order(id, "resume", body))
+                asked(args.one, |id| Ask::Order(id, Operation::ResumeDisk, body))
             }
-            DiskCommand::Fail(args) => post(args, "fail"),
-            DiskCommand::Flush(args) => post(args, "flush"),
+            DiskCommand::Fail(args) => post(args, Operation::FailDisk),
+            DiskCommand::Flush(args) => post(args, Operation::FlushDisk),
             DiskCommand::Quiesce(args) => {
                 let body = json!({ "seconds": args.seconds });
-                asked(args.one, |id| Ask::Order(id, "quiesce", body))
+                asked(args.one, |id| Ask::Order(id, Operation::QuiesceDisk, body))
             }
             DiskCommand::Snapshot(args) => {
                 let to = std::path::absolute(&args.to).unwrap_or(args.to);
@@ -225,7 +227,7 @@ impl DiskCommand {
                     )));
                 };
                 asked(args.one, |id| {
-                    Ask::Order(id, "snapshot", json!({ "to": to }))
+                    Ask::Order(id, Operation::SnapshotDisk, json!({ "to": to }))
                 })
             }
             DiskCommand::Remove(args) => {

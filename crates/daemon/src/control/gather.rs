@@ -1,26 +1,29 @@
-//! Collects the state of workers, session and disk into a [`Report`].
+//! Collects the state of workers, session and disk into a [`DiskReport`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use cleave_api::{
+    DiskEntry, DiskReport, ImageLock, InFlightRequests, LatencySummary, LegReport, PacingReport,
+    ProcessReport, RequestClass, RequestDirection, RequestTotals, RequestVerb, RunningVring,
+    ServerConnections, SessionReport, SizeClass, SpinExperiment, SplitExperiment, SplitReport,
+    StalledRequests, StoreKind, StoreReport, TuningReport, VringReport, WorkerMode, ZeroReads,
+};
+use cleave_config::{Cache, Wait};
 use cleave_disk::{Backing, Disk, FileKind, format_size};
 use cleave_worker::record::{Distribution, ErrorKind, Kind, Stage, VringRecord};
 use cleave_worker::splitter::{SplitState, SplitTried};
 use cleave_worker::{Device, Direction, LegTotals, Mode, Split, Tried};
 
 use super::DiskStatus;
-use super::report::{
-    self, Connections, Entry, InFlight, Leg, Pacing, Process, Report, Requests, RunningVring,
-    Session, SplitCell, Store, Times, Totals, Tuning, Vring, ZeroReads,
-};
 use crate::process::started;
 
 impl DiskStatus {
     /// The disk in a line.
-    pub(crate) fn entry(&self) -> Entry {
-        Entry {
+    pub(crate) fn entry(&self) -> DiskEntry {
+        DiskEntry {
             id: self.id(),
             name: self.device.disk.name().to_owned(),
             serial: self.serial(),
@@ -61,10 +64,10 @@ impl DiskStatus {
     }
 
     /// All there is to know.
-    pub(crate) fn report(&self) -> Report {
+    pub(crate) fn report(&self) -> DiskReport {
         let device = &self.device;
         let records = device.records.all();
-        Report {
+        DiskReport {
             id: self.id(),
             name: device.disk.name().to_owned(),
             serial: self.serial(),
@@ -89,15 +92,15 @@ impl DiskStatus {
     }
 
     /// How workers wait, call and split.
-    pub(super) fn tuning(&self) -> Tuning {
+    pub(super) fn tuning(&self) -> TuningReport {
         let mut tuning = tuning(&self.device);
         tuning.profile = self.profile.clone().filter(|_| tuning.split == "auto");
         tuning
     }
 
-    fn process(&self) -> Process {
+    fn process(&self) -> ProcessReport {
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-        Process {
+        ProcessReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_seconds: started().elapsed().as_secs_f64(),
@@ -106,11 +109,11 @@ impl DiskStatus {
         }
     }
 
-    fn session_report(&self) -> Session {
+    fn session_report(&self) -> SessionReport {
         let view = self.session().map(|remote| remote.view());
         let count = self.sessions.load(Ordering::Relaxed);
         let vrings = view.iter().flat_map(|view| &view.vrings);
-        Session {
+        SessionReport {
             connected: view.is_some(),
             count,
             features: view
@@ -141,36 +144,34 @@ fn resident_bytes() -> u64 {
     number.unwrap_or(0).saturating_mul(1024)
 }
 
-fn store(device: &Device) -> Store {
+fn store(device: &Device) -> StoreReport {
     let disk = &device.disk;
     let writeback = device.writeback.load(Ordering::Relaxed);
-    Store {
-        kind: kind_of(disk).to_owned(),
+    StoreReport {
+        kind: kind_of(disk),
         size_bytes: disk.capacity_bytes(),
         short_bytes: disk.short_bytes(),
         block_bytes: disk.limits().block_bytes,
         read_only: disk.limits().read_only,
-        cache: if writeback {
-            "writeback"
-        } else {
-            "writethrough"
-        }
-        .to_owned(),
+        cache: match writeback {
+            true => Cache::Writeback,
+            false => Cache::Writethrough,
+        },
         direct: disk.is_direct(),
         iopoll: disk.is_polled(),
         sync_failed: disk.sync_failed(),
         connections: connections(disk),
-        lock: lock(disk).map(str::to_owned),
+        lock: lock(disk),
     }
 }
 
 /// How the connections to the server of the disk are, if it has one.
-fn connections(disk: &Disk) -> Option<Connections> {
+fn connections(disk: &Disk) -> Option<ServerConnections> {
     let Backing::Nbd(nbd) = disk.backing() else {
         return None;
     };
     let state = nbd.state();
-    Some(Connections {
+    Some(ServerConnections {
         connected: state.connected,
         waiting: state.waiting,
         lost: state.lost,
@@ -183,8 +184,8 @@ fn connections(disk: &Disk) -> Option<Connections> {
     })
 }
 
-/// The exclusive locks of a disk's images in a cluster: `lost` if one of them is.
-fn lock(disk: &Disk) -> Option<&'static str> {
+/// The exclusive locks of a disk's images in a cluster: lost if one of them is.
+fn lock(disk: &Disk) -> Option<ImageLock> {
     let Backing::Rbd(first) = disk.backing() else {
         return None;
     };
@@ -193,41 +194,41 @@ fn lock(disk: &Disk) -> Option<&'static str> {
     // All are opened alike.
     Some(
         match (first.is_locked(), disk.legs().iter().any(is_fenced)) {
-            (_, true) => "lost",
-            (true, false) => "held",
-            (false, false) => "none",
+            (_, true) => ImageLock::Lost,
+            (true, false) => ImageLock::Held,
+            (false, false) => ImageLock::None,
         },
     )
 }
 
-fn kind_of(disk: &Disk) -> &'static str {
+fn kind_of(disk: &Disk) -> StoreKind {
     if disk.stripe().is_some() {
-        return "stripe";
+        return StoreKind::Stripe;
     }
     match disk.backing() {
         Backing::File {
             kind: FileKind::Regular,
             ..
-        } => "file",
+        } => StoreKind::File,
         Backing::File {
             kind: FileKind::BlockDevice,
             ..
-        } => "block_device",
-        Backing::Ram(_) => "ram",
-        Backing::Null { .. } => "null",
-        Backing::Model { .. } => "model",
-        Backing::Nbd(_) => "nbd",
-        Backing::Rbd(_) => "rbd",
+        } => StoreKind::BlockDevice,
+        Backing::Ram(_) => StoreKind::Ram,
+        Backing::Null { .. } => StoreKind::Null,
+        Backing::Model { .. } => StoreKind::Model,
+        Backing::Nbd(_) => StoreKind::Nbd,
+        Backing::Rbd(_) => StoreKind::Rbd,
     }
 }
 
-fn tuning(device: &Device) -> Tuning {
+fn tuning(device: &Device) -> TuningReport {
     let tuning = device.tuning();
     let vrings = tuning.vrings.iter();
-    Tuning {
-        completion: tuning.completion.to_string(),
+    TuningReport {
+        completion: tuning.completion.into(),
         vrings: vrings
-            .map(|(index, completion)| (*index, completion.to_string()))
+            .map(|(index, completion)| (*index, Wait::from(*completion)))
             .collect(),
         spin_cpu_max: tuning.spin_cpu_max,
         spin_cpu_total: tuning.spin_cpu_total,
@@ -246,7 +247,7 @@ fn tuning(device: &Device) -> Tuning {
     }
 }
 
-fn pacing(device: &Device) -> Pacing {
+fn pacing(device: &Device) -> PacingReport {
     let totals = device.totals();
     let (left, size) = device.spin_left();
     let seconds = |ns: u64| Duration::from_nanos(ns).as_secs_f64();
@@ -260,8 +261,8 @@ fn pacing(device: &Device) -> Pacing {
     ];
     let modes = device.modes();
     let each = device.tried().into_iter();
-    Pacing {
-        workers: modes.iter().map(Mode::to_string).collect(),
+    PacingReport {
+        workers: modes.into_iter().map(worker_mode).collect(),
         sleeps: totals.sleeps,
         dozes: totals.dozes,
         wakeups: totals.wakeups,
@@ -278,14 +279,22 @@ fn pacing(device: &Device) -> Pacing {
     }
 }
 
+fn worker_mode(mode: Mode) -> WorkerMode {
+    match mode {
+        Mode::Sleeps => WorkerMode::Sleeps,
+        Mode::Spins => WorkerMode::Spins,
+        Mode::Polls => WorkerMode::Polls,
+    }
+}
+
 /// Rounded to what is worth saying, a tenth of a per cent. The bounds are for a share of nothing, since
 /// JSON has no infinity.
 fn percent(share: f32) -> f64 {
     (f64::from(share) * 1e3).round().clamp(-1e6, 1e3) / 10.0
 }
 
-pub(super) fn tried((tried, ago): (Tried, Duration)) -> report::Tried {
-    report::Tried {
+pub(super) fn tried((tried, ago): (Tried, Duration)) -> SpinExperiment {
+    SpinExperiment {
         spins: tried.spins,
         gain_percent: tried.gain.map(percent),
         price_percent: percent(tried.cores),
@@ -293,9 +302,9 @@ pub(super) fn tried((tried, ago): (Tried, Duration)) -> report::Tried {
     }
 }
 
-fn totals(device: &Device) -> Totals {
+fn totals(device: &Device) -> RequestTotals {
     let totals = device.totals();
-    Totals {
+    RequestTotals {
         reads: totals.reads,
         writes: totals.writes,
         others: totals.others,
@@ -325,7 +334,7 @@ fn errors(records: &Records) -> BTreeMap<String, u64> {
     BTreeMap::from(sums)
 }
 
-fn in_flight(device: &Device, records: &Records) -> InFlight {
+fn in_flight(device: &Device, records: &Records) -> InFlightRequests {
     let (mut requests, mut oldest_ns) = (0_u32, None);
     for record in records {
         let (count, since_ns) = record.in_flight();
@@ -333,20 +342,20 @@ fn in_flight(device: &Device, records: &Records) -> InFlight {
         oldest_ns = oldest_ns.into_iter().chain(since_ns).min();
     }
     let age = |ns| Duration::from_nanos(device.now_ns().saturating_sub(ns)).as_secs_f64();
-    InFlight {
+    InFlightRequests {
         requests,
         oldest_seconds: oldest_ns.map(age),
     }
 }
 
-fn stalled(device: &Device) -> Vec<report::Stalled> {
+fn stalled(device: &Device) -> Vec<StalledRequests> {
     let age = |ns| Duration::from_nanos(device.now_ns().saturating_sub(ns)).as_secs_f64();
     let each = device.records.stalled().into_iter();
-    each.map(|(vring, stalled)| report::Stalled {
+    each.map(|(vring, stalled)| StalledRequests {
         vring,
         held: stalled.held,
         retrying: stalled.retrying,
-        verb: stalled.verb.to_owned(),
+        verb: RequestVerb::of_name(stalled.verb).unwrap_or(RequestVerb::Other),
         sector: stalled.sector,
         errno: stalled.errno,
         error: std::io::Error::from_raw_os_error(stalled.errno).to_string(),
@@ -365,7 +374,7 @@ fn zero_reads(records: &Records) -> ZeroReads {
     sum
 }
 
-fn vring(device: &Device, record: &Arc<VringRecord>) -> Vring {
+fn vring(device: &Device, record: &Arc<VringRecord>) -> VringReport {
     let alone = std::slice::from_ref(record);
     let mut totals = cleave_worker::Totals::default();
     record.add_to(&mut totals);
@@ -373,7 +382,7 @@ fn vring(device: &Device, record: &Arc<VringRecord>) -> Vring {
     for row in &mut requests {
         row.device_buckets = Vec::new();
     }
-    Vring {
+    VringReport {
         index: record.index(),
         kicks: totals.kicks,
         calls: totals.calls,
@@ -388,12 +397,12 @@ fn vring(device: &Device, record: &Arc<VringRecord>) -> Vring {
 }
 
 /// Requests by kind, of kinds that there were any of.
-fn requests(records: &Records) -> Vec<Requests> {
+fn requests(records: &Records) -> Vec<RequestClass> {
     let of_kind = |kind| requests_of(records, kind);
     Kind::all().filter_map(of_kind).collect()
 }
 
-fn requests_of(records: &Records, kind: Kind) -> Option<Requests> {
+fn requests_of(records: &Records, kind: Kind) -> Option<RequestClass> {
     let done = || records.iter().map(|record| record.done(kind));
     let requests: u64 = done().map(|[requests, _]| requests).sum();
     if requests == 0 {
@@ -404,9 +413,9 @@ fn requests_of(records: &Records, kind: Kind) -> Option<Requests> {
     let stages = Stage::ALL.map(|stage| (stage.name(), of_stage(stage)));
     let stages = stages.into_iter().chain([("split", split)]);
     let device = of_stage(Stage::Device).unwrap_or_default();
-    Some(Requests {
-        direction: kind.way().name().to_owned(),
-        size: kind.size().to_owned(),
+    Some(RequestClass {
+        direction: RequestDirection::of_name(kind.way().name())?,
+        size: SizeClass::of_name(kind.size())?,
         requests,
         bytes: done().map(|[_, bytes]| bytes).sum(),
         device_buckets: device.buckets().collect(),
@@ -423,9 +432,9 @@ pub(super) fn merged(mut each: impl Iterator<Item = Distribution>) -> Option<Dis
     Some(sum)
 }
 
-fn times(all: &Distribution) -> Option<Times> {
+fn times(all: &Distribution) -> Option<LatencySummary> {
     let us = |ns: Option<f64>| ns.map(|ns| ns / 1000.0);
-    Some(Times {
+    Some(LatencySummary {
         count: all.count(),
         mean_us: us(all.mean_ns())?,
         p50_us: us(all.quantile_ns(0.5))?,
@@ -435,16 +444,16 @@ fn times(all: &Distribution) -> Option<Times> {
     })
 }
 
-fn splitting(device: &Device) -> Vec<SplitCell> {
+fn splitting(device: &Device) -> Vec<SplitReport> {
     let now = Duration::from_nanos(device.now_ns());
     let states = device.split_states().into_iter();
     states.map(|state| split_cell(&state, now)).collect()
 }
 
-pub(super) fn split_cell(state: &SplitState, now: Duration) -> SplitCell {
+pub(super) fn split_cell(state: &SplitState, now: Duration) -> SplitReport {
     let tried = |tried: SplitTried| {
         let [against_bytes, chunk_bytes] = tried.chunks_bytes;
-        report::SplitTried {
+        SplitExperiment {
             chunk_bytes,
             against_bytes,
             gain_percent: tried.gain.map(percent),
@@ -452,12 +461,11 @@ pub(super) fn split_cell(state: &SplitState, now: Duration) -> SplitCell {
             seconds_ago: now.saturating_sub(tried.at).as_secs_f64(),
         }
     };
-    SplitCell {
+    SplitReport {
         direction: match state.direction {
-            Direction::Read => "read",
-            Direction::Write => "write",
-        }
-        .to_owned(),
+            Direction::Read => RequestDirection::Read,
+            Direction::Write => RequestDirection::Write,
+        },
         from_bytes: state.class_bytes,
         chunk_bytes: state.chunk_bytes,
         requests: state.requests,
@@ -465,7 +473,7 @@ pub(super) fn split_cell(state: &SplitState, now: Duration) -> SplitCell {
     }
 }
 
-fn legs(disk: &Disk, totals: &[LegTotals]) -> Vec<Leg> {
+fn legs(disk: &Disk, totals: &[LegTotals]) -> Vec<LegReport> {
     if disk.stripe().is_none() {
         return Vec::new();
     }
@@ -477,8 +485,8 @@ fn legs(disk: &Disk, totals: &[LegTotals]) -> Vec<Leg> {
         .collect()
 }
 
-pub(super) fn leg(name: &str, totals: &LegTotals) -> Leg {
-    Leg {
+pub(super) fn leg(name: &str, totals: &LegTotals) -> LegReport {
+    LegReport {
         name: name.to_owned(),
         reads: totals.reads,
         writes: totals.writes,

@@ -3,11 +3,15 @@
 use std::collections::HashMap;
 use std::fmt::{Display, Write as _};
 
+use cleave_api::{
+    DiskReport, DiskState, ImageLock, RequestClass, ServerConnections, SpinExperiment, SplitReport,
+    VringReport, WorkerMode,
+};
+use cleave_config::Wait;
 use cleave_worker::record::{Distribution, Kind, Stage};
 
 use super::DiskStatus;
 use super::gather::merged as merged_times;
-use super::report::{Connections, Report, Requests, SplitCell, Tried, Vring};
 
 /// All families: name, type and help.
 const FAMILIES: &str = "\
@@ -22,17 +26,17 @@ cleave_vrings_without_recovery gauge Running vrings whose requests in flight are
 cleave_disk_size_bytes gauge Size of the disk.
 cleave_disk_short_bytes gauge Bytes that are missing at the end of the disk, or of a leg of its stripe, because it shrank.
 cleave_disk_sync_failed gauge 1 after a sync failed: every flush fails until the disk is opened again.
-cleave_nbd_connections gauge Connections to the NBD server: up, or waiting to be made.
-cleave_nbd_lost_total counter Connections to the NBD server that were lost.
-cleave_nbd_reconnects_total counter Connections made in place of lost ones.
-cleave_nbd_held_requests gauge Requests that wait for a connection to the NBD server.
+cleave_nbd_connections gauge ServerConnections to the NBD server: up, or waiting to be made.
+cleave_nbd_lost_total counter ServerConnections to the NBD server that were lost.
+cleave_nbd_reconnects_total counter ServerConnections made in place of lost ones.
+cleave_nbd_held_requests gauge RequestClass that wait for a connection to the NBD server.
 cleave_nbd_bytes_total counter Bytes that went to the NBD server and came from it.
 cleave_nbd_unflushed_bytes gauge Bytes that are kept because the NBD server answered and did not flush them.
 cleave_nbd_replayed_bytes_total counter Bytes that were sent to the NBD server again because it may have lost them.
 cleave_rbd_lock_lost gauge 1 after another client took the exclusive lock of the image: every request fails until the daemon is restarted.
-cleave_disk_requests_total counter Requests that ended well, over all vrings; counted also with --stats off.
+cleave_disk_requests_total counter RequestClass that ended well, over all vrings; counted also with --stats off.
 cleave_disk_bytes_total counter Bytes that they moved; counted also with --stats off.
-cleave_disk_failures_total counter Requests that did not end well: failed by the store, refused as invalid, or too broken to answer.
+cleave_disk_failures_total counter RequestClass that did not end well: failed by the store, refused as invalid, or too broken to answer.
 cleave_retired_vrings_total counter Vrings that are served no more because their guest broke them.
 cleave_polled_total counter Reads and writes of the disk that were polled for (--iopoll on).
 cleave_laps_total counter Turns of the workers' loops that did something.
@@ -48,18 +52,18 @@ cleave_spin_gain_ratio gauge Share of the response time that spinning saved in t
 cleave_spin_price_cores gauge Cores that spinning kept busy more in that experiment; negative: less.
 cleave_spin_budget_seconds gauge How long workers may spin in vain from now on.
 cleave_spin_budget_max_seconds gauge The most that this can be.
-cleave_requests_total counter Requests that ended well, by direction and size class.
+cleave_requests_total counter RequestClass that ended well, by direction and size class.
 cleave_request_bytes_total counter Bytes that they moved.
-cleave_request_errors_total counter Requests that did not end well, by kind of error.
+cleave_request_errors_total counter RequestClass that did not end well, by kind of error.
 cleave_kicks_total counter Kicks from the guest that the worker saw.
 cleave_calls_total counter Calls to the guest.
 cleave_calls_suppressed_total counter Published batches for which the guest wanted no call, or has no way to be called.
 cleave_reads_sampled_total counter Reads whose data was looked at.
 cleave_reads_zero_total counter Of these, reads that found nothing but zeroes.
 cleave_calls_coalesced_total counter Published batches whose call was held back and became one with a later one.
-cleave_in_flight_requests gauge Requests with the engine.
+cleave_in_flight_requests gauge RequestClass with the engine.
 cleave_oldest_request_seconds gauge Age of the oldest request in flight; 0 where there is none.
-cleave_held_requests gauge Requests that the disk failed and that wait for the operator; no sample where nothing waits.
+cleave_held_requests gauge RequestClass that the disk failed and that wait for the operator; no sample where nothing waits.
 cleave_retrying_requests gauge The same, of those that wait for a pause to end.
 cleave_quiesced gauge 1 while the disk is quiesced: requests wait in their rings.
 cleave_requests_held_total counter Times that a request which the disk failed was held.
@@ -67,7 +71,7 @@ cleave_requests_redone_total counter Times that a request which the disk failed 
 cleave_request_stage_seconds histogram Time that requests spent in a stage; split is the part of device that was cut into several ops.
 cleave_call_held_seconds histogram Time that calls to the guest were held back to become fewer.
 cleave_limit gauge Limits of the disk that are set, by QEMU's names.
-cleave_requests_throttled_total counter Requests that waited in the ring for these limits.
+cleave_requests_throttled_total counter RequestClass that waited in the ring for these limits.
 cleave_throttled_seconds histogram Time that they waited there.
 cleave_split_chunk_bytes gauge Pieces that large requests are split into now, by size; 0: left whole.
 cleave_split_gain_ratio gauge Share of the response time that smaller pieces saved in the last experiment; negative: it took longer.
@@ -215,7 +219,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// The state of a disk of a node, served or not.
-pub(crate) fn state_of(id: &str, state: &str) -> String {
+pub(crate) fn state_of(id: &str, state: DiskState) -> String {
     let mut text = Text::new(id);
     text.by("cleave_disk_state", "state", [(state, 1)]);
     text.out
@@ -264,7 +268,7 @@ impl DiskStatus {
         }
     }
 
-    fn limits(&self, text: &mut Text<'_>, report: &Report) {
+    fn limits(&self, text: &mut Text<'_>, report: &DiskReport) {
         text.by("cleave_limit", "limit", &report.tuning.limits);
         text.one("cleave_requests_throttled_total", report.totals.throttled);
         text.family("cleave_throttled_seconds");
@@ -294,7 +298,7 @@ fn stage_of(
     text.histogram(labels, &all, bounds);
 }
 
-fn daemon(text: &mut Text<'_>, report: &Report) {
+fn daemon(text: &mut Text<'_>, report: &DiskReport) {
     let process = &report.process;
     text.family("cleave_info");
     let labels: Labels<'_> = &[
@@ -313,7 +317,7 @@ fn daemon(text: &mut Text<'_>, report: &Report) {
     text.one("cleave_vrings_without_recovery", unrecorded);
 }
 
-fn write_connections(text: &mut Text<'_>, connections: Option<&Connections>) {
+fn write_connections(text: &mut Text<'_>, connections: Option<&ServerConnections>) {
     let Some(connections) = connections else {
         return;
     };
@@ -335,14 +339,14 @@ fn write_connections(text: &mut Text<'_>, connections: Option<&Connections>) {
     text.one("cleave_nbd_replayed_bytes_total", replayed);
 }
 
-fn disk(text: &mut Text<'_>, report: &Report) {
+fn disk(text: &mut Text<'_>, report: &DiskReport) {
     let (store, totals) = (&report.store, &report.totals);
     text.one("cleave_disk_size_bytes", store.size_bytes);
     text.one("cleave_disk_short_bytes", store.short_bytes);
     text.one("cleave_disk_sync_failed", u8::from(store.sync_failed));
     write_connections(text, store.connections.as_ref());
     if let Some(lock) = &store.lock {
-        text.one("cleave_rbd_lock_lost", u8::from(lock == "lost"));
+        text.one("cleave_rbd_lock_lost", u8::from(*lock == ImageLock::Lost));
     }
     let requests = [
         ("read", totals.reads),
@@ -363,13 +367,15 @@ fn disk(text: &mut Text<'_>, report: &Report) {
     text.one("cleave_laps_total", totals.laps);
 }
 
-fn pacing(text: &mut Text<'_>, report: &Report) {
+fn pacing(text: &mut Text<'_>, report: &DiskReport) {
     let pacing = &report.pacing;
-    let modes = ["interrupt", "poll", "adaptive"];
+    let modes = [Wait::Interrupt, Wait::Poll, Wait::Adaptive];
     let modes = modes.map(|mode| (mode, u8::from(report.tuning.completion == mode)));
     text.by("cleave_completion_mode", "mode", modes);
-    let count = |mode| pacing.workers.iter().filter(move |worker| **worker == mode);
-    let workers = ["sleeps", "spins", "polls"].map(|mode| (mode, count(mode).count()));
+    let count = |mode| pacing.workers.iter().filter(move |worker| *worker == mode);
+    let workers = WorkerMode::ALL
+        .iter()
+        .map(|mode| (mode, count(mode).count()));
     text.by("cleave_workers", "mode", workers);
     let spun = [
         ("hit", pacing.spin_hit_seconds),
@@ -381,13 +387,13 @@ fn pacing(text: &mut Text<'_>, report: &Report) {
     text.one("cleave_wakeups_total", pacing.wakeups);
     text.by("cleave_mode_switches_total", "reason", &pacing.switches);
     text.one("cleave_pacing_experiments_total", pacing.experiments);
-    let tried = |of: fn(&Tried) -> f64| {
+    let tried = |of: fn(&SpinExperiment) -> f64| {
         let each = pacing.tried.iter().enumerate();
         each.filter_map(move |(worker, tried)| Some((worker, of(tried.as_ref()?))))
     };
     let [gain, price] = [
-        |tried: &Tried| share(tried.gain_percent[0]),
-        |tried: &Tried| share(tried.price_percent),
+        |tried: &SpinExperiment| share(tried.gain_percent[0]),
+        |tried: &SpinExperiment| share(tried.price_percent),
     ];
     text.by("cleave_spin_gain_ratio", "worker", tried(gain));
     text.by("cleave_spin_price_cores", "worker", tried(price));
@@ -396,7 +402,7 @@ fn pacing(text: &mut Text<'_>, report: &Report) {
     text.one("cleave_spin_budget_max_seconds", most);
 }
 
-fn vrings(text: &mut Text<'_>, report: &Report) {
+fn vrings(text: &mut Text<'_>, report: &DiskReport) {
     each_kind(text, report, "cleave_requests_total", |row| row.requests);
     each_kind(text, report, "cleave_request_bytes_total", |row| row.bytes);
     text.family("cleave_request_errors_total");
@@ -407,21 +413,21 @@ fn vrings(text: &mut Text<'_>, report: &Report) {
     }
     by_vring(text, report, "cleave_kicks_total", |vring| vring.kicks);
     by_vring(text, report, "cleave_calls_total", |vring| vring.calls);
-    let suppressed = |vring: &Vring| vring.calls_suppressed;
+    let suppressed = |vring: &VringReport| vring.calls_suppressed;
     by_vring(text, report, "cleave_calls_suppressed_total", suppressed);
-    let sampled = |vring: &Vring| vring.zero_reads.sampled;
+    let sampled = |vring: &VringReport| vring.zero_reads.sampled;
     by_vring(text, report, "cleave_reads_sampled_total", sampled);
-    let zero = |vring: &Vring| vring.zero_reads.zero;
+    let zero = |vring: &VringReport| vring.zero_reads.zero;
     by_vring(text, report, "cleave_reads_zero_total", zero);
     let coalesced = report.totals.calls_coalesced;
     text.one("cleave_calls_coalesced_total", coalesced);
-    let in_flight = |vring: &Vring| vring.in_flight.requests.into();
+    let in_flight = |vring: &VringReport| vring.in_flight.requests.into();
     by_vring(text, report, "cleave_in_flight_requests", in_flight);
     let oldest = report.in_flight.oldest_seconds.unwrap_or(0.0);
     text.one("cleave_oldest_request_seconds", oldest);
 }
 
-fn stalls(text: &mut Text<'_>, report: &Report) {
+fn stalls(text: &mut Text<'_>, report: &DiskReport) {
     let stalled = || report.stalled.iter();
     let held = stalled().map(|stalled| (stalled.vring, stalled.held));
     text.by("cleave_held_requests", "vring", held);
@@ -435,12 +441,22 @@ fn stalls(text: &mut Text<'_>, report: &Report) {
     text.one("cleave_requests_redone_total", report.totals.redone);
 }
 
-fn by_vring(text: &mut Text<'_>, report: &Report, name: &'static str, of: fn(&Vring) -> u64) {
+fn by_vring(
+    text: &mut Text<'_>,
+    report: &DiskReport,
+    name: &'static str,
+    of: fn(&VringReport) -> u64,
+) {
     let samples = report.vrings.iter().map(|vring| (vring.index, of(vring)));
     text.by(name, "vring", samples);
 }
 
-fn each_kind(text: &mut Text<'_>, report: &Report, name: &'static str, of: fn(&Requests) -> u64) {
+fn each_kind(
+    text: &mut Text<'_>,
+    report: &DiskReport,
+    name: &'static str,
+    of: fn(&RequestClass) -> u64,
+) {
     text.family(name);
     for vring in &report.vrings {
         for row in &vring.requests {
@@ -459,8 +475,8 @@ fn share(percent: f64) -> f64 {
     (percent * 10.0).round() / 1000.0
 }
 
-fn splitting(text: &mut Text<'_>, report: &Report) {
-    let mut each = |name, of: &dyn Fn(&SplitCell) -> Option<f64>| {
+fn splitting(text: &mut Text<'_>, report: &DiskReport) {
+    let mut each = |name, of: &dyn Fn(&SplitReport) -> Option<f64>| {
         text.family(name);
         for cell in &report.splitting {
             let labels: Labels<'_> = &[
@@ -485,7 +501,7 @@ fn splitting(text: &mut Text<'_>, report: &Report) {
 
 /// The part about splitting, by itself.
 #[cfg(test)]
-pub(super) fn splitting_of(report: &Report) -> String {
+pub(super) fn splitting_of(report: &DiskReport) -> String {
     let mut text = Text::new(&report.id);
     splitting(&mut text, report);
     text.out
@@ -493,7 +509,7 @@ pub(super) fn splitting_of(report: &Report) -> String {
 
 /// The part about waiting, by itself.
 #[cfg(test)]
-pub(super) fn pacing_of(report: &Report) -> String {
+pub(super) fn pacing_of(report: &DiskReport) -> String {
     let mut text = Text::new(&report.id);
     pacing(&mut text, report);
     text.out
@@ -501,13 +517,13 @@ pub(super) fn pacing_of(report: &Report) -> String {
 
 /// The part about legs, by itself.
 #[cfg(test)]
-pub(super) fn legs_of(report: &Report) -> String {
+pub(super) fn legs_of(report: &DiskReport) -> String {
     let mut text = Text::new(&report.id);
     legs(&mut text, report);
     text.out
 }
 
-fn legs(text: &mut Text<'_>, report: &Report) {
+fn legs(text: &mut Text<'_>, report: &DiskReport) {
     let legs = || report.legs.iter();
     if report.legs.is_empty() {
         return;

@@ -7,8 +7,7 @@
 mod gather;
 mod metrics;
 mod orders;
-pub(crate) mod quiet;
-pub(crate) mod report;
+mod quiet;
 mod serve;
 #[cfg(test)]
 mod tests;
@@ -17,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use cleave_api::EventName;
 use cleave_config::DiskConfig;
 use cleave_session::Remote;
 use cleave_worker::{Device, Prior, Split};
@@ -28,8 +28,6 @@ use crate::confine::Confinement;
 use crate::events::Events;
 
 pub(crate) use metrics::{merged as merged_metrics, state_of as metrics_of_state};
-pub(crate) use orders::Ordered;
-pub(crate) use quiet::{Flushed, Quiesced};
 pub(crate) use serve::{CONNECTIONS_MAX, Server, Streaming};
 #[cfg(test)]
 pub(crate) use tests::ram as ram_for_tests;
@@ -118,7 +116,7 @@ impl DiskStatus {
     }
 
     /// Tells of an event.
-    pub(crate) fn tell(&self, event: &str, more: Value) {
+    pub(crate) fn tell(&self, event: EventName, more: Value) {
         self.events.tell(&self.id(), event, more);
     }
 
@@ -126,13 +124,13 @@ impl DiskStatus {
     pub(crate) fn begin(&self, remote: Remote) {
         self.sessions.fetch_add(1, Ordering::Relaxed);
         *self.lock() = Some(remote);
-        self.tell("connected", Value::Null);
+        self.tell(EventName::Connected, Value::Null);
     }
 
     /// It has ended.
     pub(crate) fn end(&self) {
         *self.lock() = None;
-        self.tell("disconnected", Value::Null);
+        self.tell(EventName::Disconnected, Value::Null);
     }
 
     /// Returns true while a frontend is connected.

@@ -2,22 +2,14 @@
 
 use axum::http::StatusCode;
 use axum::response::Response;
+use cleave_api::{EventName, HeldRequests};
 use cleave_config::{DiskConfig, Names, SplitOption, VringModes};
 use cleave_worker::{Split, Tuning};
-use schemars::JsonSchema;
-use serde::Serialize;
 use serde_json::json;
 
 use super::DiskStatus;
 use crate::problem::{Refusal, answer};
 use crate::tuning;
-
-/// The answer to an order about held requests.
-#[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Ordered {
-    /// How many there were.
-    requests: u64,
-}
 
 impl DiskStatus {
     /// Has the disk served as a description says, and single vrings as `vrings` says: all of it or nothing.
@@ -39,7 +31,7 @@ impl DiskStatus {
         if tuning != *now {
             self.device.tune(tuning);
             let tuning = serde_json::to_value(self.tuning()).unwrap_or_default();
-            self.tell("changed", json!({ "tuning": tuning }));
+            self.tell(EventName::Changed, json!({ "tuning": tuning }));
             let name = self.device.disk.name();
             tracing::info!(
                 "{name}: is served differently from now on: {}",
@@ -57,13 +49,13 @@ impl DiskStatus {
     /// Ends held requests as I/O errors.
     pub(crate) fn fail(&self) -> Response {
         let requests = self.released(self.device.fail(), "end as I/O errors");
-        answer(StatusCode::OK, &Ordered { requests })
+        answer(StatusCode::OK, &HeldRequests { requests })
     }
 
     /// Tells of an order about so many held requests.
     fn released(&self, requests: u64, outcome: &str) -> u64 {
         if requests > 0 {
-            self.tell("released", json!({ "requests": requests }));
+            self.tell(EventName::Released, json!({ "requests": requests }));
             let name = self.device.disk.name();
             tracing::info!("{name}: {requests} held requests {outcome}, as ordered");
         }

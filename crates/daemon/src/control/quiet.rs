@@ -8,11 +8,12 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
+use cleave_api::{
+    EventName, Flushed, QuiesceRequest, Quiesced, QuietState, ResumeRequest, Resumed,
+};
 use cleave_disk::Backing;
 use cleave_sandbox::Role;
 use cleave_worker::{Synced, Syncing};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{SemaphorePermit, oneshot};
 use tokio::task::Id;
@@ -20,58 +21,13 @@ use tokio::task::Id;
 use super::{DiskStatus, Quiet};
 use crate::problem::Refusal;
 
-/// How long a disk stays quiesced if the operator does not say, and the longest. Guests warn of tasks that hang after 120 s.
+/// How long a disk stays quiesced if the operator does not say.
 const SECONDS_DEFAULT: u64 = 10;
-const SECONDS_MAX: u64 = 60;
+const SECONDS_MAX: u64 = QuiesceRequest::SECONDS_MAX;
 /// How long a flush by itself may take.
 const FLUSH_TIME: Duration = Duration::from_secs(30);
 /// Pause between two looks at what is in flight.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
-
-/// The body of `quiesce`.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-#[schemars(rename = "Quiet")]
-pub(crate) struct Wanted {
-    seconds: Option<u64>,
-}
-
-/// The answer to it.
-#[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Quiesced {
-    state: &'static str,
-    /// Names this quiet to `resume`.
-    quiet: String,
-    /// When the disk goes on by itself.
-    seconds_left: f64,
-    /// How long the drain and the flush took.
-    took_ms: f64,
-}
-
-/// The body of `resume`. Without fields it ends whatever quiet there is, and repeats held requests.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Resume {
-    /// Ends this quiet, as `quiesce` named it, and no other; leaves held requests alone.
-    quiet: Option<String>,
-    /// Repeats held requests, and leaves a quiet alone.
-    held: bool,
-}
-
-/// The answer to it.
-#[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Resumed {
-    /// How many held requests are repeated.
-    requests: u64,
-    /// The disk was quiesced until this request ended that. False: the quiet was over before, and the guest has gone on.
-    quiesced: bool,
-}
-
-/// The answer to `flush`.
-#[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Flushed {
-    took_ms: f64,
-}
 
 impl DiskStatus {
     /// Drains the disk and makes it durable. Then nothing is given to it until [`resume`](DiskStatus::resume), or until the
@@ -91,14 +47,14 @@ impl DiskStatus {
         })
         .await?;
         let took = start.elapsed();
-        self.tell("quiesced", json!({ "seconds": seconds }));
+        self.tell(EventName::Quiesced, json!({ "seconds": seconds }));
         tracing::info!(
             "{}: quiesced after {} ms, for at most {seconds} s",
             self.device.disk.name(),
             took.as_millis()
         );
         Ok(Quiesced {
-            state: "quiesced",
+            state: QuietState::Quiesced,
             quiet: name,
             seconds_left: self.quiet_left().unwrap_or_default().as_secs_f64(),
             took_ms: milliseconds(took),
@@ -116,8 +72,8 @@ impl DiskStatus {
     /// Ends the quiet, and has held requests done again, or one of these alone, as the body says.
     pub(crate) fn resume(&self, body: &[u8]) -> Result<Resumed, Refusal> {
         let bad = |why: String| Refusal(StatusCode::BAD_REQUEST, why);
-        let wanted: Resume = match body.trim_ascii() {
-            [] => Resume::default(),
+        let wanted: ResumeRequest = match body.trim_ascii() {
+            [] => ResumeRequest::default(),
             body => serde_json::from_slice(body)
                 .map_err(|error| bad(format!("the body: {error}: send {{}} or nothing")))?,
         };
@@ -144,7 +100,7 @@ impl DiskStatus {
         };
         quiet.timer.abort();
         self.device.go_on();
-        self.tell("resumed", Value::Null);
+        self.tell(EventName::Resumed, Value::Null);
         tracing::info!("{}: goes on", self.device.disk.name());
         true
     }
@@ -346,8 +302,8 @@ async fn to_its_end<T: Send + 'static>(
 
 fn seconds_of(body: &[u8]) -> Result<u64, Refusal> {
     let bad = |why: String| Refusal(StatusCode::BAD_REQUEST, why);
-    let wanted: Wanted = match body.trim_ascii() {
-        [] => Wanted::default(),
+    let wanted: QuiesceRequest = match body.trim_ascii() {
+        [] => QuiesceRequest::default(),
         body => serde_json::from_slice(body)
             .map_err(|error| bad(format!("the body: {error}: send {{\"seconds\": 10}}")))?,
     };

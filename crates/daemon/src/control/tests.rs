@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cleave_api::{RequestDirection, RequestVerb, SizeClass, StoreKind};
 use cleave_config::DiskConfig;
 use cleave_disk::{Disk, DiskSpec, OpenOptions, StripeKind};
-use cleave_worker::record::Recording;
+use cleave_worker::record::{Kind, Recording};
 use cleave_worker::splitter::{SplitState, SplitTried};
 use cleave_worker::{Device, Direction, LegTotals, Split, Tried, Tuning, WorkerConfig};
 use serde_json::{Value, json};
@@ -156,8 +157,19 @@ fn what_an_experiment_with_pieces_found_is_told_of_its_requests() {
 fn what_was_written_can_be_read_back() {
     let report = ram("a").report();
     let text = serde_json::to_string(&report).unwrap();
-    let back: super::report::Report = serde_json::from_str(&text).unwrap();
+    let back: cleave_api::DiskReport = serde_json::from_str(&text).unwrap();
     assert_eq!(back, report);
+}
+
+#[test]
+fn every_kind_of_request_has_its_words() {
+    for kind in Kind::all() {
+        let direction = RequestDirection::of_name(kind.way().name());
+        assert!(direction.is_some(), "{kind:?}");
+        assert!(SizeClass::of_name(kind.size()).is_some(), "{kind:?}");
+    }
+    assert_eq!(RequestVerb::of_name("read"), Some(RequestVerb::Read));
+    assert_eq!(RequestVerb::of_name("seek"), None);
 }
 
 #[test]
@@ -193,8 +205,8 @@ fn legs_of_a_stripe_are_shown_by_name() {
     assert_eq!(status.id(), "leg\"0", "as its first leg");
     let report = status.report();
     assert_eq!(
-        (report.store.kind.as_str(), report.legs.len()),
-        ("stripe", 2)
+        (report.store.kind, report.legs.len()),
+        (StoreKind::Stripe, 2)
     );
     assert!(report.legs[1].name.ends_with("leg\"1"));
     let metrics = status.metrics();

@@ -1,5 +1,6 @@
 //! Tells of changes that the server of a disk may have lost.
 
+use cleave_api::EventName;
 use cleave_disk::Backing;
 use serde_json::json;
 
@@ -21,12 +22,12 @@ impl DiskServer {
         let was = std::mem::replace(&mut self.losses, now);
         if state.lossy > was.lossy {
             let more = json!({"unflushed_bytes": state.lossy_bytes});
-            self.status.tell("server_lost", more);
+            self.status.tell(EventName::ServerLost, more);
         }
         let bytes = state.replayed_bytes.saturating_sub(was.replayed_bytes);
         if bytes > 0 || self.losses.has_lost_data != was.has_lost_data {
             let more = json!({"bytes": bytes, "data_lost": self.losses.has_lost_data});
-            self.status.tell("resent", more);
+            self.status.tell(EventName::Resent, more);
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::thread;
 
+use cleave_api::EventName;
 use cleave_disk::{Leg, Resized};
 use cleave_sandbox::Role;
 use serde_json::json;
@@ -124,7 +125,7 @@ impl DiskServer {
         }
         let short_bytes = self.disk.short_bytes();
         self.status.tell(
-            "resized",
+            EventName::Resized,
             json!({"size_bytes": served, "short_bytes": short_bytes}),
         );
         true

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::http::StatusCode;
+use cleave_api::DiskState;
 use cleave_config::{Change, DiskConfig};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -70,7 +71,7 @@ pub(crate) enum DeleteMode {
 
 /// The state of a disk, as requests see it. `life.rs` says how one follows another.
 #[derive(Debug, Clone)]
-pub(crate) enum DiskState {
+pub(crate) enum HostedState {
     Opening,
     Serving(Arc<DiskStatus>),
     Ending,
@@ -80,26 +81,27 @@ pub(crate) enum DiskState {
     Ended(Option<String>),
 }
 
-impl DiskState {
-    pub(crate) fn name(&self) -> &'static str {
+impl HostedState {
+    /// Returns the word for the state.
+    pub(crate) fn word(&self) -> DiskState {
         match self {
-            DiskState::Opening => "opening",
-            DiskState::Serving(_) => "serving",
-            DiskState::Ending => "ending",
-            DiskState::Failed(_) => "failed",
-            DiskState::Ended(_) => "ended",
+            HostedState::Opening => DiskState::Opening,
+            HostedState::Serving(_) => DiskState::Serving,
+            HostedState::Ending => DiskState::Ending,
+            HostedState::Failed(_) => DiskState::Failed,
+            HostedState::Ended(_) => DiskState::Ended,
         }
     }
 
     /// Returns what an event says of the state, besides its name.
     pub(crate) fn details(&self, socket: &str) -> Value {
         match self {
-            DiskState::Opening | DiskState::Ending => Value::Null,
-            DiskState::Serving(status) => {
+            HostedState::Opening | HostedState::Ending => Value::Null,
+            HostedState::Serving(status) => {
                 json!({"socket": socket, "size_bytes": status.entry().size_bytes})
             }
-            DiskState::Failed(why) => json!({ "error": why }),
-            DiskState::Ended(lost) => json!({ "lost": lost }),
+            HostedState::Failed(why) => json!({ "error": why }),
+            HostedState::Ended(lost) => json!({ "lost": lost }),
         }
     }
 }
@@ -107,7 +109,7 @@ impl DiskState {
 /// What a disk is to be, and how far it is.
 #[derive(Debug, Clone)]
 pub(crate) struct Shown {
-    pub(crate) state: DiskState,
+    pub(crate) state: HostedState,
     pub(crate) config: DiskConfig,
     /// The files and devices that it had when it was opened.
     pub(crate) files: OpenFiles,
@@ -174,12 +176,12 @@ impl HostedDisk {
         self.shown.borrow()
     }
 
-    pub(crate) fn state(&self) -> DiskState {
+    pub(crate) fn state(&self) -> HostedState {
         self.shown().state.clone()
     }
 
     /// Waits until its state is one that `is_meant` takes, or its task has ended.
-    pub(crate) async fn reaches(&self, is_meant: impl Fn(&DiskState) -> bool) -> DiskState {
+    pub(crate) async fn reaches(&self, is_meant: impl Fn(&HostedState) -> bool) -> HostedState {
         let mut shown = self.shown.clone();
         // An error says that the task has ended: no other state follows.
         let _ = shown.wait_for(|shown| is_meant(&shown.state)).await;

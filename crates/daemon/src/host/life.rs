@@ -29,11 +29,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use cleave_api::DiskState;
 use cleave_config::{Change, DiskConfig, Unlike, VringModes, WrittenSpec};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::disk::{Answer, DeleteMode, DiskRequest, DiskState, HostedDisk, Placed, Reply, Shown};
+use super::disk::{Answer, DeleteMode, DiskRequest, HostedDisk, HostedState, Placed, Reply, Shown};
 use super::open_files::OpenFiles;
 use crate::control::DiskStatus;
 use crate::disk_server::{Order, SizeAsker};
@@ -101,7 +102,7 @@ pub(crate) trait DiskHost: Send + Sync + 'static {
     fn socket(&self, id: &str) -> String;
 
     /// Tells of a state that a disk has entered.
-    fn tell(&self, id: &str, state: &DiskState);
+    fn tell(&self, id: &str, state: &HostedState);
 
     /// Takes a disk out of the list, with the folder of its socket.
     fn forget(&self, id: &str);
@@ -204,7 +205,7 @@ struct Life<H: DiskHost> {
     /// The description, without the limits of its group once they are the group's.
     config: DiskConfig,
     /// The state that was told last.
-    told: Option<&'static str>,
+    told: Option<DiskState>,
     file: File,
     /// What the work on the file makes it, while there is any.
     writing: Option<(File, Work<io::Result<()>>)>,
@@ -289,7 +290,7 @@ fn new<H: DiskHost>(
 ) -> (Arc<HostedDisk>, Life<H>) {
     host.joins(&config);
     let shown = Shown {
-        state: DiskState::Opening,
+        state: HostedState::Opening,
         descriptors: host.judge(id, &config).unwrap_or_default(),
         config: config.clone(),
         files: OpenFiles::default(),
@@ -325,7 +326,7 @@ fn spawn<H: DiskHost>(life: Life<H>) {
         // A fault of our own is the end of this disk alone.
         if task.await.is_err() {
             let why = format!("{id}: internal fault, see the log");
-            show.send_modify(|shown| shown.state = DiskState::Ended(Some(why)));
+            show.send_modify(|shown| shown.state = HostedState::Ended(Some(why)));
         }
     });
 }
@@ -829,7 +830,7 @@ impl<H: DiskHost> Life<H> {
     }
 
     fn not_served(&self) -> Refusal {
-        let state = self.state().name();
+        let state = self.state().word();
         let why = format!("disk {} is not served, it is {state}", self.id);
         Refusal(StatusCode::CONFLICT, why)
     }
@@ -845,7 +846,7 @@ impl<H: DiskHost> Life<H> {
         self.phase = phase;
         let state = self.state();
         self.show.send_modify(|shown| shown.state = state.clone());
-        if self.told.replace(state.name()) != Some(state.name()) {
+        if self.told.replace(state.word()) != Some(state.word()) {
             self.host.tell(&self.id, &state);
         }
     }
@@ -863,15 +864,15 @@ impl<H: DiskHost> Life<H> {
         });
     }
 
-    fn state(&self) -> DiskState {
+    fn state(&self) -> HostedState {
         match &self.phase {
-            Phase::Opening { .. } => DiskState::Opening,
-            Phase::Serving(status, _) => DiskState::Serving(status.clone()),
-            Phase::Ending(..) => DiskState::Ending,
-            Phase::Failed(why, _) | Phase::Broken(why) => DiskState::Failed(why.clone()),
-            Phase::Removing => DiskState::Ended(self.lost.clone()),
-            Phase::Left(why) => DiskState::Ended(Some(why.clone())),
-            Phase::Over(lost) => DiskState::Ended(lost.clone()),
+            Phase::Opening { .. } => HostedState::Opening,
+            Phase::Serving(status, _) => HostedState::Serving(status.clone()),
+            Phase::Ending(..) => HostedState::Ending,
+            Phase::Failed(why, _) | Phase::Broken(why) => HostedState::Failed(why.clone()),
+            Phase::Removing => HostedState::Ended(self.lost.clone()),
+            Phase::Left(why) => HostedState::Ended(Some(why.clone())),
+            Phase::Over(lost) => HostedState::Ended(lost.clone()),
         }
     }
 }

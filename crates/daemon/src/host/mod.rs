@@ -17,7 +17,7 @@ use cleave_config::DiskConfig;
 
 use crate::events::Events;
 use crate::problem::Refusal;
-use disk::{Answer, DiskRequest, DiskState, HostedDisk, Placed};
+use disk::{Answer, DiskRequest, HostedDisk, HostedState, Placed};
 
 /// What the HTTP interface has at hand.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Host {
         if self.many.is_some() {
             return None;
         }
-        let is_called = |disk: &Arc<HostedDisk>| matches!(disk.state(), DiskState::Serving(status) if status.is_called(name));
+        let is_called = |disk: &Arc<HostedDisk>| matches!(disk.state(), HostedState::Serving(status) if status.is_called(name));
         self.disks.all().into_iter().find(is_called)
     }
 

@@ -10,14 +10,12 @@ use axum::extract::{FromRequestParts, Path, State as Shared};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
+use cleave_api::{DeletedState, DiskDeleted, DiskRow, NodeDisk};
 use cleave_config::{Change, DiskConfig};
-use schemars::JsonSchema;
-use serde::Serialize;
-use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::disk::{DeleteMode, DiskRequest, DiskState, HostedDisk, Placed};
+use super::disk::{DeleteMode, DiskRequest, HostedDisk, HostedState, Placed};
 use super::{Host, snapshot};
 use crate::control::{DiskStatus, Streaming, merged_metrics, metrics_of_state};
 use crate::disk_server::SizeAsker;
@@ -34,39 +32,15 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 type Answer = Result<Response, Refusal>;
 
-/// A disk of the list.
-#[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Row {
-    id: String,
-    state: &'static str,
-    socket: String,
-    name: String,
-    serial: Option<String>,
-    size_bytes: u64,
-    connected: bool,
-    /// Why it is not served.
-    error: Option<String>,
-}
-
-/// The answer to the end of a disk.
-#[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Deleted {
-    id: String,
-    /// `deleted`
-    state: &'static str,
-    /// The fate of requests that were in flight, if they did not end.
-    lost: Option<String>,
-}
-
 pub(super) async fn list(Shared(host): Shared<Arc<Host>>, uri: Uri) -> Response {
     let all = host.disks.all();
     match uri.query() {
         Some("full=1") => {
-            let all: Vec<Value> = all.iter().map(|disk| full(&host, disk)).collect();
+            let all: Vec<NodeDisk> = all.iter().map(|disk| full(&host, disk)).collect();
             answer(StatusCode::OK, &all)
         }
         _ => {
-            let all: Vec<Row> = all.iter().map(|disk| row(disk)).collect();
+            let all: Vec<DiskRow> = all.iter().map(|disk| row(disk)).collect();
             answer(StatusCode::OK, &all)
         }
     }
@@ -123,9 +97,9 @@ pub(super) async fn remove(Shared(host): Shared<Arc<Host>>, path: DiskId, uri: U
         let lost = disk
             .ask_present(|reply| DiskRequest::Delete(mode, reply))
             .await?;
-        let gone = Deleted {
+        let gone = DiskDeleted {
             id: disk.id.clone(),
-            state: "deleted",
+            state: DeletedState::Deleted,
             lost,
         };
         Ok(answer(StatusCode::OK, &gone))
@@ -201,9 +175,9 @@ pub(super) async fn metrics(Shared(host): Shared<Arc<Host>>) -> Response {
     let all = host.disks.all();
     let texts = all.iter().flat_map(|disk| {
         let state = disk.state();
-        let shown = metrics_of_state(&disk.id, state.name());
+        let shown = metrics_of_state(&disk.id, state.word());
         match state {
-            DiskState::Serving(status) => vec![shown, status.metrics()],
+            HostedState::Serving(status) => vec![shown, status.metrics()],
             _ => vec![shown],
         }
     });
@@ -276,20 +250,20 @@ fn bad_request(why: String) -> Refusal {
 /// Returns the status of a disk that is served.
 fn served(disk: &HostedDisk) -> Result<Arc<DiskStatus>, Refusal> {
     match disk.state() {
-        DiskState::Serving(status) => Ok(status),
+        HostedState::Serving(status) => Ok(status),
         other => {
-            let why = format!("disk {} is not served, it is {}", disk.id, other.name());
+            let why = format!("disk {} is not served, it is {}", disk.id, other.word());
             Err(Refusal(StatusCode::CONFLICT, why))
         }
     }
 }
 
-fn row(disk: &HostedDisk) -> Row {
+fn row(disk: &HostedDisk) -> DiskRow {
     let shown = disk.shown();
     let config = &shown.config;
-    let mut row = Row {
+    let mut row = DiskRow {
         id: disk.id.clone(),
-        state: shown.state.name(),
+        state: shown.state.word(),
         socket: disk.socket.clone(),
         name: config
             .disk
@@ -302,34 +276,30 @@ fn row(disk: &HostedDisk) -> Row {
         error: None,
     };
     match &shown.state {
-        DiskState::Serving(status) => {
+        HostedState::Serving(status) => {
             let entry = status.entry();
             row.name = entry.name;
             row.size_bytes = entry.size_bytes;
             row.connected = entry.connected;
         }
-        DiskState::Failed(why) => row.error = Some(why.clone()),
-        DiskState::Ended(lost) => row.error.clone_from(lost),
-        DiskState::Opening | DiskState::Ending => {}
+        HostedState::Failed(why) => row.error = Some(why.clone()),
+        HostedState::Ended(lost) => row.error.clone_from(lost),
+        HostedState::Opening | HostedState::Ending => {}
     }
     row
 }
 
 /// Returns a disk with what it is to be and, if it is served, what it does.
-fn full(host: &Host, disk: &HostedDisk) -> Value {
-    let mut all = Map::new();
-    if let DiskState::Serving(status) = disk.state()
-        && let Ok(Value::Object(report)) = serde_json::to_value(status.report())
-    {
-        all.extend(report);
+fn full(host: &Host, disk: &HostedDisk) -> NodeDisk {
+    let report = match disk.state() {
+        HostedState::Serving(status) => Some(Box::new(status.report())),
+        _ => None,
+    };
+    NodeDisk {
+        row: row(disk),
+        spec: host.in_force(&disk.shown().config),
+        report,
     }
-    if let Ok(Value::Object(row)) = serde_json::to_value(row(disk)) {
-        all.extend(row);
-    }
-    let config = host.in_force(&disk.shown().config);
-    let spec = serde_json::to_value(config).unwrap_or_default();
-    all.insert("spec".to_owned(), spec);
-    Value::Object(all)
 }
 
 /// Carries a request out to its end, even if its client leaves.

@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::response::Response;
+use cleave_api::{Snapshot, SnapshotRequest};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 use super::aside::aside;
 use crate::control::DiskStatus;
@@ -20,28 +19,10 @@ use crate::problem::{Refusal, answer};
 /// How long the guest may wait.
 const GUEST_TIME: Duration = Duration::from_secs(10);
 
-/// The body of `snapshot`.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "SnapshotTo")]
-pub(super) struct Wanted {
-    to: PathBuf,
-}
-
-/// The answer to it.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "Snapshot")]
-pub(super) struct Taken {
-    to: PathBuf,
-    size_bytes: u64,
-    /// How long the guest's requests waited.
-    guest_waited_ms: f64,
-}
-
 /// Makes a new file that has what the disk had at one moment.
 pub(super) async fn take(status: &Arc<DiskStatus>, body: &[u8]) -> Result<Response, Refusal> {
     let bad = |why: String| Refusal(StatusCode::BAD_REQUEST, why);
-    let wanted: Wanted = serde_json::from_slice(body).map_err(|error| {
+    let wanted: SnapshotRequest = serde_json::from_slice(body).map_err(|error| {
         bad(format!(
             "the body: {error}: send {{\"to\": \"/folder/of/the/copy.img\"}}"
         ))
@@ -65,7 +46,7 @@ pub(super) async fn take(status: &Arc<DiskStatus>, body: &[u8]) -> Result<Respon
         status.entry().name,
         to.display()
     );
-    let taken = Taken {
+    let taken = Snapshot {
         to,
         size_bytes,
         guest_waited_ms,

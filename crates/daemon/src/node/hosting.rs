@@ -16,7 +16,7 @@ use crate::disk_server::Order;
 use crate::failure::Failure;
 use crate::host::ManyDisks;
 use crate::host::aside::aside;
-use crate::host::disk::{Answer, DiskRequest, DiskState, HostedDisk, Placed};
+use crate::host::disk::{Answer, DiskRequest, HostedDisk, HostedState, Placed};
 use crate::host::life::{self, DiskHost, OpenResult, Past, Work};
 use crate::problem::Refusal;
 
@@ -32,8 +32,8 @@ impl Node {
         }
         let mut lost = 0;
         for disk in &all {
-            let ended = disk.reaches(|state| matches!(state, DiskState::Ended(_)));
-            if let DiskState::Ended(Some(line)) = ended.await {
+            let ended = disk.reaches(|state| matches!(state, HostedState::Ended(_)));
+            if let HostedState::Ended(Some(line)) = ended.await {
                 tracing::error!("{line}");
                 lost += 1;
             }
@@ -233,9 +233,9 @@ impl DiskHost for Node {
         self.socket_path(id).display().to_string()
     }
 
-    fn tell(&self, id: &str, state: &DiskState) {
-        self.events
-            .tell(id, state.name(), state.details(&self.socket(id)));
+    fn tell(&self, id: &str, state: &HostedState) {
+        let details = state.details(&self.socket(id));
+        self.events.tell(id, state.word().into(), details);
     }
 
     fn forget(&self, id: &str) {

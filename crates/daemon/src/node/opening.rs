@@ -14,7 +14,7 @@ use super::folder;
 use super::shared::Node;
 use crate::disk_server;
 use crate::failure::Failure;
-use crate::host::disk::DiskState;
+use crate::host::disk::HostedState;
 use crate::host::life::Past;
 use crate::host::open_files::OpenFiles;
 use crate::path_lock::PathLock;
@@ -120,7 +120,7 @@ fn in_use(node: &Node, id: &str, is_read_only: bool, own: &OpenFiles) -> Option<
     others.find_map(|other| {
         let shown = other.shown();
         let is_shared = is_read_only && shown.config.read_only;
-        let is_open = matches!(shown.state, DiskState::Serving(_));
+        let is_open = matches!(shown.state, HostedState::Serving(_));
         let path = own.shared_with(&shown.files);
         let path = path.filter(|_| is_open && !is_shared)?;
         Some((path.to_owned(), other.id.clone()))

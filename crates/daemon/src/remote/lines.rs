@@ -1,5 +1,6 @@
 //! Answers of a node in words.
 
+use cleave_api::{Operation, natural};
 use serde_json::Value;
 
 /// Columns of the list, and the fields that they show.
@@ -59,22 +60,6 @@ pub(super) fn list(body: &Value) -> String {
     rows.iter().map(line).collect()
 }
 
-/// A key that sorts numbers inside of a name by their value. The name itself decides between `d1` and `d01`.
-pub(crate) fn natural(name: &str) -> (Vec<(String, u128)>, String) {
-    let is_digit = |c: char| c.is_ascii_digit();
-    let mut parts = Vec::new();
-    let mut rest = name;
-    while !rest.is_empty() {
-        let (word, after) = rest.split_at(rest.find(is_digit).unwrap_or(rest.len()));
-        let end = after.find(|c| !is_digit(c)).unwrap_or(after.len());
-        let (number, after) = after.split_at(end);
-        // An id has at most 64 characters; all numbers that are too long for this count as equal.
-        parts.push((word.to_owned(), number.parse().unwrap_or(u128::MAX)));
-        rest = after;
-    }
-    (parts, name.to_owned())
-}
-
 /// The answer to `show`.
 pub(super) fn sheet(body: &Value) -> String {
     let state = FIELDS.iter().filter_map(|(name, path)| {
@@ -98,21 +83,21 @@ pub(super) fn sheet(body: &Value) -> String {
 }
 
 /// The answer to an order.
-pub(super) fn ordered(id: &str, what: &str, body: &Value) -> String {
+pub(super) fn ordered(id: &str, operation: Operation, body: &Value) -> String {
     let number = |field: &str| body.get(field).and_then(Value::as_f64).unwrap_or_default();
-    match what {
-        "fail" => format!(
+    match operation {
+        Operation::FailDisk => format!(
             "{id}: held requests that end as I/O errors: {}\n",
             number("requests")
         ),
-        "flush" => format!("{id}: flushed in {} ms\n", number("took_ms")),
-        "quiesce" => format!(
+        Operation::FlushDisk => format!("{id}: flushed in {} ms\n", number("took_ms")),
+        Operation::QuiesceDisk => format!(
             "{id}: quiesced after {} ms; goes on by itself in {:.0} s; this quiet is {}\n",
             number("took_ms"),
             number("seconds_left"),
             text(body.get("quiet"))
         ),
-        "snapshot" => format!(
+        Operation::SnapshotDisk => format!(
             "{id}: copied to {}; the guest waited for {} ms\n",
             text(body.get("to")),
             number("guest_waited_ms")
@@ -371,17 +356,17 @@ mod tests {
                 "",
             ),
             (
-                ordered("d", "fail", &json!({"requests": 2})),
+                ordered("d", Operation::FailDisk, &json!({"requests": 2})),
                 "d: held requests that end as I/O errors: 2\n",
             ),
             (
-                ordered("d", "flush", &json!({"took_ms": 1.5})),
+                ordered("d", Operation::FlushDisk, &json!({"took_ms": 1.5})),
                 "d: flushed in 1.5 ms\n",
             ),
             (
                 ordered(
                     "d",
-                    "quiesce",
+                    Operation::QuiesceDisk,
                     &json!({"took_ms": 1.5, "seconds_left": 9.99, "quiet": "a1"}),
                 ),
                 "d: quiesced after 1.5 ms; goes on by itself in 10 s; this quiet is a1\n",
@@ -389,7 +374,7 @@ mod tests {
             (
                 ordered(
                     "d",
-                    "snapshot",
+                    Operation::SnapshotDisk,
                     &json!({"to": "/c", "guest_waited_ms": 3.1}),
                 ),
                 "d: copied to /c; the guest waited for 3.1 ms\n",
@@ -399,7 +384,7 @@ mod tests {
                 "d: its size is still being checked: see whether its storage answers\n",
             ),
             (
-                ordered("d", "start", &json!({"state": "serving"})),
+                ordered("d", Operation::StartDisk, &json!({"state": "serving"})),
                 "d: serving\n",
             ),
             (removed("d", &json!({"lost": null})), "d: removed\n"),

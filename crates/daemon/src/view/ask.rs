@@ -1,30 +1,21 @@
 //! Asks a control socket for what its disk does.
 
-use std::fmt::Display;
-use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use cleave_api::{ClientError, DiskEntry, DiskReport, HttpClient, Operation, natural};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tokio::net::UnixStream;
-
-use crate::control::report::{Entry, Report};
-use crate::remote::natural;
 
 /// An answer takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Why a socket that exists does not let this user connect.
-pub(super) const OTHER_USER: &str = "it is for another user alone";
-/// More than a disk of 256 vrings has to tell.
-const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// A disk behind a socket.
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 pub(super) enum Shown {
-    Served(Box<Report>),
+    Served(Box<DiskReport>),
     Away(Away),
 }
 
@@ -49,7 +40,7 @@ impl Shown {
         }
     }
 
-    pub(super) fn report(&self) -> Option<&Report> {
+    pub(super) fn report(&self) -> Option<&DiskReport> {
         match self {
             Shown::Served(report) => Some(report),
             Shown::Away(_) => None,
@@ -65,162 +56,90 @@ impl Shown {
     }
 }
 
-/// All disks behind a socket; else why there are none, in a few words. Each is asked for by itself: what the disks of a node have to
-/// tell has no bound, and a node that told it at once would do nothing else meanwhile.
-pub(super) async fn disks(socket: &Path) -> Result<Vec<Shown>, String> {
+/// Asks for all disks behind a socket. Each is asked for by itself: what the disks of a node have to tell has no bound, and a node
+/// that told it at once would do nothing else meanwhile.
+pub(super) fn disks(socket: &Path) -> Result<Vec<Shown>, ClientError> {
+    let client = HttpClient::new(socket, PATIENCE);
     let mut shown = Vec::new();
-    for disk in list(socket).await? {
+    for disk in list(&client)? {
         if !is_served(&disk) {
             shown.push(read(disk)?);
             continue;
         }
-        let Entry { id, .. } = serde_json::from_value(disk).map_err(strange)?;
-        let path = format!("/v1/disks/{}", encoded(&id));
-        // A disk that has gone since then refuses.
-        if let Some(disk) = in_time(ask(socket, "GET", &path, "")).await? {
+        let DiskEntry { id, .. } = typed(disk)?;
+        if let Some(disk) = ask(&client, Operation::GetDisk, &id, "")? {
             shown.push(read(disk)?);
         }
     }
     Ok(shown)
 }
 
-fn read(disk: Value) -> Result<Shown, String> {
-    match is_served(&disk) {
-        true => serde_json::from_value(disk).map(Shown::Served),
-        false => serde_json::from_value(disk).map(Shown::Away),
-    }
-    .map_err(strange)
-}
-
-/// All disks, `d2` before `d10`.
-async fn list(socket: &Path) -> Result<Vec<Value>, String> {
-    let all = in_time(ask(socket, "GET", "/v1/disks", "")).await?;
-    let mut all: Vec<Value> = all.ok_or_else(|| strange("it refuses"))?;
-    all.sort_by_cached_key(|disk| disk.get("id").and_then(Value::as_str).map(natural));
-    Ok(all)
-}
-
-/// Orders something of each disk behind a socket that is served: its answer, with the disk's id. `what` is the last part of the path; an empty `body` is
-/// not sent.
-pub(super) async fn each<T: DeserializeOwned>(
+/// Orders something of each disk behind a socket that is served. Returns the answers, each with the disk's id.
+pub(super) fn each<T: DeserializeOwned>(
     socket: &Path,
-    method: &str,
-    what: &str,
+    operation: Operation,
     body: &str,
-) -> Result<Vec<(String, T)>, String> {
+) -> Result<Vec<(String, T)>, ClientError> {
+    let client = HttpClient::new(socket, PATIENCE);
     let mut answers = Vec::new();
-    for disk in list(socket).await?.into_iter().filter(is_served) {
-        let Entry { id, .. } = serde_json::from_value(disk).map_err(strange)?;
-        let path = ["/v1/disks", &encoded(&id), what].join("/");
-        // A disk that has gone since then refuses.
-        if let Some(answer) = in_time(ask(socket, method, path.trim_end_matches('/'), body)).await?
-        {
+    for disk in list(&client)?.into_iter().filter(is_served) {
+        let DiskEntry { id, .. } = typed(disk)?;
+        if let Some(answer) = ask(&client, operation, &id, body)? {
             answers.push((id, answer));
         }
     }
     Ok(answers)
 }
 
-/// A disk of a node that is not served has nothing to report, and nothing of it is held.
+/// Asks for the list of all disks, `d2` before `d10`.
+fn list(client: &HttpClient) -> Result<Vec<Value>, ClientError> {
+    let all: Option<Vec<Value>> = ask(client, Operation::ListDisks, "", "")?;
+    let mut all = all.ok_or_else(|| ClientError::Unexpected("it refuses".to_owned()))?;
+    all.sort_by_cached_key(|disk| disk.get("id").and_then(Value::as_str).map(natural));
+    Ok(all)
+}
+
+/// Returns nothing if the request is refused, as for a disk that has gone meanwhile.
+fn ask<T: DeserializeOwned>(
+    client: &HttpClient,
+    operation: Operation,
+    id: &str,
+    body: &str,
+) -> Result<Option<T>, ClientError> {
+    let reply = client.call(operation, id, body)?;
+    match reply.refusal() {
+        Some(_) => Ok(None),
+        None => reply.json().map(Some),
+    }
+}
+
+fn read(disk: Value) -> Result<Shown, ClientError> {
+    match is_served(&disk) {
+        true => typed(disk).map(Shown::Served),
+        false => typed(disk).map(Shown::Away),
+    }
+}
+
+fn typed<T: DeserializeOwned>(disk: Value) -> Result<T, ClientError> {
+    serde_json::from_value(disk).map_err(|error| ClientError::Unexpected(error.to_string()))
+}
+
+/// Returns false for a disk of a node that is not served: it has nothing to report, and nothing of it is held.
 fn is_served(disk: &Value) -> bool {
     let state = disk.get("state").and_then(Value::as_str);
     state.is_none_or(|state| state == "serving")
 }
 
-async fn in_time<T>(asked: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    let answer = tokio::time::timeout(PATIENCE, asked).await;
-    answer.unwrap_or_else(|_| Err("no answer".to_owned()))
-}
-
-/// `None`: the other side refuses.
-async fn ask<T: DeserializeOwned>(
-    socket: &Path,
-    method: &str,
-    path: &str,
-    body: &str,
-) -> Result<Option<T>, String> {
-    let answer = exchange(socket, method, path, body)
-        .await
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => "no such socket".to_owned(),
-            io::ErrorKind::ConnectionRefused => "nobody listens".to_owned(),
-            io::ErrorKind::PermissionDenied => OTHER_USER.to_owned(),
-            _ => error.to_string(),
-        })?;
-    let body = body_of(&answer)?;
-    body.map(serde_json::from_slice)
-        .transpose()
-        .map_err(strange)
-}
-
-fn strange(why: impl Display) -> String {
-    format!("not the answer of a cleave: {why}")
-}
-
-/// The body of a good answer; `None`: it is a refusal.
-fn body_of(answer: &[u8]) -> Result<Option<&[u8]>, String> {
-    let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n");
-    let end = end.ok_or_else(|| strange("it has no end"))?;
-    let (header, body) = answer.split_at(end);
-    match header.strip_prefix(b"HTTP/1.1 ") {
-        Some([b'2', ..]) => Ok(Some(body.get(4..).unwrap_or_default())),
-        Some(_) => Ok(None),
-        None => Err(strange("it is no HTTP")),
-    }
-}
-
-/// One request, and all that comes back until the other side closes.
-async fn exchange(socket: &Path, method: &str, path: &str, body: &str) -> io::Result<Vec<u8>> {
-    let stream = UnixStream::connect(socket).await?;
-    let length = match body.len() {
-        0 => String::new(),
-        bytes => format!("Content-Length: {bytes}\r\n"),
-    };
-    let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: cleave\r\nConnection: close\r\n{length}\r\n{body}"
-    );
-    let mut rest = request.as_bytes();
-    while !rest.is_empty() {
-        stream.writable().await?;
-        match stream.try_write(rest) {
-            Ok(n) => rest = rest.get(n..).unwrap_or_default(),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let mut answer = Vec::new();
-    let mut piece = [0; 16 << 10];
-    while answer.len() < ANSWER_BYTES_MAX {
-        stream.readable().await?;
-        match stream.try_read(&mut piece) {
-            Ok(0) => return Ok(answer),
-            Ok(n) => answer.extend_from_slice(piece.get(..n).unwrap_or_default()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(io::Error::other("an answer without end"))
-}
-
-/// As a part of a path.
-pub(crate) fn encoded(id: &str) -> String {
-    id.bytes()
-        .map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                char::from(byte).to_string()
-            }
-            byte => format!("%{byte:02X}"),
-        })
-        .collect()
-}
-
-/// Why nothing was heard from a socket.
-pub(super) fn unheard(socket: &Path, why: &str) -> String {
+/// Says why there is no answer from a socket, and what to do.
+pub(super) fn unheard(socket: &Path, error: &ClientError) -> String {
     let socket = socket.display();
-    match why {
-        OTHER_USER => format!("control socket {socket}: {why}: run this command as that user"),
+    match error {
+        ClientError::OtherUser => {
+            format!("control socket {socket}: {error}: run this command as that user")
+        }
+        ClientError::Unexpected(_) => format!("control socket {socket}: {error}"),
         _ => format!(
-            "control socket {socket}: {why}: is a `cleave serve --control {socket}`, or the node of that socket, running?"
+            "control socket {socket}: {error}: is a `cleave serve --control {socket}`, or the node of that socket, running?"
         ),
     }
 }
@@ -230,30 +149,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_name_fits_into_a_path() {
-        assert_eq!(encoded("a.img"), "a.img");
-        assert_eq!(encoded("null:1G /é?#%"), "null%3A1G%20%2F%C3%A9%3F%23%25");
-    }
-
-    #[test]
-    fn only_a_good_answer_has_a_body() {
-        let good = body_of(b"HTTP/1.1 200 OK\r\nA: b\r\n\r\n{}\r\n\r\n");
-        assert_eq!(good, Ok(Some(&b"{}\r\n\r\n"[..])));
-        assert_eq!(body_of(b"HTTP/1.1 404 No\r\n\r\n{}"), Ok(None));
-        for bad in [&b""[..], b"HTTP/1.1 200 OK\r\n", b"SSH-2.0\r\n\r\n"] {
-            assert!(body_of(bad).is_err(), "{bad:?}");
-        }
-    }
-
-    #[test]
     fn the_hint_fits_the_reason() {
         let path = Path::new("/run/a.ctl");
-        let line = unheard(path, OTHER_USER);
+        let line = unheard(path, &ClientError::OtherUser);
         assert!(line.ends_with("run this command as that user"), "{line}");
-        let line = unheard(path, "no such socket");
+        let line = unheard(path, &ClientError::NoSocket);
         assert!(
             line.ends_with(
-                "is a `cleave serve --control /run/a.ctl`, or the node of that socket, running?"
+                "no such socket: is a `cleave serve --control /run/a.ctl`, or the node of that socket, running?"
             ),
             "{line}"
         );

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use cleave_api::DiskReport;
+
 use super::ask::Away;
 use super::screen::{away_sheet, cut, micros, sheet};
-use crate::control::report::Report;
 
 /// Longest bar, in characters.
 const BAR: usize = 40;
@@ -15,7 +16,7 @@ const STAGES: [&str; 4] = ["ring", "plan", "device", "publish"];
 const HINT: &str = "(Esc: all disks, q: quit)";
 
 /// As much of it as there are lines.
-pub(super) fn page(report: &Report, lines_max: usize, columns: usize) -> Vec<String> {
+pub(super) fn page(report: &DiskReport, lines_max: usize, columns: usize) -> Vec<String> {
     let sheet = sheet(report);
     let mut sheet = sheet.lines();
     // The name is the sheet's first line; it belongs to the top.
@@ -73,7 +74,7 @@ fn wrapped(line: &str, columns: usize) -> Vec<String> {
 }
 
 /// The mean time of a request in each stage.
-fn stages(report: &Report) -> Vec<String> {
+fn stages(report: &DiskReport) -> Vec<String> {
     let mean = |stage: &str| {
         let each = report
             .requests
@@ -97,7 +98,7 @@ fn stages(report: &Report) -> Vec<String> {
 }
 
 /// How many requests took how long with the device, in powers of two.
-fn histogram(report: &Report) -> Vec<String> {
+fn histogram(report: &DiskReport) -> Vec<String> {
     let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
     let buckets = report.requests.iter().flat_map(|row| &row.device_buckets);
     for (start_ns, count) in buckets.filter(|(_, count)| *count > 0) {
@@ -137,7 +138,7 @@ fn bar(share: f64) -> String {
 mod tests {
     use super::super::rates::tests::report;
     use super::*;
-    use crate::control::report::Times;
+    use cleave_api::LatencySummary;
 
     #[test]
     fn a_bar_is_as_long_as_its_share() {
@@ -156,7 +157,7 @@ mod tests {
     #[test]
     fn stages_and_times_are_drawn() {
         let mut report = report("a", 5.0, 5, &[(1024, 30), (1152, 10), (65_536, 20), (9, 0)]);
-        let times = |mean_us| Times {
+        let times = |mean_us| LatencySummary {
             mean_us,
             ..report.requests[0].stages["device"]
         };

@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use cleave_api::{HeldRequests, Operation};
 
 use super::ask;
 use crate::failure::Failure;
 use crate::output::print;
-use crate::process::runtime;
 
 /// An order for all requests that are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,18 +24,11 @@ pub(crate) struct Held {
     pub(crate) sockets: Vec<PathBuf>,
 }
 
-/// The answer to an order.
-#[derive(Debug, Deserialize)]
-struct Ordered {
-    requests: u64,
-}
-
 impl Order {
-    /// The last part of its path.
-    fn path(self) -> &'static str {
+    fn operation(self) -> Operation {
         match self {
-            Order::Resume => "resume",
-            Order::Fail => "fail",
+            Order::Resume => Operation::ResumeDisk,
+            Order::Fail => Operation::FailDisk,
         }
     }
 
@@ -65,11 +57,10 @@ impl Order {
 /// Gives the order to all, and says of each disk what that was about. A socket without an answer is an error, after what
 /// others say.
 pub(crate) fn run(held: &Held) -> Result<(), Failure> {
-    let runtime = runtime()?;
     let (mut text, mut missing) = (String::new(), None);
     for socket in &held.sockets {
-        let ordered = ask::each::<Ordered>(socket, "POST", held.order.path(), held.order.body());
-        match runtime.block_on(ordered) {
+        let ordered = ask::each::<HeldRequests>(socket, held.order.operation(), held.order.body());
+        match ordered {
             Ok(each) => {
                 for (id, ordered) in each {
                     text += &held.order.told(&id, ordered.requests);

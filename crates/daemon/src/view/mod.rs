@@ -14,18 +14,19 @@ mod terminal;
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
+use cleave_api::DiskReport;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
-use crate::control::report::Report;
 use crate::failure::Failure;
 use crate::output::print;
 use crate::process::runtime;
 use crate::remote::visible;
 use crate::signals::QuitSignals;
 use ask::Shown;
-pub(crate) use ask::encoded;
 pub(crate) use held::{Held, Order, run as order_held};
 use keys::Key;
 use rates::Rates;
@@ -52,7 +53,7 @@ type Heard = Result<Vec<Shown>, String>;
 
 /// Prints all once. A socket that nothing is heard from is an error, after what others say, and so is a disk that cannot be served.
 pub(crate) fn stats(stats: &Stats) -> Result<(), Failure> {
-    let (disks, missing) = runtime()?.block_on(gather(stats));
+    let (disks, missing) = gather(stats);
     let text = match stats.json {
         true => visible(&serde_json::to_string_pretty(&disks).map_err(Failure::run)?) + "\n",
         false => disks.iter().map(page).collect(),
@@ -77,10 +78,10 @@ fn page(disk: &Shown) -> String {
 }
 
 /// All disks, and what the first socket without any has said.
-async fn gather(stats: &Stats) -> (Vec<Shown>, Option<String>) {
+fn gather(stats: &Stats) -> (Vec<Shown>, Option<String>) {
     let (mut disks, mut missing) = (Vec::new(), None);
     for socket in &stats.sockets {
-        match ask::disks(socket).await {
+        match ask::disks(socket) {
             Ok(some) => disks.extend(some),
             Err(why) => {
                 missing.get_or_insert(ask::unheard(socket, &why));
@@ -235,7 +236,7 @@ fn marked(line: &str, part: std::ops::Range<usize>) -> String {
     }
 }
 
-/// Waits for the answers to pending queries; for ever if there are none.
+/// Waits for the answers to pending queries; without end if there are none.
 async fn answered<F: Future<Output = Vec<Heard>> + Unpin>(asked: &mut Option<F>) -> Vec<Heard> {
     match asked {
         Some(asked) => asked.await,
@@ -243,13 +244,22 @@ async fn answered<F: Future<Output = Vec<Heard>> + Unpin>(asked: &mut Option<F>)
     }
 }
 
+/// Asks all sockets at once, each on a thread of its own.
 async fn listen(top: &Top) -> Vec<Heard> {
-    let asked: Vec<_> = top
-        .sockets
-        .iter()
-        .cloned()
-        .map(|socket| tokio::spawn(async move { ask::disks(&socket).await }))
-        .collect();
+    let ask = |socket: &PathBuf| {
+        let (reply, answer) = oneshot::channel();
+        let socket = socket.clone();
+        // Without a thread there is no answer.
+        let _ = thread::Builder::new()
+            .name("ask".to_owned())
+            .spawn(move || {
+                let disks = ask::disks(&socket).map_err(|error| error.to_string());
+                // The operator may have quit.
+                let _ = reply.send(disks);
+            });
+        answer
+    };
+    let asked: Vec<_> = top.sockets.iter().map(ask).collect();
     let mut heard = Vec::with_capacity(asked.len());
     for answer in asked {
         heard.push(answer.await.unwrap_or_else(|_| Err("failed".to_owned())));
@@ -258,7 +268,7 @@ async fn listen(top: &Top) -> Vec<Heard> {
 }
 
 /// Rates since the last time, which this then is. Of disks that are gone nothing is kept.
-fn remember(past: &mut HashMap<Name, Report>, heard: &[Heard]) -> HashMap<Name, Rates> {
+fn remember(past: &mut HashMap<Name, DiskReport>, heard: &[Heard]) -> HashMap<Name, Rates> {
     let mut rates = HashMap::new();
     let mut before = std::mem::take(past);
     for (at, disks) in heard.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::control::report::Report;
+use cleave_api::DiskReport;
 
 /// A second's worth.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -21,7 +21,7 @@ pub(super) struct Rates {
 
 impl Rates {
     /// Between two reports; `None` where the daemon was started anew between them, or no time passed.
-    pub(super) fn between(before: &Report, now: &Report) -> Option<Rates> {
+    pub(super) fn between(before: &DiskReport, now: &DiskReport) -> Option<Rates> {
         let seconds = now.process.uptime_seconds - before.process.uptime_seconds;
         if before.process.pid != now.process.pid || seconds <= 0.0 {
             return None;
@@ -29,8 +29,9 @@ impl Rates {
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
         let share = |now: f64, before: f64| ((now - before) / seconds).max(0.0);
         let (new, old) = (&now.totals, &before.totals);
-        let spun =
-            |report: &Report| report.pacing.spin_hit_seconds + report.pacing.spin_wasted_seconds;
+        let spun = |report: &DiskReport| {
+            report.pacing.spin_hit_seconds + report.pacing.spin_wasted_seconds
+        };
         let times = times_between(before, now);
         Some(Rates {
             reads: rate(new.reads, old.reads),
@@ -51,7 +52,7 @@ impl Rates {
 /// Lower bounds of buckets, in nanoseconds, each with its count.
 type Times = BTreeMap<u64, u64>;
 
-fn times_between(before: &Report, now: &Report) -> Times {
+fn times_between(before: &DiskReport, now: &DiskReport) -> Times {
     let mut times = buckets(now);
     for (start, count) in buckets(before) {
         if let Some(left) = times.get_mut(&start) {
@@ -61,7 +62,7 @@ fn times_between(before: &Report, now: &Report) -> Times {
     times
 }
 
-fn buckets(report: &Report) -> Times {
+fn buckets(report: &DiskReport) -> Times {
     let mut sum = Times::new();
     let each = report.requests.iter().flat_map(|row| &row.device_buckets);
     for (start, count) in each {
@@ -105,7 +106,7 @@ pub(super) mod tests {
         uptime: f64,
         reads: u64,
         buckets: &[(u64, u64)],
-    ) -> Report {
+    ) -> DiskReport {
         let value = json!({
             "id": id, "name": format!("/images/{id}"), "serial": null, "endpoint": "/run/s",
             "store": {"kind": "file", "direct": true, "size_bytes": 1 << 30, "block_bytes": 512, "read_only": false,

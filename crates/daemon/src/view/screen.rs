@@ -1,8 +1,10 @@
 //! Formats reports for people: lines of at most eighty columns for `top`, a page for `stats`.
 
+use cleave_api::{DiskReport, LatencySummary, SizeClass, SpinExperiment, SplitReport, WorkerMode};
+use cleave_config::Wait;
+
 use super::ask::Away;
 use super::rates::Rates;
-use crate::control::report::{Report, SplitCell, Times, Tried};
 
 /// Heads of the columns, as wide as `line` makes them.
 pub(super) const HEAD: &str =
@@ -12,7 +14,7 @@ pub(super) const HEAD: &str =
 #[derive(Debug)]
 pub(super) enum Row<'a> {
     /// A disk; without rates on the first look.
-    Disk(&'a Report, Option<Rates>),
+    Disk(&'a DiskReport, Option<Rates>),
     /// A disk that is not served.
     Away(&'a Away),
     /// The socket's name, and why nothing was heard.
@@ -93,7 +95,7 @@ pub(super) fn title(socket: &str, disks: usize, away: usize, cpu: Option<f64>) -
     )
 }
 
-fn line(report: &Report, rates: Rates) -> String {
+fn line(report: &DiskReport, rates: Rates) -> String {
     let us = |us: Option<f64>| us.map_or_else(|| "-".to_owned(), micros);
     format!(
         "{:<14} {:>8} {:>8} {:>7} {:>7} {:>7}  {:<9} {:>6} {:>5}",
@@ -110,7 +112,7 @@ fn line(report: &Report, rates: Rates) -> String {
 }
 
 /// The second line of a disk.
-fn detail(report: &Report) -> String {
+fn detail(report: &DiskReport) -> String {
     let mut parts = Vec::new();
     // First: the line may be cut.
     let held: u64 = report
@@ -128,7 +130,7 @@ fn detail(report: &Report) -> String {
         true => parts.push(counted(report.session.vrings.len() as u64, "vring")),
         false => parts.push("no frontend".to_owned()),
     }
-    for mode in ["sleeps", "spins", "polls"] {
+    for mode in WorkerMode::ALL {
         let workers = report
             .pacing
             .workers
@@ -136,7 +138,7 @@ fn detail(report: &Report) -> String {
             .filter(|worker| *worker == mode);
         match workers.count() {
             0 => {}
-            count => parts.push(format!("{count} {}", mode.trim_end_matches('s'))),
+            count => parts.push(format!("{count} {}", mode.name().trim_end_matches('s'))),
         }
     }
     if let Some(oldest) = report.in_flight.oldest_seconds {
@@ -164,7 +166,7 @@ fn detail(report: &Report) -> String {
 }
 
 /// One sentence for each vring with requests that the disk failed and that wait.
-fn stalled(report: &Report) -> impl Iterator<Item = String> {
+fn stalled(report: &DiskReport) -> impl Iterator<Item = String> {
     report.stalled.iter().map(|stalled| {
         let (count, does) = match stalled.held {
             0 => (stalled.retrying, "retried"),
@@ -182,7 +184,7 @@ fn stalled(report: &Report) -> impl Iterator<Item = String> {
 }
 
 /// The disk's limits, where it has any, and how many requests waited for them.
-fn limits(report: &Report) -> Option<String> {
+fn limits(report: &DiskReport) -> Option<String> {
     let limits = report.tuning.limits.iter();
     let limits: Vec<String> = limits
         .map(|(name, value)| format!("{name}={value}"))
@@ -193,13 +195,13 @@ fn limits(report: &Report) -> Option<String> {
 
 /// Result of the last experiment with spinning, as a sentence. `of` follows the percentage (" of the response time").
 /// `None`: no vring is adaptive, or no experiment has ended yet.
-fn verdict(report: &Report, of: &str) -> Option<String> {
+fn verdict(report: &DiskReport, of: &str) -> Option<String> {
     let tuning = &report.tuning;
     let mut ways = tuning.vrings.values().chain([&tuning.completion]);
-    if !ways.any(|way| way == "adaptive") {
+    if !ways.any(|way| *way == Wait::Adaptive) {
         return None;
     }
-    let tried: Vec<&Tried> = report.pacing.tried.iter().flatten().collect();
+    let tried: Vec<&SpinExperiment> = report.pacing.tried.iter().flatten().collect();
     let each_ago = tried.iter().map(|tried| tried.seconds_ago);
     let last_ago = each_ago.min_by(f64::total_cmp)?;
     let found = match tried.as_slice() {
@@ -212,7 +214,7 @@ fn verdict(report: &Report, of: &str) -> Option<String> {
     Some(format!("{found}, tried {} ago", age(last_ago)))
 }
 
-fn found(tried: &Tried, of: &str) -> String {
+fn found(tried: &SpinExperiment, of: &str) -> String {
     let [gain, ..] = tried.gain_percent;
     let price = tried.price_percent.abs();
     let link = if tried.price_percent < 0.0 {
@@ -232,7 +234,7 @@ fn found(tried: &Tried, of: &str) -> String {
 
 /// Result of the last experiment with splitting, as a sentence, for the most frequent kind of large request. `None`:
 /// splitting is not automatic, or no experiment has ended yet.
-fn split_verdict(report: &Report) -> Option<String> {
+fn split_verdict(report: &DiskReport) -> Option<String> {
     let tried = split_verdicts(report);
     tried
         .max_by_key(|(requests, _)| *requests)
@@ -240,13 +242,13 @@ fn split_verdict(report: &Report) -> Option<String> {
 }
 
 /// The same for every kind of large request, each with its number of requests.
-fn split_verdicts(report: &Report) -> impl Iterator<Item = (u64, String)> {
+fn split_verdicts(report: &DiskReport) -> impl Iterator<Item = (u64, String)> {
     let cells = report.splitting.iter();
     let cells = cells.filter(|_| report.tuning.split == "auto");
     cells.filter_map(|cell| Some((cell.requests, split_found(cell)?)))
 }
 
-fn split_found(cell: &SplitCell) -> Option<String> {
+fn split_found(cell: &SplitReport) -> Option<String> {
     let tried = cell.tried?;
     let size = |bytes: u32| cleave_disk::format_size(bytes.into());
     let whole_or = |bytes: u32, prefix: &str| match bytes {
@@ -285,7 +287,7 @@ pub(super) fn away_sheet(away: &Away) -> String {
 }
 
 /// All of a disk, once.
-pub(super) fn sheet(report: &Report) -> String {
+pub(super) fn sheet(report: &DiskReport) -> String {
     let store = &report.store;
     let access = if store.read_only { ", read-only" } else { "" };
     let direct = match store.direct {
@@ -341,7 +343,10 @@ pub(super) fn sheet(report: &Report) -> String {
             "  {:<5} {:<6} {:>12} {:>10.0} {}",
             row.direction,
             // A flush has no size.
-            if row.size == "none" { "" } else { &row.size },
+            match row.size {
+                SizeClass::None => "",
+                size => size.name(),
+            },
             row.requests,
             row.bytes as f64 / f64::from(1 << 20),
             row.stages.get("device").map_or_else(String::new, quantiles),
@@ -353,7 +358,7 @@ pub(super) fn sheet(report: &Report) -> String {
 }
 
 /// How the connections to the disk's server are.
-fn server(report: &Report) -> Option<String> {
+fn server(report: &DiskReport) -> Option<String> {
     let server = report.store.connections.as_ref()?;
     let missing = match (server.waiting, server.held) {
         (0, 0) => String::new(),
@@ -370,7 +375,7 @@ fn server(report: &Report) -> Option<String> {
     ))
 }
 
-fn frontend(report: &Report) -> String {
+fn frontend(report: &DiskReport) -> String {
     let session = &report.session;
     let now = match session.connected {
         true => "connected",
@@ -397,7 +402,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-fn waiting(report: &Report) -> String {
+fn waiting(report: &DiskReport) -> String {
     let pacing = &report.pacing;
     let profile = report.tuning.profile.as_ref();
     let profile = profile.map(|path| format!(" by profile {path}"));
@@ -413,7 +418,7 @@ fn waiting(report: &Report) -> String {
     )
 }
 
-fn quantiles(times: &Times) -> String {
+fn quantiles(times: &LatencySummary) -> String {
     format!(
         "{:>8} {:>8} {:>8} {:>8}",
         micros(times.mean_us),
@@ -465,7 +470,7 @@ pub(super) fn cut(text: &str, most: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::control::report::{SplitTried, Stalled};
+    use cleave_api::{RequestDirection, RequestVerb, SplitExperiment, StalledRequests};
 
     use super::super::rates::tests::report;
     use super::*;
@@ -487,12 +492,12 @@ mod tests {
             cpu: Some(15.0),
         };
         let mut long = report("a-very-long-name-of-a-disk\x1b[2J.img", 5.0, 5, &[]);
-        long.tuning.completion = "interrupt".to_owned();
+        long.tuning.completion = Wait::Interrupt;
         long.totals.failed = u64::MAX / 2;
         long.store.sync_failed = true;
         long.in_flight.oldest_seconds = Some(3.04);
         long.pacing.tried = vec![tried(false, [99.4, 60.0, 100.0], 9999.0, 99.4)];
-        long.tuning.vrings.insert(1, "adaptive".to_owned());
+        long.tuning.vrings.insert(1, Wait::Adaptive);
         assert!(detail(&long).contains("3 in flight, oldest 3.0 s, "));
         let short = report("a.img", 5.0, 5, &[]);
         let rows = [
@@ -541,8 +546,13 @@ new                   0        0     0.0       -       -  adaptive     0.0     -
         assert_eq!(drawn(&rows, 10), expected, "where there is less room");
     }
 
-    fn tried(spins: bool, gain_percent: [f64; 3], price_percent: f64, ago: f64) -> Option<Tried> {
-        Some(Tried {
+    fn tried(
+        spins: bool,
+        gain_percent: [f64; 3],
+        price_percent: f64,
+        ago: f64,
+    ) -> Option<SpinExperiment> {
+        Some(SpinExperiment {
             spins,
             gain_percent,
             price_percent,
@@ -583,13 +593,13 @@ new                   0        0     0.0       -       -  adaptive     0.0     -
             report.pacing.tried = each;
             assert_eq!(verdict(&report, "").as_deref(), Some(expected));
         }
-        report.tuning.completion = "poll".to_owned();
+        report.tuning.completion = Wait::Poll;
         assert_eq!(
             verdict(&report, ""),
             None,
             "an old finding is in force no more"
         );
-        report.tuning.vrings.insert(0, "adaptive".to_owned());
+        report.tuning.vrings.insert(0, Wait::Adaptive);
         assert!(verdict(&report, "").is_some());
         report.pacing.tried = vec![None];
         assert_eq!(verdict(&report, ""), None, "nothing was tried yet");
@@ -610,7 +620,7 @@ new                   0        0     0.0       -       -  adaptive     0.0     -
         ] {
             let cell = &mut report.splitting[0];
             cell.chunk_bytes = chunk_bytes;
-            cell.tried = cell.tried.map(|tried| SplitTried {
+            cell.tried = cell.tried.map(|tried| SplitExperiment {
                 chunk_bytes: 8192,
                 against_bytes,
                 gain_percent: [gain; 3],
@@ -629,11 +639,11 @@ new                   0        0     0.0       -       -  adaptive     0.0     -
     #[test]
     fn what_waits_for_the_disk_is_said_of_each_vring() {
         let mut report = report("a.img", 5.0, 5, &[]);
-        let stalled = |vring, held, retrying, error: &str| Stalled {
+        let stalled = |vring, held, retrying, error: &str| StalledRequests {
             vring,
             held,
             retrying,
-            verb: "write".to_owned(),
+            verb: RequestVerb::Write,
             sector: 2048,
             errno: 28,
             error: error.to_owned(),
@@ -701,8 +711,8 @@ new                   0        0     0.0       -       -  adaptive     0.0     -
         let mut report = report("c.img", 12.0, 1, &[]);
         report.name = "c.img".to_owned();
         report.totals.failed = 1;
-        report.requests[0].direction = "flush".to_owned();
-        report.requests[0].size = "none".to_owned();
+        report.requests[0].direction = RequestDirection::Flush;
+        report.requests[0].size = SizeClass::None;
         let text = sheet(&report);
         assert!(text.starts_with("c.img\n"), "{text}");
         assert!(text.contains(", 1 error\n"), "{text}");

@@ -3,10 +3,11 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
+use cleave_api::natural;
+
 use super::keys::Key;
 use super::rates::Rates;
 use super::screen::{HEAD, Row};
-use crate::remote::natural;
 
 /// A column to sort by, where its head is, and how large a disk is there. Texts are sorted by themselves.
 struct Column {
@@ -187,10 +188,10 @@ fn number(column: &Column, row: &Row<'_>) -> f64 {
 mod tests {
     use super::super::rates::tests::report;
     use super::*;
-    use crate::control::report::Report;
+    use cleave_api::DiskReport;
 
-    fn rows(reports: &[Report]) -> Vec<Named<'_>> {
-        let row = |(at, report): (usize, &'_ Report)| {
+    fn rows(reports: &[DiskReport]) -> Vec<Named<'_>> {
+        let row = |(at, report): (usize, &'_ DiskReport)| {
             let rates = Rates {
                 reads: (at * 37 % 100) as f64,
                 p99_us: (at % 2 == 0).then_some(at as f64),
@@ -208,7 +209,7 @@ mod tests {
         rows.iter().map(|((_, id), _)| id.as_str()).collect()
     }
 
-    fn hundred() -> Vec<Report> {
+    fn hundred() -> Vec<DiskReport> {
         let id = |at: u32| format!("d{}", (at * 7) % 100);
         (0..100).map(|at| report(&id(at), 5.0, 5, &[])).collect()
     }

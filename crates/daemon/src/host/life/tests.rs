@@ -196,8 +196,8 @@ impl DiskHost for Invented {
         format!("/run/{id}")
     }
 
-    fn tell(&self, _: &str, state: &DiskState) {
-        self.note(state.name());
+    fn tell(&self, _: &str, state: &HostedState) {
+        self.note(state.word().name());
     }
 
     fn forget(&self, _: &str) {
@@ -275,12 +275,12 @@ impl Scene {
     }
 
     async fn reaches(&self, name: &str) {
-        let state = self.disk.reaches(|state| state.name() == name).await;
-        assert_eq!(state.name(), name);
+        let state = self.disk.reaches(|state| state.word().name() == name).await;
+        assert_eq!(state.word().name(), name);
     }
 
     fn state(&self) -> &'static str {
-        self.disk.state().name()
+        self.disk.state().word().name()
     }
 }
 
@@ -413,7 +413,7 @@ async fn a_put_replaces_a_disk_that_has_failed_unless_the_new_one_fails_too() {
     let refused = scene.put(&disk("ram:2M")).await.unwrap();
     assert_eq!(refused, Err((422, "away too".to_owned())));
     assert_eq!(scene.disk.shown().config, disk("ram:1M"));
-    assert!(matches!(scene.disk.state(), DiskState::Failed(why) if why == "away"));
+    assert!(matches!(scene.disk.state(), HostedState::Failed(why) if why == "away"));
     assert_eq!(scene.put(&disk("ram:3M")).await.unwrap(), Ok(Placed::New));
     assert_eq!(scene.host.file("d1"), Some(disk("ram:3M")));
     let told = scene.host.told();
@@ -430,7 +430,7 @@ async fn a_file_that_cannot_be_read_is_replaced_by_a_put_that_succeeds_and_by_no
     let scene = Scene::kept(|_| (), Err("d1.toml: line 1".to_owned()));
     scene.host.break_disk("ram:1M", "away");
     let is_broken =
-        || matches!(scene.disk.state(), DiskState::Failed(why) if why == "d1.toml: line 1");
+        || matches!(scene.disk.state(), HostedState::Failed(why) if why == "d1.toml: line 1");
     assert!(is_broken());
     assert_eq!(
         scene.put(&disk("ram:1M")).await.unwrap().unwrap_err().0,
@@ -497,7 +497,7 @@ async fn a_disk_whose_file_cannot_be_removed_stays_until_it_can() {
     for _ in 0..2 {
         let (status, why) = scene.delete(DeleteMode::Safe).await.unwrap().unwrap_err();
         assert!(status == 500 && why.contains("cannot be removed"), "{why}");
-        assert!(matches!(scene.disk.state(), DiskState::Ended(Some(said)) if said == why));
+        assert!(matches!(scene.disk.state(), HostedState::Ended(Some(said)) if said == why));
     }
     scene.host.break_disk("ram:2M", "away");
     assert_eq!(

@@ -1,0 +1,443 @@
+//! A client of a control socket: HTTP/1.1 over a unix socket, with a connection for each request.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde::de::DeserializeOwned;
+
+use crate::problem::Problem;
+use crate::table::Operation;
+
+/// Longest line of a header, or of the frame of a chunk.
+const LINE_BYTES_MAX: u64 = 16 << 10;
+/// Most lines of a header.
+const HEADER_LINES_MAX: usize = 100;
+/// More than a node of 1024 disks has to list.
+const BODY_BYTES_MAX: u64 = 64 << 20;
+/// Most bytes of an event. Its settings are the longest that it has.
+const EVENT_BYTES_MAX: u64 = 1 << 20;
+
+/// A client of a control socket.
+#[derive(Debug, Clone)]
+pub struct HttpClient {
+    socket: PathBuf,
+    patience: Duration,
+}
+
+/// A reply that came in whole.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    /// The status.
+    pub status: u16,
+    /// The lines of the header, with the status line.
+    pub header: String,
+    /// The body.
+    pub body: String,
+}
+
+/// Why there is no reply.
+#[derive(Debug)]
+pub enum ClientError {
+    /// There is no socket of that name.
+    NoSocket,
+    /// The socket is there, and its process is not.
+    NoListener,
+    /// The socket does not let this user connect.
+    OtherUser,
+    /// The reply did not come in time.
+    Late(Duration),
+    /// The reply is not one of a control socket, because of this.
+    Unexpected(String),
+    /// The events are refused, because of this.
+    Refused(String),
+    /// The connection failed.
+    Failed(io::Error),
+}
+
+impl fmt::Display for ClientError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ClientError::NoSocket => f.write_str("no such socket"),
+            ClientError::NoListener => f.write_str("nobody listens"),
+            ClientError::OtherUser => f.write_str("it is for another user alone"),
+            ClientError::Late(patience) => write!(f, "no answer in {} s", patience.as_secs()),
+            ClientError::Unexpected(why) => write!(
+                f,
+                "unexpected reply; is this the control socket of cleave? ({why})"
+            ),
+            ClientError::Refused(why) => f.write_str(why),
+            ClientError::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ClientError {}
+
+impl Reply {
+    /// Returns why the request was refused, if it was.
+    pub fn refusal(&self) -> Option<String> {
+        if (200..300).contains(&self.status) {
+            return None;
+        }
+        let problem = serde_json::from_str::<Problem>(&self.body);
+        Some(match problem {
+            Ok(problem) => problem.detail,
+            Err(_) => format!("refused with status {}, without a reason", self.status),
+        })
+    }
+
+    /// Reads the body as JSON.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, ClientError> {
+        serde_json::from_str(&self.body).map_err(|error| ClientError::Unexpected(error.to_string()))
+    }
+}
+
+impl HttpClient {
+    /// A client of this socket that waits at most `patience` for a reply.
+    pub fn new(socket: &Path, patience: Duration) -> HttpClient {
+        let socket = socket.to_owned();
+        HttpClient { socket, patience }
+    }
+
+    /// Requests an operation on the disk `id`, if it is about a disk.
+    pub fn call(&self, operation: Operation, id: &str, body: &str) -> Result<Reply, ClientError> {
+        self.send(operation.route().method.name(), &operation.path(id), body)
+    }
+
+    /// Sends a request, and takes the reply to its end. `target` is the path, and what follows it.
+    pub fn send(&self, method: &str, target: &str, body: &str) -> Result<Reply, ClientError> {
+        self.exchange(method, target, body)
+            .map_err(|error| self.explain(error))
+    }
+
+    /// Takes the events from now on, as long as none is further from the one before than `silence`; `None`: without end.
+    pub fn watch(&self, silence: Option<Duration>) -> Result<EventLines, ClientError> {
+        let route = Operation::WatchEvents.route();
+        let begun = self.begin(route.method.name(), route.path, "");
+        let mut begun = begun.map_err(|error| self.explain(error))?;
+        if begun.status != 200 {
+            let reply = begun.finish().map_err(|error| self.explain(error))?;
+            return Err(ClientError::Refused(reply.refusal().unwrap_or_default()));
+        }
+        let stream = begun.body.stream.get_mut();
+        stream.until = None;
+        let set = stream.stream.set_read_timeout(silence);
+        set.map_err(|error| self.explain(error))?;
+        Ok(EventLines {
+            client: self.clone(),
+            lines: BufReader::new(begun.body),
+        })
+    }
+
+    fn exchange(&self, method: &str, target: &str, body: &str) -> io::Result<Reply> {
+        self.begin(method, target, body)?.finish()
+    }
+
+    /// Sends a request, and reads the header of the reply.
+    fn begin(&self, method: &str, target: &str, body: &str) -> io::Result<Begun> {
+        let mut stream = Timed {
+            stream: connected(&self.socket, self.patience)?,
+            until: Some(Instant::now() + self.patience),
+        };
+        let request = format!(
+            "{method} {target} HTTP/1.1\r\nHost: cleave\r\nConnection: close\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        match stream.write_all(request.as_bytes()) {
+            // A refusal may come before the request has been read, and then counts.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+            _ => Begun::read(BufReader::new(stream)),
+        }
+    }
+
+    fn explain(&self, error: io::Error) -> ClientError {
+        match error.kind() {
+            io::ErrorKind::NotFound => ClientError::NoSocket,
+            io::ErrorKind::ConnectionRefused => ClientError::NoListener,
+            io::ErrorKind::PermissionDenied => ClientError::OtherUser,
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Late(self.patience),
+            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
+                ClientError::Unexpected(error.to_string())
+            }
+            _ => ClientError::Failed(error),
+        }
+    }
+}
+
+/// Connects. A process that is stopped accepts nobody, so the wait for that has an end as well.
+fn connected(socket: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+    let stream = socket_with(family, SocketType::STREAM, flags, None)?;
+    set_socket_timeout(&stream, Timeout::Send, Some(patience))?;
+    connect(&stream, &SocketAddrUnix::new(socket)?)?;
+    Ok(stream.into())
+}
+
+/// A connection whose reads and writes have an end together.
+#[derive(Debug)]
+struct Timed {
+    stream: UnixStream,
+    until: Option<Instant>,
+}
+
+impl Timed {
+    /// Returns the time that is left; `None`: there is no end.
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let Some(until) = self.until else {
+            return Ok(None);
+        };
+        match until.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+            left => Ok(Some(left)),
+        }
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        if let Some(left) = self.left()? {
+            self.stream.set_read_timeout(Some(left))?;
+        }
+        self.stream.read(to)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        if let Some(left) = self.left()? {
+            self.stream.set_write_timeout(Some(left))?;
+        }
+        self.stream.write(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// A reply whose header has been read.
+struct Begun<S = Timed> {
+    status: u16,
+    header: String,
+    body: Body<S>,
+}
+
+impl<S: Read> Begun<S> {
+    fn read(mut stream: BufReader<S>) -> io::Result<Begun<S>> {
+        let mut header = line(&mut stream)?;
+        let mut words = header.split(' ');
+        let is_http = words.next().is_some_and(|word| word.starts_with("HTTP/1."));
+        let status = words.next().filter(|_| is_http);
+        let status = status.and_then(|status| status.trim_end().parse().ok());
+        let status = status.ok_or_else(|| broken("it is not HTTP"))?;
+        let (mut is_chunked, mut length) = (false, None);
+        for _ in 0..HEADER_LINES_MAX {
+            let line = line(&mut stream)?;
+            if line.trim_end().is_empty() {
+                let body = Body {
+                    stream,
+                    is_chunked,
+                    // What has no length ends with the connection.
+                    left: length.unwrap_or(if is_chunked { 0 } else { u64::MAX }),
+                    has_ended: false,
+                };
+                return Ok(Begun {
+                    status,
+                    header,
+                    body,
+                });
+            }
+            let (name, value) = line.split_once(':').unwrap_or((&line, ""));
+            match name.to_ascii_lowercase().as_str() {
+                "transfer-encoding" => is_chunked = value.trim().eq_ignore_ascii_case("chunked"),
+                "content-length" => length = value.trim().parse().ok(),
+                _ => {}
+            }
+            header += &line;
+        }
+        Err(broken("its header has no end"))
+    }
+
+    fn finish(mut self) -> io::Result<Reply> {
+        let mut body = String::new();
+        let mut bounded = self.body.by_ref().take(BODY_BYTES_MAX + 1);
+        if bounded.read_to_string(&mut body)? as u64 > BODY_BYTES_MAX {
+            return Err(broken("it is too long"));
+        }
+        Ok(Reply {
+            status: self.status,
+            header: self.header,
+            body,
+        })
+    }
+}
+
+fn broken(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// Reads a line with its end.
+fn line(stream: &mut impl BufRead) -> io::Result<String> {
+    let mut line = String::new();
+    stream.take(LINE_BYTES_MAX).read_line(&mut line)?;
+    match line.ends_with('\n') {
+        true => Ok(line),
+        false => Err(broken("a line of it has no end")),
+    }
+}
+
+/// The body of a reply, without the frames of chunks.
+struct Body<S> {
+    stream: BufReader<S>,
+    is_chunked: bool,
+    /// Bytes left of the body, or of the chunk.
+    left: u64,
+    has_ended: bool,
+}
+
+impl<S: Read> Body<S> {
+    /// Reads the size of the next chunk; the last is empty.
+    fn next_chunk(&mut self) -> io::Result<()> {
+        let size = line(&mut self.stream)?;
+        let size = size.split(';').next().unwrap_or_default().trim();
+        self.left = u64::from_str_radix(size, 16).map_err(|_| broken("a chunk has no size"))?;
+        if self.left == 0 {
+            self.has_ended = true;
+        }
+        Ok(())
+    }
+}
+
+impl<S: Read> Read for Body<S> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        if self.is_chunked && self.left == 0 && !self.has_ended {
+            self.next_chunk()?;
+        }
+        if self.left == 0 || to.is_empty() {
+            return Ok(0);
+        }
+        let n = self.stream.by_ref().take(self.left).read(to)?;
+        let has_end = self.is_chunked || self.left != u64::MAX;
+        if n == 0 && has_end {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "it breaks off",
+            ));
+        }
+        if has_end {
+            self.left -= n as u64;
+        }
+        if self.is_chunked && self.left == 0 {
+            line(&mut self.stream)?;
+        }
+        Ok(n)
+    }
+}
+
+/// Events as they come, a line of JSON each. It ends when the other side does.
+pub struct EventLines {
+    client: HttpClient,
+    lines: BufReader<Body<Timed>>,
+}
+
+impl Iterator for EventLines {
+    type Item = Result<String, ClientError>;
+
+    fn next(&mut self) -> Option<Result<String, ClientError>> {
+        let mut line = String::new();
+        let mut bounded = self.lines.by_ref().take(EVENT_BYTES_MAX);
+        match bounded.read_line(&mut line) {
+            Ok(0) => None,
+            Ok(_) => Some(Ok(line.trim_end().to_owned())),
+            // The other side went away in the middle of its reply, which has no end of its own.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData && line.is_empty() => None,
+            Err(error) => Some(Err(self.client.explain(error))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use rustix::net::listen;
+
+    use super::*;
+
+    fn read(bytes: &str) -> io::Result<Reply> {
+        Begun::read(BufReader::new(bytes.as_bytes()))?.finish()
+    }
+
+    #[test]
+    fn a_body_ends_where_its_header_says() {
+        for (reply, body) in [
+            ("HTTP/1.1 200 OK\r\nA: b\r\n\r\n{}\r\n\r\n", "{}\r\n\r\n"),
+            ("HTTP/1.0 200\r\ncontent-length: 2\r\n\r\n{}rest", "{}"),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", ""),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nA;b=c\r\n0123456789\r\n0\r\n\r\n",
+                "{}0123456789",
+            ),
+        ] {
+            let read = read(reply).unwrap();
+            assert_eq!((read.status, &*read.body), (200, body), "{reply:?}");
+            assert_eq!(read.refusal(), None);
+        }
+    }
+
+    #[test]
+    fn what_is_not_whole_is_not_a_reply() {
+        for reply in [
+            "",
+            "SSH-2.0\r\n\r\n",
+            "HTTP/1.1 200 OK\r\n",
+            "HTTP/1.1 OK\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n{}\r\n",
+            &["HTTP/1.1 200 OK\r\n", &"A: b\r\n".repeat(200)].concat(),
+            &["HTTP/1.1 200 OK\r\nA: ", &"b".repeat(20_000)].concat(),
+        ] {
+            assert!(read(reply).is_err(), "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn a_socket_without_a_reply_is_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let ask = || {
+            let client = HttpClient::new(&socket, Duration::from_millis(20));
+            let reply = client.call(Operation::ListDisks, "", "");
+            reply.unwrap_err().to_string()
+        };
+        assert_eq!(ask(), "no such socket");
+        // It accepts nobody, and its queue is full after the first.
+        let listener = UnixListener::bind(&socket).unwrap();
+        listen(&listener, 0).unwrap();
+        for _ in 0..3 {
+            assert_eq!(ask(), "no answer in 0 s");
+        }
+        drop(listener);
+        assert_eq!(ask(), "nobody listens");
+    }
+
+    #[test]
+    fn a_refusal_says_why() {
+        let problem =
+            r#"{"type":"about:blank","title":"Not Found","status":404,"detail":"no disk `a`"}"#;
+        for (body, why) in [
+            (problem, "no disk `a`"),
+            ("", "refused with status 404, without a reason"),
+        ] {
+            let reply = read(&format!("HTTP/1.1 404 Not Found\r\n\r\n{body}")).unwrap();
+            assert_eq!(reply.refusal().as_deref(), Some(why));
+        }
+    }
+}

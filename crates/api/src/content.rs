@@ -1,0 +1,49 @@
+//! What bodies contain.
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+
+use crate::disk::{DiskRow, NodeDisk};
+
+/// The contents of a body: a media type, and a schema.
+#[derive(Debug, Clone, Copy)]
+pub struct Content {
+    pub(crate) media: &'static str,
+    pub(crate) schema: fn(&mut SchemaGenerator) -> Schema,
+}
+
+impl Content {
+    /// All disks, each as its row or in full.
+    pub(crate) const DISKS: Content = Content {
+        media: "application/json",
+        schema: |generator| {
+            let each = [
+                generator.subschema_for::<NodeDisk>(),
+                generator.subschema_for::<DiskRow>(),
+            ];
+            json_schema!({"type": "array", "items": {"anyOf": each}})
+        },
+    };
+    /// Lines without end, each an event.
+    pub(crate) const EVENTS: Content = Content {
+        media: "application/x-ndjson",
+        schema: |_| json_schema!({"$ref": "#/components/schemas/Event"}),
+    };
+    /// The OpenAPI document.
+    pub(crate) const DOCUMENT: Content = Content {
+        media: "application/json",
+        schema: |_| json_schema!({"type": "object"}),
+    };
+    /// The text format of Prometheus.
+    pub(crate) const METRICS: Content = Content {
+        media: "text/plain",
+        schema: |_| json_schema!({"type": "string"}),
+    };
+}
+
+/// Returns the contents of a body that is a `T`.
+pub(crate) const fn json<T: JsonSchema>() -> Content {
+    Content {
+        media: "application/json",
+        schema: |generator| generator.subschema_for::<T>(),
+    }
+}
