@@ -45,15 +45,15 @@ pub struct Reply {
 pub enum ClientError {
     /// There is no socket of that name.
     NoSocket,
-    /// The socket is there, and its process is not.
+    /// The socket is there, but no process listens on it.
     NoListener,
     /// The socket does not let this user connect.
     OtherUser,
     /// The reply did not come in time.
     Late(Duration),
-    /// The reply is not one of a control socket, because of this.
+    /// The reply is not one of a control socket, for this reason.
     Unexpected(String),
-    /// The events are refused, because of this.
+    /// The request for events was refused, for this reason.
     Refused(String),
     /// The connection failed.
     Failed(io::Error),
@@ -98,7 +98,7 @@ impl Reply {
 }
 
 impl HttpClient {
-    /// A client of this socket that waits at most `patience` for a reply.
+    /// Makes a client of this socket that waits at most `patience` for a reply.
     pub fn new(socket: &Path, patience: Duration) -> HttpClient {
         let socket = socket.to_owned();
         HttpClient { socket, patience }
@@ -115,7 +115,7 @@ impl HttpClient {
             .map_err(|error| self.explain(error))
     }
 
-    /// Takes the events from now on, as long as none is further from the one before than `silence`; `None`: without end.
+    /// Takes the events from now on. A silence of this length ends them with an error; with `None` the client waits without end.
     pub fn watch(&self, silence: Option<Duration>) -> Result<EventLines, ClientError> {
         let route = Operation::WatchEvents.route();
         let begun = self.begin(route.method.name(), route.path, "");
@@ -340,7 +340,7 @@ impl<S: Read> Read for Body<S> {
     }
 }
 
-/// Events as they come, a line of JSON each. It ends when the other side does.
+/// Events as they come, a line of JSON each. They end when the daemon ends.
 pub struct EventLines {
     client: HttpClient,
     lines: BufReader<Body<Timed>>,
@@ -418,7 +418,7 @@ mod tests {
             reply.unwrap_err().to_string()
         };
         assert_eq!(ask(), "no such socket");
-        // It accepts nobody, and its queue is full after the first.
+        // Nobody is accepted, and the queue is full after the first.
         let listener = UnixListener::bind(&socket).unwrap();
         listen(&listener, 0).unwrap();
         for _ in 0..3 {

@@ -23,7 +23,7 @@ pub use client::{ClientError, EventLines, HttpClient, Reply};
 pub use content::Content;
 pub use disk::{DeletedState, DiskDeleted, DiskEntry, DiskRow, DiskState, NodeDisk};
 pub use event::EventName;
-pub use id::{encoded, natural};
+pub use id::natural;
 pub use openapi::document;
 pub use orders::{
     Flushed, HeldRequests, QuiesceRequest, Quiesced, QuietState, ResumeRequest, Resumed, Snapshot,

@@ -445,7 +445,7 @@ words! {
         Stripe = "stripe",
         /// Memory of the daemon.
         Ram = "ram",
-        /// Nothing: it forgets writes and reads zeroes.
+        /// Nothing: writes are forgotten, and reads find zeroes.
         Null = "null",
         /// Memory that takes as long as a drive would.
         Model = "model",
@@ -471,11 +471,11 @@ words! {
 words! {
     /// How a worker waits at present.
     WorkerMode {
-        /// It sleeps until an event.
+        /// The worker sleeps until an event.
         Sleeps = "sleeps",
-        /// It spins because that pays.
+        /// The worker spins because that pays.
         Spins = "spins",
-        /// It spins because it was told to.
+        /// The worker spins because it was told to.
         Polls = "polls",
     }
 }

@@ -31,7 +31,7 @@ words! {
     Tag {
         /// The disks of the node.
         Disks = "disks",
-        /// What happens to them.
+        /// Events of the disks.
         Events = "events",
         /// The node itself.
         Node = "node",
@@ -41,13 +41,13 @@ words! {
 /// The part of a URL after `?`.
 #[derive(Debug, Clone, Copy)]
 pub struct Query {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// All values that it takes, each with a name for programs.
+    /// All values, each with a name for programs.
     pub values: &'static [(&'static str, &'static str)],
-    /// The value that it has if it is left out.
+    /// The value if it is left out.
     pub default: Option<&'static str>,
-    /// Its meaning.
+    /// The meaning.
     pub about: &'static str,
 }
 
@@ -118,7 +118,7 @@ macro_rules! operations {
         }
 
         impl Operation {
-            /// Its row of the table.
+            /// Returns the row of the operation.
             pub const fn route(self) -> Route {
                 match self {
                     $(Operation::$Name => Route {
@@ -185,7 +185,7 @@ operations! {
 }
 
 impl Operation {
-    /// Returns its path for the disk `id`. A path without a disk stays as it is.
+    /// Returns the path for the disk `id`. A path without a disk stays as it is.
     pub fn path(self, id: &str) -> String {
         self.route().path.replace("{id}", &encoded(id))
     }
