@@ -31,7 +31,7 @@ pub struct HttpClient {
 
 /// A reply that came in whole.
 #[derive(Debug, Clone)]
-pub struct Reply {
+pub struct HttpReply {
     /// The status.
     pub status: u16,
     /// The lines of the header, with the status line.
@@ -78,7 +78,7 @@ impl fmt::Display for ClientError {
 
 impl std::error::Error for ClientError {}
 
-impl Reply {
+impl HttpReply {
     /// Returns why the request was refused, if it was.
     pub fn refusal(&self) -> Option<String> {
         if (200..300).contains(&self.status) {
@@ -105,12 +105,17 @@ impl HttpClient {
     }
 
     /// Requests an operation on the disk `id`, if it is about a disk.
-    pub fn call(&self, operation: Operation, id: &str, body: &str) -> Result<Reply, ClientError> {
+    pub fn call(
+        &self,
+        operation: Operation,
+        id: &str,
+        body: &str,
+    ) -> Result<HttpReply, ClientError> {
         self.send(operation.route().method.name(), &operation.path(id), body)
     }
 
     /// Sends a request, and takes the reply to its end. `target` is the path, and what follows it.
-    pub fn send(&self, method: &str, target: &str, body: &str) -> Result<Reply, ClientError> {
+    pub fn send(&self, method: &str, target: &str, body: &str) -> Result<HttpReply, ClientError> {
         self.exchange(method, target, body)
             .map_err(|error| self.explain(error))
     }
@@ -134,7 +139,7 @@ impl HttpClient {
         })
     }
 
-    fn exchange(&self, method: &str, target: &str, body: &str) -> io::Result<Reply> {
+    fn exchange(&self, method: &str, target: &str, body: &str) -> io::Result<HttpReply> {
         self.begin(method, target, body)?.finish()
     }
 
@@ -264,13 +269,13 @@ impl<S: Read> Begun<S> {
         Err(broken("its header has no end"))
     }
 
-    fn finish(mut self) -> io::Result<Reply> {
+    fn finish(mut self) -> io::Result<HttpReply> {
         let mut body = String::new();
         let mut bounded = self.body.by_ref().take(BODY_BYTES_MAX + 1);
         if bounded.read_to_string(&mut body)? as u64 > BODY_BYTES_MAX {
             return Err(broken("it is too long"));
         }
-        Ok(Reply {
+        Ok(HttpReply {
             status: self.status,
             header: self.header,
             body,
@@ -370,7 +375,7 @@ mod tests {
 
     use super::*;
 
-    fn read(bytes: &str) -> io::Result<Reply> {
+    fn read(bytes: &str) -> io::Result<HttpReply> {
         Begun::read(BufReader::new(bytes.as_bytes()))?.finish()
     }
 

@@ -3,7 +3,7 @@
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use crate::content::Content;
+use crate::content::BodyContent;
 use crate::event::EventName;
 use crate::problem::Problem;
 use crate::table::{Operation, Query, Route, Tag};
@@ -103,9 +103,9 @@ fn meaning(status: u16) -> &'static str {
 }
 
 /// Describes a body, by its media type.
-fn described(content: Content, generator: &mut SchemaGenerator) -> Value {
+fn described(content: BodyContent, generator: &mut SchemaGenerator) -> Value {
     let mut described = json!({content.media: {"schema": (content.schema)(generator)}});
-    if content.media == Content::EVENTS.media {
+    if content.media == BodyContent::EVENTS.media {
         // A generator of clients that does not know lines of JSON would leave the reply out. It takes bytes.
         let bytes = json!({"type": "string", "format": "binary"});
         described["application/octet-stream"] = json!({"schema": bytes});
