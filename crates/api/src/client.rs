@@ -31,7 +31,7 @@ pub struct HttpClient {
 
 /// A reply that came in whole.
 #[derive(Debug, Clone)]
-pub struct Reply {
+pub struct HttpReply {
     /// The status.
     pub status: u16,
     /// The lines of the header, with the status line.
@@ -45,15 +45,15 @@ pub struct Reply {
 pub enum ClientError {
     /// There is no socket of that name.
     NoSocket,
-    /// The socket is there, and its process is not.
+    /// The socket is there, but no process listens on it.
     NoListener,
     /// The socket does not let this user connect.
     OtherUser,
     /// The reply did not come in time.
     Late(Duration),
-    /// The reply is not one of a control socket, because of this.
+    /// The reply is not one of a control socket, for this reason.
     Unexpected(String),
-    /// The events are refused, because of this.
+    /// The request for events was refused, for this reason.
     Refused(String),
     /// The connection failed.
     Failed(io::Error),
@@ -78,7 +78,7 @@ impl fmt::Display for ClientError {
 
 impl std::error::Error for ClientError {}
 
-impl Reply {
+impl HttpReply {
     /// Returns why the request was refused, if it was.
     pub fn refusal(&self) -> Option<String> {
         if (200..300).contains(&self.status) {
@@ -98,24 +98,29 @@ impl Reply {
 }
 
 impl HttpClient {
-    /// A client of this socket that waits at most `patience` for a reply.
+    /// Makes a client of this socket that waits at most `patience` for a reply.
     pub fn new(socket: &Path, patience: Duration) -> HttpClient {
         let socket = socket.to_owned();
         HttpClient { socket, patience }
     }
 
     /// Requests an operation on the disk `id`, if it is about a disk.
-    pub fn call(&self, operation: Operation, id: &str, body: &str) -> Result<Reply, ClientError> {
+    pub fn call(
+        &self,
+        operation: Operation,
+        id: &str,
+        body: &str,
+    ) -> Result<HttpReply, ClientError> {
         self.send(operation.route().method.name(), &operation.path(id), body)
     }
 
     /// Sends a request, and takes the reply to its end. `target` is the path, and what follows it.
-    pub fn send(&self, method: &str, target: &str, body: &str) -> Result<Reply, ClientError> {
+    pub fn send(&self, method: &str, target: &str, body: &str) -> Result<HttpReply, ClientError> {
         self.exchange(method, target, body)
             .map_err(|error| self.explain(error))
     }
 
-    /// Takes the events from now on, as long as none is further from the one before than `silence`; `None`: without end.
+    /// Takes the events from now on. A silence of this length ends them with an error; with `None` the client waits without end.
     pub fn watch(&self, silence: Option<Duration>) -> Result<EventLines, ClientError> {
         let route = Operation::WatchEvents.route();
         let begun = self.begin(route.method.name(), route.path, "");
@@ -134,7 +139,7 @@ impl HttpClient {
         })
     }
 
-    fn exchange(&self, method: &str, target: &str, body: &str) -> io::Result<Reply> {
+    fn exchange(&self, method: &str, target: &str, body: &str) -> io::Result<HttpReply> {
         self.begin(method, target, body)?.finish()
     }
 
@@ -264,13 +269,13 @@ impl<S: Read> Begun<S> {
         Err(broken("its header has no end"))
     }
 
-    fn finish(mut self) -> io::Result<Reply> {
+    fn finish(mut self) -> io::Result<HttpReply> {
         let mut body = String::new();
         let mut bounded = self.body.by_ref().take(BODY_BYTES_MAX + 1);
         if bounded.read_to_string(&mut body)? as u64 > BODY_BYTES_MAX {
             return Err(broken("it is too long"));
         }
-        Ok(Reply {
+        Ok(HttpReply {
             status: self.status,
             header: self.header,
             body,
@@ -340,7 +345,7 @@ impl<S: Read> Read for Body<S> {
     }
 }
 
-/// Events as they come, a line of JSON each. It ends when the other side does.
+/// Events as they come, a line of JSON each. They end when the daemon ends.
 pub struct EventLines {
     client: HttpClient,
     lines: BufReader<Body<Timed>>,
@@ -370,7 +375,7 @@ mod tests {
 
     use super::*;
 
-    fn read(bytes: &str) -> io::Result<Reply> {
+    fn read(bytes: &str) -> io::Result<HttpReply> {
         Begun::read(BufReader::new(bytes.as_bytes()))?.finish()
     }
 
@@ -418,7 +423,7 @@ mod tests {
             reply.unwrap_err().to_string()
         };
         assert_eq!(ask(), "no such socket");
-        // It accepts nobody, and its queue is full after the first.
+        // Nobody is accepted, and the queue is full after the first.
         let listener = UnixListener::bind(&socket).unwrap();
         listen(&listener, 0).unwrap();
         for _ in 0..3 {

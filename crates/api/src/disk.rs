@@ -11,15 +11,15 @@ use crate::report::DiskReport;
 words! {
     /// The state of a disk of a node.
     DiskState {
-        /// It is being opened.
+        /// The node opens the disk.
         Opening = "opening",
-        /// It is served.
+        /// The disk is served.
         Serving = "serving",
-        /// It has been told to end.
+        /// The disk has been told to end.
         Ending = "ending",
-        /// It cannot be served, and is tried again.
+        /// The disk cannot be served, and is tried again.
         Failed = "failed",
-        /// It has ended.
+        /// The disk has ended.
         Ended = "ended",
     }
 }
@@ -29,7 +29,7 @@ words! {
 pub struct DiskRow {
     /// Names the disk in the paths of this interface.
     pub id: String,
-    /// Its state.
+    /// The state of the disk.
     pub state: DiskState,
     /// The socket to which frontends connect.
     pub socket: String,
@@ -49,7 +49,7 @@ pub struct DiskRow {
 #[derive(Debug, Clone, PartialEq, JsonSchema)]
 #[schemars(rename = "Disk")]
 pub struct NodeDisk {
-    /// What the list has of it.
+    /// The fields that the list has as well.
     #[schemars(flatten)]
     pub row: DiskRow,
     /// The description of the disk, with the changes that were made since.
@@ -107,7 +107,7 @@ pub struct DiskDeleted {
 words! {
     /// The state of a disk that has been removed.
     DeletedState {
-        /// It is not in the list any more.
+        /// The disk is not in the list any more.
         Deleted = "deleted",
     }
 }

@@ -1,7 +1,7 @@
 //! Ids of disks in paths and lists.
 
 /// Writes a name as a part of a path.
-pub fn encoded(name: &str) -> String {
+pub(crate) fn encoded(name: &str) -> String {
     name.bytes()
         .map(|byte| match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {

@@ -19,11 +19,11 @@ mod problem;
 mod report;
 mod table;
 
-pub use client::{ClientError, EventLines, HttpClient, Reply};
-pub use content::Content;
+pub use client::{ClientError, EventLines, HttpClient, HttpReply};
+pub use content::BodyContent;
 pub use disk::{DeletedState, DiskDeleted, DiskEntry, DiskRow, DiskState, NodeDisk};
 pub use event::EventName;
-pub use id::{encoded, natural};
+pub use id::natural;
 pub use openapi::document;
 pub use orders::{
     Flushed, HeldRequests, QuiesceRequest, Quiesced, QuietState, ResumeRequest, Resumed, Snapshot,
@@ -34,6 +34,6 @@ pub use report::{
     DiskReport, ImageLock, InFlightRequests, LatencySummary, LegReport, PacingReport,
     ProcessReport, RequestClass, RequestDirection, RequestTotals, RequestVerb, RunningVring,
     ServerConnections, SessionReport, SizeClass, SpinExperiment, SplitExperiment, SplitReport,
-    StalledRequests, StoreKind, StoreReport, TuningReport, VringReport, WorkerMode, ZeroReads,
+    StalledVring, StoreKind, StoreReport, TuningReport, VringReport, WorkerMode, ZeroReads,
 };
-pub use table::{Method, Operation, Query, Route, Tag};
+pub use table::{HttpMethod, Operation, Query, Route, Tag};

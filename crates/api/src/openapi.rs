@@ -3,7 +3,7 @@
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use crate::content::Content;
+use crate::content::BodyContent;
 use crate::event::EventName;
 use crate::problem::Problem;
 use crate::table::{Operation, Query, Route, Tag};
@@ -84,7 +84,7 @@ fn parameter(query: &Query) -> Value {
     json!({"name": query.name, "in": "query", "description": query.about, "schema": schema})
 }
 
-/// The meaning of a status.
+/// Returns the meaning of a status.
 fn meaning(status: u16) -> &'static str {
     match status {
         200 => "Done",
@@ -102,18 +102,18 @@ fn meaning(status: u16) -> &'static str {
     }
 }
 
-/// A body, by its media type.
-fn described(content: Content, generator: &mut SchemaGenerator) -> Value {
+/// Describes a body, by its media type.
+fn described(content: BodyContent, generator: &mut SchemaGenerator) -> Value {
     let mut described = json!({content.media: {"schema": (content.schema)(generator)}});
-    if content.media == Content::EVENTS.media {
-        // The same for a generator of clients that does not know lines of JSON, and would leave the reply out.
+    if content.media == BodyContent::EVENTS.media {
+        // A generator of clients that does not know lines of JSON would leave the reply out. It takes bytes.
         let bytes = json!({"type": "string", "format": "binary"});
         described["application/octet-stream"] = json!({"schema": bytes});
     }
     described
 }
 
-/// An event: a line of JSON.
+/// Describes an event: a line of JSON.
 fn event(generator: &mut SchemaGenerator) -> Value {
     json!({
         "description": "An event. Further fields depend on what happened.",

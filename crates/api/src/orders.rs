@@ -66,7 +66,7 @@ pub struct Quiesced {
 }
 
 words! {
-    /// The state of a disk that takes no requests for a while.
+    /// The state of a quiesced disk.
     QuietState {
         /// Everything is durable, and new requests wait.
         Quiesced = "quiesced",

@@ -35,7 +35,7 @@ pub struct DiskReport {
     pub in_flight: InFlightRequests,
     /// Vrings with requests that the disk failed and that wait to be repeated, with `--stats off` too.
     #[serde(default)]
-    pub stalled: Vec<StalledRequests>,
+    pub stalled: Vec<StalledVring>,
     /// The longest time that the disk stays quiesced from now on. Null: it is not quiesced.
     #[serde(default)]
     pub quiesced_seconds: Option<f64>,
@@ -290,7 +290,7 @@ pub struct InFlightRequests {
 /// Requests of a vring that the disk failed and that wait to be repeated. The fields from `verb` on are about the oldest of
 /// them, or the oldest that is held if any is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct StalledRequests {
+pub struct StalledVring {
     /// Number of the vring.
     pub vring: u16,
     /// Requests that wait for `resume` or `fail`, or until the NBD server that was lost is back.
@@ -445,7 +445,7 @@ words! {
         Stripe = "stripe",
         /// Memory of the daemon.
         Ram = "ram",
-        /// Nothing: it forgets writes and reads zeroes.
+        /// Nothing: writes are forgotten, and reads find zeroes.
         Null = "null",
         /// Memory that takes as long as a drive would.
         Model = "model",
@@ -471,11 +471,11 @@ words! {
 words! {
     /// How a worker waits at present.
     WorkerMode {
-        /// It sleeps until an event.
+        /// The worker sleeps until an event.
         Sleeps = "sleeps",
-        /// It spins because that pays.
+        /// The worker spins because that pays.
         Spins = "spins",
-        /// It spins because it was told to.
+        /// The worker spins because it was told to.
         Polls = "polls",
     }
 }

@@ -2,7 +2,7 @@
 
 use cleave_config::{Change, DiskConfig};
 
-use crate::content::{Content, json};
+use crate::content::{BodyContent, json};
 use crate::disk::{DiskDeleted, NodeDisk};
 use crate::id::encoded;
 use crate::orders::{
@@ -12,7 +12,7 @@ use crate::orders::{
 
 words! {
     /// The method of a request.
-    Method {
+    HttpMethod {
         /// Reads.
         Get = "GET",
         /// Adds.
@@ -31,7 +31,7 @@ words! {
     Tag {
         /// The disks of the node.
         Disks = "disks",
-        /// What happens to them.
+        /// Events of the disks.
         Events = "events",
         /// The node itself.
         Node = "node",
@@ -41,13 +41,13 @@ words! {
 /// The part of a URL after `?`.
 #[derive(Debug, Clone, Copy)]
 pub struct Query {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// All values that it takes, each with a name for programs.
+    /// All values, each with a name for programs.
     pub values: &'static [(&'static str, &'static str)],
-    /// The value that it has if it is left out.
+    /// The value if it is left out.
     pub default: Option<&'static str>,
-    /// Its meaning.
+    /// The meaning.
     pub about: &'static str,
 }
 
@@ -55,7 +55,7 @@ pub struct Query {
 #[derive(Debug, Clone, Copy)]
 pub struct Route {
     /// The method.
-    pub method: Method,
+    pub method: HttpMethod,
     /// The path, in which `{id}` stands for the id of a disk.
     pub path: &'static str,
     /// The part of the interface that it belongs to.
@@ -65,17 +65,17 @@ pub struct Route {
     /// What may follow the path.
     pub query: Option<Query>,
     /// The body that it takes.
-    pub body: Option<Content>,
+    pub body: Option<BodyContent>,
     /// True if there must be a body.
     pub needs_body: bool,
     /// How it answers when it is done.
-    pub answers: &'static [(u16, Content)],
+    pub answers: &'static [(u16, BodyContent)],
     /// How it answers when it refuses: always with a problem document.
     pub refusals: &'static [u16],
 }
 
 impl Route {
-    const fn new(method: Method, path: &'static str, tag: Tag, does: &'static str) -> Route {
+    const fn new(method: HttpMethod, path: &'static str, tag: Tag, does: &'static str) -> Route {
         Route {
             method,
             path,
@@ -118,12 +118,12 @@ macro_rules! operations {
         }
 
         impl Operation {
-            /// Its row of the table.
+            /// Returns the row of the operation.
             pub const fn route(self) -> Route {
                 match self {
                     $(Operation::$Name => Route {
                         $($field: const { $($value)+ },)*
-                        ..Route::new(Method::$Method, $path, Tag::$Tag, $does)
+                        ..Route::new(HttpMethod::$Method, $path, Tag::$Tag, $does)
                     },)+
                 }
             }
@@ -134,7 +134,7 @@ macro_rules! operations {
 operations! {
     /// Lists all disks
     ListDisks = "listDisks": Get "/v1/disks" in Disks,
-        query(Some(FULL)), answers(&[(200, Content::DISKS)]);
+        query(Some(FULL)), answers(&[(200, BodyContent::DISKS)]);
     /// Shows a disk
     GetDisk = "getDisk": Get "/v1/disks/{id}" in Disks,
         answers(&[(200, json::<NodeDisk>())]), refusals(&[400, 404]);
@@ -175,17 +175,17 @@ operations! {
         refusals(&[400, 404, 408, 409, 413, 422, 500, 503]);
     /// Tells what happens to all disks, a line of JSON for each event, as long as the client listens
     WatchEvents = "watchEvents": Get "/v1/events" in Events,
-        answers(&[(200, Content::EVENTS)]), refusals(&[503]);
+        answers(&[(200, BodyContent::EVENTS)]), refusals(&[503]);
     /// Describes this interface
     GetOpenapi = "getOpenapi": Get "/v1/openapi.json" in Node,
-        answers(&[(200, Content::DOCUMENT)]);
+        answers(&[(200, BodyContent::DOCUMENT)]);
     /// Shows all disks for Prometheus. Of those that are not served, it shows the states
     GetMetrics = "getMetrics": Get "/metrics" in Node,
-        answers(&[(200, Content::METRICS)]);
+        answers(&[(200, BodyContent::METRICS)]);
 }
 
 impl Operation {
-    /// Returns its path for the disk `id`. A path without a disk stays as it is.
+    /// Returns the path for the disk `id`. A path without a disk stays as it is.
     pub fn path(self, id: &str) -> String {
         self.route().path.replace("{id}", &encoded(id))
     }

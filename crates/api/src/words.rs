@@ -10,10 +10,10 @@ macro_rules! words {
         }
 
         impl $Name {
-            /// All of them, in order.
+            /// All values, in order.
             pub const ALL: &[$Name] = &[$($Name::$Word),+];
 
-            /// The word.
+            /// Returns the word.
             pub const fn name(self) -> &'static str {
                 match self {
                     $($Name::$Word => $word,)+

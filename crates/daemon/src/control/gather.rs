@@ -9,7 +9,7 @@ use cleave_api::{
     DiskEntry, DiskReport, ImageLock, InFlightRequests, LatencySummary, LegReport, PacingReport,
     ProcessReport, RequestClass, RequestDirection, RequestTotals, RequestVerb, RunningVring,
     ServerConnections, SessionReport, SizeClass, SpinExperiment, SplitExperiment, SplitReport,
-    StalledRequests, StoreKind, StoreReport, TuningReport, VringReport, WorkerMode, ZeroReads,
+    StalledVring, StoreKind, StoreReport, TuningReport, VringReport, WorkerMode, ZeroReads,
 };
 use cleave_config::{Cache, Wait};
 use cleave_disk::{Backing, Disk, FileKind, format_size};
@@ -348,10 +348,10 @@ fn in_flight(device: &Device, records: &Records) -> InFlightRequests {
     }
 }
 
-fn stalled(device: &Device) -> Vec<StalledRequests> {
+fn stalled(device: &Device) -> Vec<StalledVring> {
     let age = |ns| Duration::from_nanos(device.now_ns().saturating_sub(ns)).as_secs_f64();
     let each = device.records.stalled().into_iter();
-    each.map(|(vring, stalled)| StalledRequests {
+    each.map(|(vring, stalled)| StalledVring {
         vring,
         held: stalled.held,
         retrying: stalled.retrying,

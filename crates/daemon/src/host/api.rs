@@ -6,7 +6,7 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{MethodFilter, MethodRouter, get, on};
-use cleave_api::{Method, Operation, document};
+use cleave_api::{HttpMethod, Operation, document};
 
 use super::{Host, routes};
 use crate::problem::answer;
@@ -24,11 +24,11 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
 
 fn handler(operation: Operation) -> MethodRouter<Arc<Host>> {
     let method = match operation.route().method {
-        Method::Get => MethodFilter::GET,
-        Method::Put => MethodFilter::PUT,
-        Method::Patch => MethodFilter::PATCH,
-        Method::Delete => MethodFilter::DELETE,
-        Method::Post => MethodFilter::POST,
+        HttpMethod::Get => MethodFilter::GET,
+        HttpMethod::Put => MethodFilter::PUT,
+        HttpMethod::Patch => MethodFilter::PATCH,
+        HttpMethod::Delete => MethodFilter::DELETE,
+        HttpMethod::Post => MethodFilter::POST,
     };
     match operation {
         Operation::ListDisks => on(method, routes::list),

@@ -32,7 +32,7 @@ pub(crate) enum Ask {
 }
 
 impl Ask {
-    /// Method, target and body. An ID that could not be one is the node's to refuse.
+    /// Returns the method, the target and the body. An ID that could not be one is the node's to refuse.
     pub(super) fn request(&self) -> (&'static str, String, String) {
         let (operation, id, body) = match self {
             Ask::Add(id, config) => (Operation::PutDisk, &**id, text(config)),
@@ -53,7 +53,7 @@ impl Ask {
     }
 }
 
-/// A description, or a change of it. Its names are texts and its numbers finite, so it can always be written.
+/// Writes a description, or a change of it. Its names are texts and its numbers finite, so this always works.
 fn text(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }

@@ -470,7 +470,7 @@ pub(super) fn cut(text: &str, most: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use cleave_api::{RequestDirection, RequestVerb, SplitExperiment, StalledRequests};
+    use cleave_api::{RequestDirection, RequestVerb, SplitExperiment, StalledVring};
 
     use super::super::rates::tests::report;
     use super::*;
@@ -639,7 +639,7 @@ new                   0        0     0.0       -       -  adaptive     0.0     -
     #[test]
     fn what_waits_for_the_disk_is_said_of_each_vring() {
         let mut report = report("a.img", 5.0, 5, &[]);
-        let stalled = |vring, held, retrying, error: &str| StalledRequests {
+        let stalled = |vring, held, retrying, error: &str| StalledVring {
             vring,
             held,
             retrying,
