@@ -357,6 +357,52 @@ fn a_disk_whose_file_cannot_be_removed_stays_in_the_list() {
     node.daemon.finish();
 }
 
+#[test]
+fn a_change_is_refused_if_somebody_else_was_faster() {
+    let node = Node::start();
+    let body = json!({"disk": ["ram:1M"], "queues": 1, "labels": {"owner": "web"}});
+    node.add("d1", &body);
+    let disk = node.disk("d1");
+    assert_eq!(disk["labels"], body["labels"]);
+    assert_eq!(node.get("/v1/disks")[0]["labels"], body["labels"]);
+    let ask = |method: &str, generation: &str, body: &str| {
+        let request = format!(
+            "{method} /v1/disks/d1 HTTP/1.0\r\nHost: node\r\nIf-Match: {generation}\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let answer = converse(node.daemon.socket(), request.as_bytes(), TIMEOUT).unwrap();
+        Response::parse(&answer).unwrap()
+    };
+    let first = format!("\"{}\"", disk["generation"].as_str().unwrap());
+    let change = r#"{"spin_worth": 7, "labels": {"owner": "db"}}"#;
+    let changed = ask("PATCH", &first, change);
+    assert_eq!(changed.status, 200, "{}", changed.body);
+    let second = format!("\"{}\"", changed.json()["generation"].as_str().unwrap());
+    assert!(
+        changed.header.contains(&format!("etag: {second}")),
+        "{}",
+        changed.header
+    );
+    assert_ne!(second, first);
+    for (method, sent) in [
+        ("PATCH", change),
+        ("PUT", &body.to_string()),
+        ("DELETE", ""),
+    ] {
+        let late = ask(method, &first, sent);
+        assert_eq!(late.status, 412, "{method}: {}", late.body);
+        assert_eq!(late.json()["type"], "urn:cleave:generation-differs");
+    }
+    assert_eq!(node.disk("d1")["labels"], json!({"owner": "db"}));
+    assert_eq!(ask("PATCH", "second", change).status, 400);
+    // Taken back, it is the first generation again; and an equal description is no change.
+    let back = ask("PUT", &second, &body.to_string()).json();
+    assert_eq!(back["generation"], disk["generation"]);
+    assert_eq!(ask("DELETE", "*", "").status, 200);
+    assert_eq!(ask("PUT", "*", &body.to_string()).status, 412);
+    node.daemon.finish();
+}
+
 /// How often the node has this file open.
 fn opened(node: &Node, file: &Path) -> usize {
     let folder = format!("/proc/{}/fd", node.daemon.pid());

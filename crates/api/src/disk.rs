@@ -1,6 +1,6 @@
 //! A disk in the answers of the interface.
 
-use cleave_config::DiskConfig;
+use cleave_config::{DiskConfig, Labels};
 use schemars::JsonSchema;
 use serde::ser::{Error, Serializer};
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,10 @@ pub struct DiskRow {
     pub id: String,
     /// The state of the disk.
     pub state: DiskState,
+    /// Generation of its description, for `If-Match`: another one after each change of that.
+    pub generation: String,
+    /// What the owner of the disk notes about it.
+    pub labels: Labels,
     /// The socket to which frontends connect.
     pub socket: String,
     /// The storage of the disk, as it was named.

@@ -29,7 +29,7 @@ pub use orders::{
     Flushed, HeldRequests, QuiesceRequest, Quiesced, QuietState, ResumeRequest, Resumed, Snapshot,
     SnapshotRequest,
 };
-pub use problem::Problem;
+pub use problem::{Problem, ProblemKind};
 pub use report::{
     DiskReport, ImageLock, InFlightRequests, LatencySummary, LegReport, PacingReport,
     ProcessReport, RequestClass, RequestDirection, RequestTotals, RequestVerb, RunningVring,

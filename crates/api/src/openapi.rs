@@ -60,6 +60,10 @@ fn operation(operation: Operation, route: &Route, generator: &mut SchemaGenerato
         let id = json!({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"});
         parameters.push(json!({"name": "id", "in": "path", "required": true, "description": about, "schema": id}));
     }
+    if route.changes_a_disk() {
+        let about = "Only if the disk is of this generation, in double quotes: otherwise 412.";
+        parameters.push(json!({"name": "If-Match", "in": "header", "description": about, "schema": {"type": "string"}}));
+    }
     parameters.extend(route.query.as_ref().map(parameter));
     let mut all = json!({
         "operationId": operation,
@@ -94,6 +98,7 @@ fn meaning(status: u16) -> &'static str {
         404 => "There is no such disk",
         408 => "The body did not come in time",
         409 => "The state of the disk does not permit it",
+        412 => "The disk is of another generation",
         413 => "The body is broken or too long",
         422 => "The storage of the disk does not permit it",
         503 => "Not in time, or too many at once",

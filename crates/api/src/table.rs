@@ -75,6 +75,14 @@ pub struct Route {
 }
 
 impl Route {
+    /// Returns true if it changes the description of a disk.
+    pub fn changes_a_disk(&self) -> bool {
+        matches!(
+            self.method,
+            HttpMethod::Put | HttpMethod::Patch | HttpMethod::Delete
+        )
+    }
+
     const fn new(method: HttpMethod, path: &'static str, tag: Tag, does: &'static str) -> Route {
         Route {
             method,
@@ -142,20 +150,20 @@ operations! {
     PutDisk = "putDisk": Put "/v1/disks/{id}" in Disks,
         body(Some(json::<DiskConfig>())), needs_body(true),
         answers(&[(200, json::<NodeDisk>()), (201, json::<NodeDisk>()), (202, json::<NodeDisk>())]),
-        refusals(&[400, 408, 409, 413, 422, 500, 507]);
+        refusals(&[400, 408, 409, 412, 413, 422, 500, 503, 507]);
     /// Changes how a disk is served
     PatchDisk = "patchDisk": Patch "/v1/disks/{id}" in Disks,
         body(Some(json::<Change>())), needs_body(true),
-        answers(&[(200, json::<NodeDisk>())]), refusals(&[400, 404, 408, 409, 413, 500]);
+        answers(&[(200, json::<NodeDisk>())]), refusals(&[400, 404, 408, 409, 412, 413, 500]);
     /// Removes a disk. Its image stays
     DeleteDisk = "deleteDisk": Delete "/v1/disks/{id}" in Disks,
-        query(Some(MODE)), answers(&[(200, json::<DiskDeleted>())]), refusals(&[400, 404, 409, 500]);
+        query(Some(MODE)), answers(&[(200, json::<DiskDeleted>())]), refusals(&[400, 404, 409, 412, 500]);
     /// Checks the size of a disk, and reports growth to the guest. The check takes longer than 5 s: 202
     ResizeDisk = "resizeDisk": Post "/v1/disks/{id}/resize" in Disks,
         answers(&[(200, json::<NodeDisk>()), (202, json::<NodeDisk>())]), refusals(&[400, 404, 409, 500]);
     /// Tries a failed disk again at once
     StartDisk = "startDisk": Post "/v1/disks/{id}/start" in Disks,
-        answers(&[(200, json::<NodeDisk>())]), refusals(&[400, 404, 422]);
+        answers(&[(200, json::<NodeDisk>())]), refusals(&[400, 404, 409, 422]);
     /// Repeats held requests, and ends a quiet. Says whether the disk was quiesced until then
     ResumeDisk = "resumeDisk": Post "/v1/disks/{id}/resume" in Disks,
         body(Some(json::<ResumeRequest>())), answers(&[(200, json::<Resumed>())]), refusals(&[400, 404, 408, 409, 413]);

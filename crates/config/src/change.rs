@@ -9,6 +9,7 @@ use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::given::Given;
+use crate::values::labels::Labels;
 use crate::values::number::{Number, OrNone};
 use crate::values::policy::ErrorPolicy;
 use crate::values::split::SplitOption;
@@ -41,6 +42,7 @@ replaced! {
     [] Wait;
     [] SplitOption;
     [] ErrorPolicy;
+    [] Labels;
     [const MIN: u32, const MAX: u32, const DEFAULT: u32] Number<MIN, MAX, DEFAULT>;
 }
 

@@ -13,6 +13,7 @@ use crate::change::{Setting, VringModes, as_named, named};
 use crate::given::{Given, LeftOut, flag};
 use crate::names::Names;
 use crate::values::cpus::CpuList;
+use crate::values::labels::Labels;
 use crate::values::limits::DiskLimits;
 use crate::values::mode::SocketMode;
 use crate::values::number::{Number, OrNone, QueueSize};
@@ -232,6 +233,12 @@ disk_options! {
         /// size, or into at most 64 larger ones.
         #[arg(long, value_name = "HOW")]
         split: SplitOption,
+        /// What the owner of the disk notes about it: owner=web,zone=b [default: none]
+        ///
+        /// Up to 32 names with values. They change nothing in how the disk is served; `GET /v1/disks?label=owner=web` lists the disks
+        /// that have one.
+        #[arg(long, value_name = "LABELS", hide_default_value = true)]
+        labels: Labels,
     }
 }
 

@@ -36,6 +36,7 @@ pub use id::{ID_CHARS_MAX, is_id};
 pub use names::Names;
 pub use storage::Storage;
 pub use values::cpus::CpuList;
+pub use values::labels::Labels;
 pub use values::limits::{DiskLimits, LimitChange};
 pub use values::mode::SocketMode;
 pub use values::number::{Number, OrNone, QueueSize};

@@ -79,6 +79,7 @@ fn two_spellings_of_a_disk_are_the_same_disk() {
         ("on_error", json!("report")),
         ("limits", json!({})),
         ("limits", json!({"iops-total": 0})),
+        ("labels", json!({})),
     ];
     for (field, value) in &defaults {
         let spelt = with(field, value);
@@ -108,6 +109,32 @@ fn two_spellings_of_a_disk_are_the_same_disk() {
     ] {
         assert_eq!(with(field, &one), with(field, &other), "{field}: {one}");
         assert_ne!(with(field, &one), config(&bare), "{field}: {one}");
+    }
+}
+
+#[test]
+fn labels_are_bounded() {
+    let of = |labels: Value| judged(&json!({"disk": ["ram:1M"], "labels": labels}).to_string());
+    let good = of(json!({"owner": "web, db", "a.b/c": ""})).unwrap();
+    assert!(good.labels.get().has("owner", "web, db"));
+    assert_eq!(
+        "owner=web,zone=b".parse::<Labels>().unwrap().to_string(),
+        "owner=web,zone=b"
+    );
+    let many: serde_json::Map<_, _> = (0..33).map(|n| (n.to_string(), json!("x"))).collect();
+    for (labels, part) in [
+        (json!({"": "x"}), "labels: \"\" is not the name of a label"),
+        (json!({"a b": "x"}), "\"a b\" is not the name"),
+        (json!({"a": "x\n"}), "a: the value of a label"),
+        (json!({"a": "x".repeat(256)}), "255 bytes"),
+        (json!({"a": 1}), "labels.a: invalid type"),
+        (json!(many), "33 labels are too many"),
+    ] {
+        let why = of(labels.clone()).unwrap_err();
+        assert!(why.contains(part), "{labels}: {why}");
+    }
+    for text in ["owner", "a=1,a=2"] {
+        assert!(text.parse::<Labels>().is_err(), "{text}");
     }
 }
 

@@ -9,9 +9,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, Bytes};
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
-use cleave_api::EventName;
+use cleave_api::{EventName, ProblemKind};
 use hyper::body::Frame;
 use serde_json::{Map, Value, json};
 
@@ -59,7 +59,7 @@ impl Events {
         readers.retain(|reader| reader.strong_count() > 0);
         if readers.len() >= READERS_MAX {
             let why = format!("{READERS_MAX} programs listen already: end one of them");
-            return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, why));
+            return Err(Refusal(ProblemKind::TooManyListeners, why));
         }
         let reader = Arc::<Mutex<Waiting>>::default();
         // So that a client knows from when on it hears everything.

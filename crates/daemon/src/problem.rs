@@ -2,23 +2,24 @@
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use cleave_api::Problem;
+use cleave_api::{Problem, ProblemKind};
 use serde::Serialize;
 
 /// Longest error in an answer.
 const ERROR_CHARS_MAX: usize = 500;
 
 /// Why a request is not carried out, with the remedy, in one line. Sent as a problem document (RFC 9457).
-#[derive(Debug)]
-pub(crate) struct Refusal(pub(crate) StatusCode, pub(crate) String);
+#[derive(Debug, Clone)]
+pub(crate) struct Refusal(pub(crate) ProblemKind, pub(crate) String);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let Refusal(status, line) = self;
+        let Refusal(kind, line) = self;
+        let status = StatusCode::from_u16(kind.status()).unwrap_or_default();
         // A part of what was sent may be in it.
         let line = line.chars().map(|c| if c.is_control() { '?' } else { c });
         let problem = Problem {
-            r#type: "about:blank".into(),
+            r#type: kind.uri(),
             title: status.canonical_reason().unwrap_or_default().into(),
             status: status.as_u16(),
             detail: line.take(ERROR_CHARS_MAX).collect(),

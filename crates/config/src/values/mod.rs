@@ -4,6 +4,7 @@
 pub(crate) mod text;
 
 pub(crate) mod cpus;
+pub(crate) mod labels;
 pub(crate) mod limits;
 pub(crate) mod mode;
 pub(crate) mod number;

@@ -2,7 +2,7 @@
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use cleave_api::{EventName, HeldRequests};
+use cleave_api::{EventName, HeldRequests, ProblemKind};
 use cleave_config::{DiskConfig, Names, SplitOption, VringModes};
 use cleave_worker::{Split, Tuning};
 use serde_json::json;
@@ -14,7 +14,7 @@ use crate::tuning;
 impl DiskStatus {
     /// Has the disk served as a description says, and single vrings as `vrings` says: all of it or nothing.
     pub(crate) fn tune(&self, config: &DiskConfig, vrings: &VringModes) -> Result<(), Refusal> {
-        let bad = |why| Refusal(StatusCode::BAD_REQUEST, why);
+        let bad = |why| Refusal(ProblemKind::InvalidRequest, why);
         let now = self.device.tuning();
         let split = match config.split.get() {
             SplitOption::Off => Split::Off,

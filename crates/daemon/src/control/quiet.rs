@@ -7,9 +7,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use axum::http::StatusCode;
 use cleave_api::{
-    EventName, Flushed, QuiesceRequest, Quiesced, QuietState, ResumeRequest, Resumed,
+    EventName, Flushed, ProblemKind, QuiesceRequest, Quiesced, QuietState, ResumeRequest, Resumed,
 };
 use cleave_disk::Backing;
 use cleave_sandbox::Role;
@@ -71,7 +70,7 @@ impl DiskStatus {
 
     /// Ends the quiet, and has held requests done again, or one of these alone, as the body says.
     pub(crate) fn resume(&self, body: &[u8]) -> Result<Resumed, Refusal> {
-        let bad = |why: String| Refusal(StatusCode::BAD_REQUEST, why);
+        let bad = |why: String| Refusal(ProblemKind::InvalidRequest, why);
         let wanted: ResumeRequest = match body.trim_ascii() {
             [] => ResumeRequest::default(),
             body => serde_json::from_slice(body)
@@ -146,7 +145,7 @@ impl DiskStatus {
         let disk = self.device.disk.clone();
         let cloned = self.aside(until, move || disk.clone_to(&to)).await;
         // The file system of the disk cannot do it: the request is at fault, not the daemon.
-        cloned.map_err(|Refusal(_, why)| Refusal(StatusCode::UNPROCESSABLE_ENTITY, why))?;
+        cloned.map_err(|Refusal(_, why)| Refusal(ProblemKind::CannotSnapshot, why))?;
         self.refuse_resumed(quiet)
     }
 
@@ -157,7 +156,7 @@ impl DiskStatus {
             true => Ok(()),
             false => {
                 let why = "the disk was resumed meanwhile: send the request again".to_owned();
-                Err(Refusal(StatusCode::CONFLICT, why))
+                Err(Refusal(ProblemKind::QuietEnded, why))
             }
         }
     }
@@ -166,7 +165,7 @@ impl DiskStatus {
     pub(crate) fn begin_snapshot(&self) -> Result<SemaphorePermit<'_>, Refusal> {
         self.copying.try_acquire().map_err(|_| {
             let why = "a snapshot of this disk is under way already: see why it takes so long";
-            Refusal(StatusCode::CONFLICT, why.to_owned())
+            Refusal(ProblemKind::Busy, why.to_owned())
         })
     }
 
@@ -182,11 +181,11 @@ impl DiskStatus {
         let mut quiet = self.lock_quiet();
         if self.has_ended.load(Ordering::Relaxed) {
             let why = "the disk has ended: see the list of disks".to_owned();
-            return Err(Refusal(StatusCode::CONFLICT, why));
+            return Err(Refusal(ProblemKind::NotServed, why));
         }
         if quiet.is_some() {
             let why = "it is quiesced already: wait, or resume it first".to_owned();
-            return Err(Refusal(StatusCode::CONFLICT, why));
+            return Err(Refusal(ProblemKind::AlreadyQuiesced, why));
         }
         let status = self.clone();
         let timer = tokio::spawn(async move {
@@ -210,7 +209,7 @@ impl DiskStatus {
         while !self.device.is_still() {
             if Instant::now() >= until {
                 let why = "requests are still in flight, so the disk goes on: see why it is so slow, or give more seconds";
-                return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, why.to_owned()));
+                return Err(Refusal(ProblemKind::StorageSlow, why.to_owned()));
             }
             self.refuse_resumed(quiet)?;
             tokio::time::sleep(LOOK_PAUSE).await;
@@ -253,7 +252,7 @@ impl DiskStatus {
         let (aside, confinement) = (self.aside.clone(), self.confinement.clone());
         let Ok(aside) = aside.try_acquire_owned() else {
             let why = "a flush of this disk is under way already: see why it takes so long";
-            return Err(Refusal(StatusCode::CONFLICT, why.to_owned()));
+            return Err(Refusal(ProblemKind::Busy, why.to_owned()));
         };
         let (reply, done) = oneshot::channel();
         let spawned = thread::Builder::new()
@@ -281,15 +280,12 @@ impl DiskStatus {
 }
 
 fn failed(error: io::Error) -> Refusal {
-    Refusal(
-        StatusCode::INTERNAL_SERVER_ERROR,
-        format!("the disk: {error}"),
-    )
+    Refusal(ProblemKind::StorageFailed, format!("the disk: {error}"))
 }
 
 fn late() -> Refusal {
     let why = "the disk did not flush in time: see why it is so slow".to_owned();
-    Refusal(StatusCode::SERVICE_UNAVAILABLE, why)
+    Refusal(ProblemKind::StorageSlow, why)
 }
 
 /// Runs a step that has to end although the client leaves, because the guest waits for its end.
@@ -297,11 +293,11 @@ async fn to_its_end<T: Send + 'static>(
     step: impl Future<Output = Result<T, Refusal>> + Send + 'static,
 ) -> Result<T, Refusal> {
     let ended = tokio::spawn(step).await;
-    ended.unwrap_or_else(|lost| Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, lost.to_string())))
+    ended.unwrap_or_else(|lost| Err(Refusal(ProblemKind::InternalFault, lost.to_string())))
 }
 
 fn seconds_of(body: &[u8]) -> Result<u64, Refusal> {
-    let bad = |why: String| Refusal(StatusCode::BAD_REQUEST, why);
+    let bad = |why: String| Refusal(ProblemKind::InvalidRequest, why);
     let wanted: QuiesceRequest = match body.trim_ascii() {
         [] => QuiesceRequest::default(),
         body => serde_json::from_slice(body)

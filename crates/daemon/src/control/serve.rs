@@ -9,10 +9,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::extract::Request;
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Router};
+use cleave_api::ProblemKind;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -76,7 +77,7 @@ async fn refuse_pages(request: Request, next: Next) -> Response {
         true => {
             let why =
                 "a request with an Origin comes from a web page, and none may use this socket";
-            Refusal(StatusCode::FORBIDDEN, why.to_owned()).into_response()
+            Refusal(ProblemKind::WebPage, why.to_owned()).into_response()
         }
         false => next.run(request).await,
     }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::http::StatusCode;
-use cleave_api::DiskState;
+use cleave_api::{DiskState, ProblemKind};
 use cleave_config::{Change, DiskConfig};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::generation::Condition;
 use super::open_files::OpenFiles;
 use crate::control::DiskStatus;
 use crate::disk_server::SizeAsker;
@@ -36,14 +36,14 @@ pub(crate) type Answer<T> = oneshot::Receiver<Result<T, Refusal>>;
 #[derive(Debug)]
 pub(crate) enum DiskRequest {
     /// Be as this description says.
-    Put(Box<DiskConfig>, Reply<Placed>),
-    Change(Box<Change>, Reply<()>),
+    Put(Condition, Box<DiskConfig>, Reply<Placed>),
+    Change(Condition, Box<Change>, Reply<()>),
     /// Open the disk at once, if it waits to be tried again.
     Start(Reply<()>),
     /// Check the size of the disk, and tell the result to the one that asked, if there is one.
     CheckSize(Option<SizeAsker>),
     /// End, and have no file of it left. The result is the fate of requests that were in flight, if they did not end.
-    Delete(DeleteMode, Reply<Option<String>>),
+    Delete(Condition, DeleteMode, Reply<Option<String>>),
     /// End, for this reason, and come back with the next host.
     Stop(String),
 }
@@ -156,7 +156,7 @@ impl HostedDisk {
     ) -> Result<T, Refusal> {
         let gone = || {
             let why = format!("no disk `{}` here: see the list of disks", self.id);
-            Refusal(StatusCode::NOT_FOUND, why)
+            Refusal(ProblemKind::NoSuchDisk, why)
         };
         self.ask(request).await.ok_or_else(gone)?
     }

@@ -28,8 +28,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::StatusCode;
-use cleave_api::DiskState;
+use cleave_api::{DiskState, ProblemKind};
 use cleave_config::{Change, DiskConfig, Unlike, VringModes, WrittenSpec};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
@@ -391,11 +390,20 @@ impl<H: DiskHost> Life<H> {
 
     fn take(&mut self, request: DiskRequest) {
         match request {
-            DiskRequest::Put(config, reply) => self.put(*config, reply),
-            DiskRequest::Change(change, reply) => self.change(&change, reply),
+            DiskRequest::Put(condition, config, reply) => match condition.check(&self.now()) {
+                Ok(()) => self.put(*config, reply),
+                Err(refusal) => answer(reply, Err(refusal)),
+            },
+            DiskRequest::Change(condition, change, reply) => match condition.check(&self.now()) {
+                Ok(()) => self.change(&change, reply),
+                Err(refusal) => answer(reply, Err(refusal)),
+            },
             DiskRequest::Start(reply) => self.start(reply),
             DiskRequest::CheckSize(asker) => self.check_size(asker),
-            DiskRequest::Delete(mode, reply) => self.delete(mode, reply),
+            DiskRequest::Delete(condition, mode, reply) => match condition.check(&self.now()) {
+                Ok(()) => self.delete(mode, reply),
+                Err(refusal) => answer(reply, Err(refusal)),
+            },
             DiskRequest::Stop(why) => self.stop(why),
         }
     }
@@ -446,9 +454,9 @@ impl<H: DiskHost> Life<H> {
                     "{fields}: disk {} has another value, which cannot change while it is served: remove the disk first",
                     self.id
                 );
-                Refusal(StatusCode::CONFLICT, why)
+                Refusal(ProblemKind::FixedFields, why)
             }
-            Unlike::Check(why) => Refusal(StatusCode::BAD_REQUEST, why),
+            Unlike::Check(why) => Refusal(ProblemKind::InvalidRequest, why),
         })?;
         // Nothing changes for a group that is named alone.
         match next == *now {
@@ -460,7 +468,7 @@ impl<H: DiskHost> Life<H> {
     /// Puts a description in force that differs in what can change at any time.
     fn turn(&mut self, next: DiskConfig, vrings: &VringModes) -> Result<(), Refusal> {
         let judged = self.host.judge(&self.id, &next);
-        judged.map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))?;
+        judged.map_err(|why| Refusal(ProblemKind::InvalidRequest, why))?;
         if let Phase::Serving(status, _) = &self.phase {
             status.tune(&next, vrings)?;
         }
@@ -472,7 +480,7 @@ impl<H: DiskHost> Life<H> {
     /// Opens a disk of another description in the place of one that is not served.
     fn replace(&mut self, wanted: DiskConfig, was: Was, reply: Reply<Placed>) {
         if let Err(why) = self.host.judge(&self.id, &wanted) {
-            return answer(reply, Err(Refusal(StatusCode::BAD_REQUEST, why)));
+            return answer(reply, Err(Refusal(ProblemKind::InvalidRequest, why)));
         }
         let config = self.config.clone();
         self.before = Some(Before { was, config });
@@ -483,7 +491,7 @@ impl<H: DiskHost> Life<H> {
     }
 
     fn change(&mut self, change: &Change, reply: Reply<()>) {
-        let bad = |why| Refusal(StatusCode::BAD_REQUEST, why);
+        let bad = |why| Refusal(ProblemKind::InvalidRequest, why);
         let next = match &self.phase {
             Phase::Serving(..) => self.now().with(change).map_err(bad),
             _ => Err(self.not_served()),
@@ -507,7 +515,7 @@ impl<H: DiskHost> Life<H> {
             Phase::Opening { .. } => self.starting.push(reply),
             Phase::Serving(..) => answer(reply, Ok(())),
             Phase::Broken(why) => {
-                let refusal = Refusal(StatusCode::UNPROCESSABLE_ENTITY, why.clone());
+                let refusal = Refusal(ProblemKind::CannotOpen, why.clone());
                 answer(reply, Err(refusal));
             }
             _ => answer(reply, Err(self.not_served())),
@@ -532,7 +540,7 @@ impl<H: DiskHost> Life<H> {
                     "a frontend is connected to disk {}: unplug the disk first, or remove it with mode=drain",
                     self.id
                 );
-                return answer(reply, Err(Refusal(StatusCode::CONFLICT, why)));
+                return answer(reply, Err(Refusal(ProblemKind::FrontendConnected, why)));
             }
             _ => {}
         }
@@ -593,7 +601,7 @@ impl<H: DiskHost> Life<H> {
 
     /// It could not be opened.
     fn fail(&mut self, why: String) {
-        let refusal = || Refusal(StatusCode::UNPROCESSABLE_ENTITY, why.clone());
+        let refusal = || Refusal(ProblemKind::CannotOpen, why.clone());
         match (&self.before, &self.writing) {
             (Some(_), None) => return self.undo(refusal()),
             // It is being kept: what waits for that is answered then.
@@ -675,7 +683,7 @@ impl<H: DiskHost> Life<H> {
             None => self.vanish(),
         }
         for reply in self.putting.drain(..) {
-            answer(reply, Err(Refusal(refusal.0, refusal.1.clone())));
+            answer(reply, Err(refusal.clone()));
         }
     }
 
@@ -773,7 +781,7 @@ impl<H: DiskHost> Life<H> {
     }
 
     fn is_not_kept(&mut self, error: &io::Error) {
-        let refuse = |why| Refusal(StatusCode::INTERNAL_SERVER_ERROR, why);
+        let refuse = |why| Refusal(ProblemKind::StateFolder, why);
         match &self.phase {
             Phase::Removing => {
                 let why = format!(
@@ -818,7 +826,7 @@ impl<H: DiskHost> Life<H> {
     fn refuse_waiting(&mut self) {
         self.before = None;
         let why = self.removed().1;
-        self.answer_waiting(|| Refusal(StatusCode::CONFLICT, why.clone()));
+        self.answer_waiting(|| Refusal(ProblemKind::BeingRemoved, why.clone()));
     }
 
     fn removed(&self) -> Refusal {
@@ -826,13 +834,13 @@ impl<H: DiskHost> Life<H> {
             "disk {} is being removed: send the request again when it has ended",
             self.id
         );
-        Refusal(StatusCode::CONFLICT, why)
+        Refusal(ProblemKind::BeingRemoved, why)
     }
 
     fn not_served(&self) -> Refusal {
         let state = self.state().word();
         let why = format!("disk {} is not served, it is {state}", self.id);
-        Refusal(StatusCode::CONFLICT, why)
+        Refusal(ProblemKind::NotServed, why)
     }
 
     // What is shown.

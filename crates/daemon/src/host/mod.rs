@@ -4,6 +4,7 @@
 pub(crate) mod api;
 pub(crate) mod aside;
 pub(crate) mod disk;
+mod generation;
 pub(crate) mod life;
 pub(crate) mod open_files;
 mod routes;
@@ -12,12 +13,13 @@ mod snapshot;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use axum::http::StatusCode;
+use cleave_api::ProblemKind;
 use cleave_config::DiskConfig;
 
 use crate::events::Events;
 use crate::problem::Refusal;
 use disk::{Answer, DiskRequest, HostedDisk, HostedState, Placed};
+use generation::Condition;
 
 /// What the HTTP interface has at hand.
 #[derive(Debug)]
@@ -50,7 +52,7 @@ impl Host {
         let found = self.disks.find(id).or_else(|| self.only_disk(id));
         found.ok_or_else(|| {
             let why = format!("no disk `{id}` here: see the list of disks");
-            Refusal(StatusCode::NOT_FOUND, why)
+            Refusal(ProblemKind::NoSuchDisk, why)
         })
     }
 
@@ -74,6 +76,7 @@ impl Host {
     /// Has a disk be as it is described, whether or not it is there.
     async fn put(
         &self,
+        condition: &Condition,
         id: &str,
         config: &DiskConfig,
     ) -> Result<(Arc<HostedDisk>, Placed), Refusal> {
@@ -81,9 +84,14 @@ impl Host {
             let found = self.disks.find(id).or_else(|| self.only_disk(id));
             let (disk, answer) = match (found.filter(|disk| !disk.is_gone()), &self.many) {
                 (Some(disk), _) => {
-                    let put = |reply| DiskRequest::Put(Box::new(config.clone()), reply);
+                    let config = Box::new(config.clone());
+                    let put = |reply| DiskRequest::Put(condition.clone(), config, reply);
                     let answer = disk.ask(put).await;
                     (disk, answer)
+                }
+                (None, Some(_)) if condition.is_set() => {
+                    let why = format!("no disk `{id}` here, and If-Match asks for one");
+                    return Err(Refusal(ProblemKind::GenerationDiffers, why));
                 }
                 (None, Some(many)) => {
                     let (disk, answer) = many.begin(id, config)?;
@@ -91,7 +99,7 @@ impl Host {
                 }
                 (None, None) => {
                     let why = "this process serves one disk, and takes no other: run `cleave node`";
-                    return Err(Refusal(StatusCode::CONFLICT, why.to_owned()));
+                    return Err(Refusal(ProblemKind::OneDisk, why.to_owned()));
                 }
             };
             // A disk that has ended meanwhile leaves its place to a new one.

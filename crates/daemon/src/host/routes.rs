@@ -10,12 +10,13 @@ use axum::extract::{FromRequestParts, Path, State as Shared};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
-use cleave_api::{DeletedState, DiskDeleted, DiskRow, NodeDisk};
+use cleave_api::{DeletedState, DiskDeleted, DiskRow, NodeDisk, ProblemKind};
 use cleave_config::{Change, DiskConfig};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::disk::{DeleteMode, DiskRequest, HostedDisk, HostedState, Placed};
+use super::generation::{self, Condition};
 use super::{Host, snapshot};
 use crate::control::{DiskStatus, Streaming, merged_metrics, metrics_of_state};
 use crate::disk_server::SizeAsker;
@@ -40,7 +41,7 @@ pub(super) async fn list(Shared(host): Shared<Arc<Host>>, uri: Uri) -> Response 
             answer(StatusCode::OK, &all)
         }
         _ => {
-            let all: Vec<DiskRow> = all.iter().map(|disk| row(disk)).collect();
+            let all: Vec<DiskRow> = all.iter().map(|disk| row(&host, disk)).collect();
             answer(StatusCode::OK, &all)
         }
     }
@@ -48,37 +49,52 @@ pub(super) async fn list(Shared(host): Shared<Arc<Host>>, uri: Uri) -> Response 
 
 pub(super) async fn show(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Answer {
     let disk = host.find(&path)?;
-    Ok(answer(StatusCode::OK, &full(&host, &disk)))
+    Ok(shown(StatusCode::OK, &host, &disk))
 }
 
-pub(super) async fn put(Shared(host): Shared<Arc<Host>>, DiskId(id): DiskId, body: Body) -> Answer {
+pub(super) async fn put(
+    Shared(host): Shared<Arc<Host>>,
+    DiskId(id): DiskId,
+    condition: Condition,
+    body: Body,
+) -> Answer {
     let body = read_body(body).await?;
     let config = DiskConfig::from_json(&body).map_err(bad_request)?;
     to_completion(async move {
-        let (disk, placed) = host.put(&id, &config).await?;
+        let (disk, placed) = host.put(&condition, &id, &config).await?;
         let code = match placed {
             Placed::New => StatusCode::CREATED,
             Placed::There => StatusCode::OK,
             Placed::Opening => StatusCode::ACCEPTED,
         };
-        Ok(answer(code, &full(&host, &disk)))
+        Ok(shown(code, &host, &disk))
     })
     .await
 }
 
-pub(super) async fn change(Shared(host): Shared<Arc<Host>>, path: DiskId, body: Body) -> Answer {
+pub(super) async fn change(
+    Shared(host): Shared<Arc<Host>>,
+    path: DiskId,
+    condition: Condition,
+    body: Body,
+) -> Answer {
     let body = read_body(body).await?;
     let disk = host.find(&path)?;
     let change = Box::new(Change::from_json(&body).map_err(bad_request)?);
     to_completion(async move {
-        disk.ask_present(|reply| DiskRequest::Change(change, reply))
+        disk.ask_present(|reply| DiskRequest::Change(condition, change, reply))
             .await?;
-        Ok(answer(StatusCode::OK, &full(&host, &disk)))
+        Ok(shown(StatusCode::OK, &host, &disk))
     })
     .await
 }
 
-pub(super) async fn remove(Shared(host): Shared<Arc<Host>>, path: DiskId, uri: Uri) -> Answer {
+pub(super) async fn remove(
+    Shared(host): Shared<Arc<Host>>,
+    path: DiskId,
+    condition: Condition,
+    uri: Uri,
+) -> Answer {
     let disk = host.find(&path)?;
     let mode = match uri.query().unwrap_or("mode=safe") {
         "mode=safe" => DeleteMode::Safe,
@@ -91,11 +107,11 @@ pub(super) async fn remove(Shared(host): Shared<Arc<Host>>, path: DiskId, uri: U
     };
     if host.many.is_none() {
         let why = "this is the one disk of its process: end that process (SIGTERM)".to_owned();
-        return Err(Refusal(StatusCode::CONFLICT, why));
+        return Err(Refusal(ProblemKind::OneDisk, why));
     }
     to_completion(async move {
         let lost = disk
-            .ask_present(|reply| DiskRequest::Delete(mode, reply))
+            .ask_present(|reply| DiskRequest::Delete(condition, mode, reply))
             .await?;
         let gone = DiskDeleted {
             id: disk.id.clone(),
@@ -116,24 +132,24 @@ pub(super) async fn resize(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Ans
         .await;
     let code = match timeout(SIZE_TIME, checked).await {
         Ok(Ok(Ok(()))) => StatusCode::OK,
-        Ok(Ok(Err(why))) => return Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, why)),
+        Ok(Ok(Err(why))) => return Err(Refusal(ProblemKind::StorageFailed, why)),
         Ok(Err(_)) => {
             let why = format!(
                 "the size of disk {} was not checked, because the disk ends or has too many orders: send the request again",
                 disk.id
             );
-            return Err(Refusal(StatusCode::CONFLICT, why));
+            return Err(Refusal(ProblemKind::Busy, why));
         }
         Err(_) => StatusCode::ACCEPTED,
     };
-    Ok(answer(code, &full(&host, &disk)))
+    Ok(shown(code, &host, &disk))
 }
 
 /// Tries a disk that has failed again.
 pub(super) async fn start(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Answer {
     let disk = host.find(&path)?;
     disk.ask_present(DiskRequest::Start).await?;
-    Ok(answer(StatusCode::OK, &full(&host, &disk)))
+    Ok(shown(StatusCode::OK, &host, &disk))
 }
 
 pub(super) async fn resume(Shared(host): Shared<Arc<Host>>, path: DiskId, body: Body) -> Answer {
@@ -187,7 +203,7 @@ pub(super) async fn metrics(Shared(host): Shared<Arc<Host>>) -> Response {
 
 pub(super) async fn nothing() -> Refusal {
     Refusal(
-        StatusCode::NOT_FOUND,
+        ProblemKind::NoSuchPath,
         "no such path; there are /v1/disks, /v1/disks/{id}, its /start, /resize, /resume, /fail, /flush, /quiesce and /snapshot, \
          /v1/events, /v1/openapi.json and /metrics"
             .to_owned(),
@@ -197,13 +213,13 @@ pub(super) async fn nothing() -> Refusal {
 /// The answer to a path that a socket for metrics does not have.
 pub(super) async fn only_metrics() -> Refusal {
     let why = "this socket has GET /metrics only";
-    Refusal(StatusCode::NOT_FOUND, why.to_owned())
+    Refusal(ProblemKind::NoSuchPath, why.to_owned())
 }
 
 /// The answer to a method that a path does not have.
 pub(super) async fn method_not_allowed() -> Refusal {
     let why = "this path does not know that method";
-    Refusal(StatusCode::METHOD_NOT_ALLOWED, why.to_owned())
+    Refusal(ProblemKind::MethodNotAllowed, why.to_owned())
 }
 
 /// The id of a disk in a path. One that is not UTF-8 is refused like all else, with a problem document.
@@ -234,17 +250,17 @@ async fn read_body(body: Body) -> Result<Bytes, Refusal> {
         Ok(Ok(body)) => Ok(body),
         Ok(Err(_)) => {
             let why = format!("the body is broken, or longer than {BODY_BYTES_MAX} bytes");
-            Err(Refusal(StatusCode::PAYLOAD_TOO_LARGE, why))
+            Err(Refusal(ProblemKind::BodyTooLarge, why))
         }
         Err(_) => {
             let why = "the body did not come in time".to_owned();
-            Err(Refusal(StatusCode::REQUEST_TIMEOUT, why))
+            Err(Refusal(ProblemKind::BodyTimeout, why))
         }
     }
 }
 
 fn bad_request(why: String) -> Refusal {
-    Refusal(StatusCode::BAD_REQUEST, why)
+    Refusal(ProblemKind::InvalidRequest, why)
 }
 
 /// Returns the status of a disk that is served.
@@ -253,18 +269,20 @@ fn served(disk: &HostedDisk) -> Result<Arc<DiskStatus>, Refusal> {
         HostedState::Serving(status) => Ok(status),
         other => {
             let why = format!("disk {} is not served, it is {}", disk.id, other.word());
-            Err(Refusal(StatusCode::CONFLICT, why))
+            Err(Refusal(ProblemKind::NotServed, why))
         }
     }
 }
 
-fn row(disk: &HostedDisk) -> DiskRow {
+fn row(host: &Host, disk: &HostedDisk) -> DiskRow {
     let shown = disk.shown();
-    let config = &shown.config;
+    let config = &host.in_force(&shown.config);
     let mut row = DiskRow {
         id: disk.id.clone(),
         state: shown.state.word(),
+        generation: generation::of(config),
         socket: disk.socket.clone(),
+        labels: config.labels.get(),
         name: config
             .disk
             .first()
@@ -289,6 +307,13 @@ fn row(disk: &HostedDisk) -> DiskRow {
     row
 }
 
+/// The answer that shows a disk. Its header has the generation too, as HTTP wants it.
+fn shown(code: StatusCode, host: &Host, disk: &HostedDisk) -> Response {
+    let all = full(host, disk);
+    let tag = format!("\"{}\"", all.row.generation);
+    ([(header::ETAG, tag)], answer(code, &all)).into_response()
+}
+
 /// Returns a disk with what it is to be and, if it is served, what it does.
 fn full(host: &Host, disk: &HostedDisk) -> NodeDisk {
     let report = match disk.state() {
@@ -296,7 +321,7 @@ fn full(host: &Host, disk: &HostedDisk) -> NodeDisk {
         _ => None,
     };
     NodeDisk {
-        row: row(disk),
+        row: row(host, disk),
         spec: host.in_force(&disk.shown().config),
         report,
     }
@@ -306,6 +331,6 @@ fn full(host: &Host, disk: &HostedDisk) -> NodeDisk {
 async fn to_completion(work: impl Future<Output = Answer> + Send + 'static) -> Answer {
     tokio::spawn(work).await.unwrap_or_else(|_| {
         let why = "internal fault, see the log".to_owned();
-        Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, why))
+        Err(Refusal(ProblemKind::InternalFault, why))
     })
 }

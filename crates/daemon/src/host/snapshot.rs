@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use cleave_api::{Snapshot, SnapshotRequest};
+use cleave_api::{ProblemKind, Snapshot, SnapshotRequest};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 
 use super::aside::aside;
@@ -21,7 +21,7 @@ const GUEST_TIME: Duration = Duration::from_secs(10);
 
 /// Makes a new file that has what the disk had at one moment.
 pub(super) async fn take(status: &Arc<DiskStatus>, body: &[u8]) -> Result<Response, Refusal> {
-    let bad = |why: String| Refusal(StatusCode::BAD_REQUEST, why);
+    let bad = |why: String| Refusal(ProblemKind::InvalidRequest, why);
     let wanted: SnapshotRequest = serde_json::from_slice(body).map_err(|error| {
         bad(format!(
             "the body: {error}: send {{\"to\": \"/folder/of/the/copy.img\"}}"
@@ -87,12 +87,12 @@ fn folder(path: &Path) -> &Path {
 }
 
 fn failed(path: &Path, error: &io::Error) -> Refusal {
-    let status = match error.kind() {
+    let kind = match error.kind() {
         io::ErrorKind::AlreadyExists
         | io::ErrorKind::NotFound
-        | io::ErrorKind::PermissionDenied => StatusCode::UNPROCESSABLE_ENTITY,
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
+        | io::ErrorKind::PermissionDenied => ProblemKind::CannotSnapshot,
+        _ => ProblemKind::StorageFailed,
     };
     let why = format!("cannot make {}: {error}", path.display());
-    Refusal(status, why)
+    Refusal(kind, why)
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::StatusCode;
+use cleave_api::ProblemKind;
 use cleave_config::{DiskConfig, ID_CHARS_MAX, is_id};
 use tokio::sync::mpsc;
 
@@ -125,10 +125,10 @@ impl ManyDisks for Node {
         id: &str,
         config: &DiskConfig,
     ) -> Result<(Arc<HostedDisk>, Answer<Placed>), Refusal> {
-        let bad = |why| Refusal(StatusCode::BAD_REQUEST, why);
+        let bad = |why| Refusal(ProblemKind::InvalidRequest, why);
         self.check_id(id).map_err(bad)?;
         let more = self.judge(id, config).map_err(bad)?;
-        let full = |why| Refusal(StatusCode::INSUFFICIENT_STORAGE, why);
+        let full = |why| Refusal(ProblemKind::NoRoom, why);
         if self.disks.all().len() >= DISKS_MAX {
             let why = format!("a node has at most {DISKS_MAX} disks: start another node");
             return Err(full(why));
@@ -142,7 +142,7 @@ impl ManyDisks for Node {
         }
         let me = self.me.upgrade().ok_or_else(|| {
             let why = "the node ends".to_owned();
-            Refusal(StatusCode::SERVICE_UNAVAILABLE, why)
+            Refusal(ProblemKind::Ending, why)
         })?;
         let (disk, answer) = life::begin(&me, id, config.clone());
         self.disks.add(disk.clone());

@@ -10,6 +10,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::control::ram_for_tests;
+use crate::host::generation::Condition;
 
 /// Storage and files that do what a test says.
 #[derive(Default)]
@@ -252,7 +253,7 @@ impl Scene {
     ) -> tokio::task::JoinHandle<Result<Placed, (u16, String)>> {
         let (disk, described) = (self.disk.clone(), Box::new(described.clone()));
         tokio::spawn(async move {
-            let put = disk.ask(|reply| DiskRequest::Put(described, reply));
+            let put = disk.ask(|reply| DiskRequest::Put(Condition::default(), described, reply));
             told(put.await)
         })
     }
@@ -261,7 +262,7 @@ impl Scene {
         let change = Box::new(Change::from_json(body.to_string().as_bytes()).unwrap());
         told(
             self.disk
-                .ask(|reply| DiskRequest::Change(change, reply))
+                .ask(|reply| DiskRequest::Change(Condition::default(), change, reply))
                 .await,
         )
     }
@@ -271,7 +272,12 @@ impl Scene {
         mode: DeleteMode,
     ) -> tokio::task::JoinHandle<Result<Option<String>, (u16, String)>> {
         let disk = self.disk.clone();
-        tokio::spawn(async move { told(disk.ask(|reply| DiskRequest::Delete(mode, reply)).await) })
+        tokio::spawn(async move {
+            told(
+                disk.ask(|reply| DiskRequest::Delete(Condition::default(), mode, reply))
+                    .await,
+            )
+        })
     }
 
     async fn reaches(&self, name: &str) {
@@ -286,9 +292,9 @@ impl Scene {
 
 /// An answer with what a client sees of a refusal. The end of the task is 404.
 fn told<T>(answer: Option<Result<T, Refusal>>) -> Result<T, (u16, String)> {
-    let gone = || Refusal(StatusCode::NOT_FOUND, String::new());
+    let gone = || Refusal(ProblemKind::NoSuchDisk, String::new());
     let answer = answer.unwrap_or_else(|| Err(gone()));
-    answer.map_err(|Refusal(status, why)| (status.as_u16(), why))
+    answer.map_err(|Refusal(kind, why)| (kind.status(), why))
 }
 
 /// Lets all tasks go on until each waits.
