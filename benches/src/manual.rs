@@ -57,7 +57,7 @@ fn null_device(completion: Completion) -> Arc<Device> {
 
 /// The store that `cleave serve` uses for a null disk.
 pub fn null(_: &mut Reactor, disk: &Arc<Disk>) -> Null {
-    Null::new(disk.clone(), true, OPS).unwrap()
+    Null::new(disk.clone(), OPS).unwrap()
 }
 
 /// One worker with one vring, and the driver of that vring.

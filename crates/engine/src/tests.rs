@@ -15,7 +15,8 @@ use cleave_guest::Epoch;
 use io_uring::opcode;
 use rustix::fs::ftruncate;
 
-use crate::ops::table::{Entry, Step};
+use crate::ops::step::{FileOp, Step};
+use crate::ops::table::Entry;
 use crate::reactor::ring::{LEVELS, Purpose, Sleep, tag};
 use crate::rig::*;
 use crate::stores::files::{Files, rig::Mangle};

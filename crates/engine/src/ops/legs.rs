@@ -137,7 +137,7 @@ impl Tally {
     }
 
     #[inline]
-    pub(crate) fn ended(&self, entry: &Entry, result: Result<(), i32>) {
+    pub(crate) fn ended<T>(&self, entry: &Entry<T>, result: Result<(), i32>) {
         if let Some(leg) = self.stats.get(usize::from(entry.leg)) {
             let latency_ns = self.now_ns.saturating_sub(entry.begun_ns);
             leg.ended(entry.kind, entry.len, latency_ns, result);
@@ -167,7 +167,7 @@ mod tests {
             (OpKind::Sync, 0, 0, Ok(())),
             (OpKind::Read, 512, 0, Err(5)),
         ] {
-            let mut entry = Entry::new(0, kind, 0, len);
+            let mut entry = Entry::new(0, kind, 0, len, ());
             (entry.leg, entry.begun_ns) = (1, begun_ns);
             tally.ended(&entry, result);
         }

@@ -6,5 +6,6 @@ pub(crate) mod legs;
 pub(crate) mod memory;
 pub(crate) mod piece;
 pub(crate) mod progress;
+pub(crate) mod queue;
 pub(crate) mod step;
 pub(crate) mod table;

@@ -5,7 +5,76 @@ use cleave_blk::{Limits, OpKind};
 use cleave_disk::FileKind;
 
 use super::piece::{self, Piece};
-use super::table::{Entry, Gathered, Hold, Method, RANGES_AT_ONCE};
+use super::table::{Entry, Gathered, RANGES_AT_ONCE};
+
+/// The step of an op that is in progress.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// None: the op has not started, or waits for a hold, a buffer or its retry time.
+    #[default]
+    Idle,
+    /// Moves bytes between the store and guest memory.
+    Direct,
+    /// Reads the window into the buffer.
+    Fill,
+    /// Writes the window from the buffer.
+    Spill,
+    /// Writes zeroes to the window from the shared buffer.
+    Zeroes,
+    /// Runs fallocate or a device command on the window.
+    Range(Method),
+    /// Fsync.
+    Sync,
+}
+
+/// How space is given back or a range is zeroed without moving bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Method {
+    /// BLOCK_URING_CMD_DISCARD.
+    Command,
+    /// FALLOC_FL_PUNCH_HOLE.
+    Punch,
+    /// FALLOC_FL_ZERO_RANGE.
+    ZeroRange,
+}
+
+/// The range lock that an op holds or needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Hold {
+    #[default]
+    None,
+    Shared,
+    Exclusive,
+}
+
+/// What a store of files notes about an op.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FileOp {
+    /// The current step, and the part of the store that it covers.
+    pub(crate) step: Step,
+    pub(crate) window: Piece,
+    /// Bytes of the window that have been moved.
+    pub(crate) moved: u64,
+    /// Consecutive attempts that moved nothing.
+    pub(crate) tries: u16,
+    /// For reads and writes: go through a buffer.
+    pub(crate) bounced: bool,
+    /// Not through the polled ring: it refused the op, or the device would get it in pieces.
+    pub(crate) plain: bool,
+    /// For zeroing: write zeroes, because the store refused the other methods for this range.
+    pub(crate) written: bool,
+    pub(crate) needs: Hold,
+    pub(crate) held: Hold,
+    pub(crate) buffer: Option<u16>,
+}
+
+impl FileOp {
+    /// Begins a step that covers this part of the store.
+    pub(crate) fn begin(&mut self, step: Step, window: Piece) {
+        (self.step, self.window) = (step, window);
+        (self.moved, self.tries) = (0, 0);
+    }
+}
 
 /// The properties of a file or block device that decide how an op is done.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +112,7 @@ impl Facts {
         }
     }
 
-    /// Whether an op with these host ranges has to go through a buffer. Each length must be a multiple of the
+    /// Returns true if an op with these host ranges has to go through a buffer. Each length must be a multiple of the
     /// unit as well: up to Linux 6.17 O_DIRECT requires that of every range, not only of their sum. More
     /// ranges than one system call takes could be cut inside a unit.
     pub(crate) fn must_bounce(&self, offset: u64, memory: Gathered) -> bool {
@@ -52,7 +121,7 @@ impl Facts {
             || memory.count > RANGES_AT_ONCE
     }
 
-    /// Whether an op ends with an fsync that makes it durable. A write past the page cache needs none: the
+    /// Returns true if an op ends with an fsync that makes it durable. A write past the page cache needs none: the
     /// kernel makes it durable and reports its failure to that write. Through the cache, the kernel would
     /// report a failed write-back to only one of several concurrent writes, and the others would appear
     /// durable although their pages may be lost. So they share an fsync and its failure.
@@ -64,7 +133,7 @@ impl Facts {
         }
     }
 
-    /// Whether the kernel must make a write durable before it completes.
+    /// Returns true if the kernel must make a write durable before it completes.
     pub(crate) fn writes_durably(&self, kind: OpKind) -> bool {
         kind == (OpKind::Write { durable: true }) && !self.cached
     }
@@ -136,13 +205,13 @@ pub(crate) enum Next {
 }
 
 /// The next step of `entry`, whose bytes up to `pos` are finished.
-pub(crate) fn next(entry: &Entry, facts: &Facts, methods: Methods) -> Next {
+pub(crate) fn next(entry: &Entry<FileOp>, facts: &Facts, methods: Methods) -> Next {
     let (at, left) = entry.rest();
     match entry.kind {
         OpKind::Sync => Next::Sync,
         kind if left == 0 && facts.ends_with_sync(kind) => Next::Sync,
         _ if left == 0 => Next::Done,
-        OpKind::Read | OpKind::Write { .. } if !entry.bounced => Next::Direct(whole(at, left)),
+        OpKind::Read | OpKind::Write { .. } if !entry.own.bounced => Next::Direct(whole(at, left)),
         OpKind::Read => Next::Fill(piece::for_read(at, left, facts.unit, facts.buffer_bytes)),
         OpKind::Write { .. } => {
             let piece = piece::for_write(at, left, facts.unit, facts.buffer_bytes);
@@ -161,9 +230,13 @@ pub(crate) fn next(entry: &Entry, facts: &Facts, methods: Methods) -> Next {
 
 /// Zeroing by deallocating, by marking the range, or by writing: the first of these that the store supports.
 /// A block device supports the first two for whole blocks only; a file system for any range.
-fn next_zero(entry: &Entry, unmap: bool, facts: &Facts, methods: Methods) -> Next {
+fn next_zero(entry: &Entry<FileOp>, unmap: bool, facts: &Facts, methods: Methods) -> Next {
     let (at, left) = entry.rest();
-    let method = match (entry.written, unmap && methods.punch, methods.zero_range) {
+    let method = match (
+        entry.own.written,
+        unmap && methods.punch,
+        methods.zero_range,
+    ) {
         (true, _, _) | (false, false, false) => None,
         (false, true, _) => Some(Method::Punch),
         (false, false, true) => Some(Method::ZeroRange),
@@ -219,8 +292,8 @@ mod tests {
         zero_range: false,
     };
 
-    fn entry(kind: OpKind, offset: u64, len: u64) -> Entry {
-        Entry::new(0, kind, offset, len)
+    fn entry(kind: OpKind, offset: u64, len: u64) -> Entry<FileOp> {
+        Entry::new(0, kind, offset, len, FileOp::default())
     }
 
     #[test]
@@ -265,7 +338,7 @@ mod tests {
             Next::Zeroes(whole(0, 1 << 20))
         );
         let mut refused = unmap.clone();
-        refused.written = true;
+        refused.own.written = true;
         assert_eq!(
             next(&refused, &regular, ALL),
             Next::Zeroes(whole(0, 1 << 20))
@@ -397,7 +470,7 @@ mod tests {
     fn bounced_ops_fill_or_spill() {
         let facts = facts(FileKind::Regular, 4096);
         let mut op = entry(OpKind::Write { durable: false }, 512, 512);
-        op.bounced = true;
+        op.own.bounced = true;
         let block = Piece {
             start: 0,
             len: 4096,
@@ -407,7 +480,7 @@ mod tests {
         assert_eq!(next(&op, &facts, ALL), Next::Fill(block));
         let mut op = entry(OpKind::Write { durable: false }, 4096, 8192);
         assert_eq!(next(&op, &facts, ALL), Next::Direct(whole(4096, 8192)));
-        op.bounced = true;
+        op.own.bounced = true;
         assert_eq!(next(&op, &facts, ALL), Next::Spill(whole(4096, 8192)));
     }
 }

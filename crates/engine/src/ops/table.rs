@@ -12,7 +12,6 @@ use cleave_guest::Epoch;
 use libc::iovec;
 
 use super::area::{Access, Area};
-use super::piece::Piece;
 
 /// Most host ranges of one op: a request's segments, plus one for each of the table's 509 regions whose border a
 /// segment may cross. Only segments that overlap each other need more, which no driver makes; they end with EFAULT.
@@ -23,47 +22,9 @@ const BLOCK_BYTES: usize = RANGES_MAX * size_of::<iovec>();
 /// Blocks that keep their memory while nothing is in flight. A burst of deep queues may have touched a thousand.
 const BLOCKS_KEPT: u16 = 64;
 
-/// The step of an op that is in progress.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// None: the op has not started, or waits for a hold, a buffer or its retry time.
-    Idle,
-    /// Moves bytes between the store and guest memory.
-    Direct,
-    /// Reads the window into the buffer.
-    Fill,
-    /// Writes the window from the buffer.
-    Spill,
-    /// Writes zeroes to the window from the shared buffer.
-    Zeroes,
-    /// Runs fallocate or a device command on the window.
-    Range(Method),
-    /// Fsync.
-    Sync,
-}
-
-/// How space is given back or a range is zeroed without moving bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Method {
-    /// BLOCK_URING_CMD_DISCARD.
-    Command,
-    /// FALLOC_FL_PUNCH_HOLE.
-    Punch,
-    /// FALLOC_FL_ZERO_RANGE.
-    ZeroRange,
-}
-
-/// The range lock that an op holds or needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Hold {
-    None,
-    Shared,
-    Exclusive,
-}
-
-/// One op in flight.
+/// One op in flight, with the store's own part.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct Entry<T> {
     pub(crate) token: u64,
     pub(crate) kind: OpKind,
     pub(crate) leg: u16,
@@ -72,33 +33,18 @@ pub(crate) struct Entry {
     pub(crate) len: u64,
     /// Bytes of the range that are finished.
     pub(crate) pos: u64,
-    /// The current step, and the part of the store that it covers.
-    pub(crate) step: Step,
-    pub(crate) window: Piece,
-    /// Bytes of the window that have been moved.
-    pub(crate) moved: u64,
-    /// Consecutive attempts that moved nothing.
-    pub(crate) tries: u16,
-    /// For reads and writes: go through a buffer.
-    pub(crate) bounced: bool,
-    /// Not through the polled ring: it refused the op, or the device would get it in pieces.
-    pub(crate) plain: bool,
-    /// For zeroing: write zeroes, because the store refused the other methods for this range.
-    pub(crate) written: bool,
-    pub(crate) needs: Hold,
-    pub(crate) held: Hold,
-    pub(crate) buffer: Option<u16>,
     /// Keeps the guest memory that `ranges` point to mapped.
     pub(crate) epoch: Option<Epoch>,
     /// When the op was pushed, on the clock of `legs`.
     pub(crate) begun_ns: u64,
-    ranges: Ranges,
+    pub(super) ranges: Ranges,
+    pub(crate) own: T,
 }
 
 /// The host ranges not yet used up: `count` from `first`. A single range is kept in the entry, so that an op
 /// of one segment does not touch the block.
-#[derive(Debug, Clone, Copy)]
-struct Ranges {
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Ranges {
     lone: Option<iovec>,
     first: usize,
     count: usize,
@@ -106,35 +52,20 @@ struct Ranges {
     hidden: Option<(usize, usize)>,
 }
 
-const NO_RANGES: Ranges = Ranges {
-    lone: None,
-    first: 0,
-    count: 0,
-    hidden: None,
-};
-
-impl Entry {
-    pub(crate) fn new(token: u64, kind: OpKind, offset: u64, len: u64) -> Entry {
+impl<T> Entry<T> {
+    /// An op without memory, on the first leg.
+    pub(crate) fn new(token: u64, kind: OpKind, offset: u64, len: u64, own: T) -> Entry<T> {
         Entry {
             token,
             kind,
             leg: 0,
-            begun_ns: 0,
             offset,
             len,
             pos: 0,
-            step: Step::Idle,
-            window: Piece::default(),
-            moved: 0,
-            tries: 0,
-            bounced: false,
-            plain: false,
-            written: false,
-            needs: Hold::None,
-            held: Hold::None,
-            buffer: None,
             epoch: None,
-            ranges: NO_RANGES,
+            begun_ns: 0,
+            ranges: Ranges::default(),
+            own,
         }
     }
 
@@ -144,9 +75,10 @@ impl Entry {
     }
 }
 
+/// The entries of a store, and the memory for their host ranges.
 #[derive(Debug)]
-pub(crate) struct Table {
-    entries: Box<[Entry]>,
+pub(crate) struct Table<T> {
+    entries: Box<[Entry<T>]>,
     free: Vec<u16>,
     blocks: Area,
     /// The blocks from here on have no memory.
@@ -165,30 +97,44 @@ pub(crate) struct Gathered {
 }
 
 impl Gathered {
-    /// Whether ranges meet inside a page. A device that uses page lists (NVMe) gets such an I/O in pieces.
+    /// Returns true if ranges meet inside a page. A device that uses page lists (NVMe) gets such an I/O in pieces.
     pub(crate) fn has_gaps(&self) -> bool {
         self.count > 1 && (self.addr_bits | self.len_bits) & 4095 != 0
     }
 }
 
-impl Table {
-    pub(crate) fn new(ops: u16) -> io::Result<Table> {
+impl<T> Table<T> {
+    /// `blank`: what a free entry has as the store's own part.
+    pub(crate) fn new(ops: u16, blank: T) -> io::Result<Table<T>>
+    where
+        T: Clone,
+    {
         let blocks = Area::new(usize::from(ops) * BLOCK_BYTES, 4096, Access::ReadWrite)?;
-        let entries = vec![Entry::new(0, OpKind::Sync, 0, 0); usize::from(ops)].into_boxed_slice();
+        let entries = vec![Entry::new(0, OpKind::Sync, 0, 0, blank); usize::from(ops)];
         Ok(Table {
-            entries,
+            entries: entries.into_boxed_slice(),
             free: (0..ops).rev().collect(),
             blocks,
             blocks_used: 0,
         })
     }
 
-    /// Takes the entry that was freed last. `None`: all are in use.
-    #[inline]
-    pub(crate) fn take(&mut self, entry: Entry) -> Option<u16> {
-        let index = self.free.pop()?;
-        self.entries[usize::from(index)] = entry;
+    /// Takes an entry, and fills it with an op that has no memory. `None`: all are in use.
+    pub(crate) fn take(&mut self, entry: Entry<T>) -> Option<u16> {
+        let index = self.reserve()?;
+        self.fill(index, entry);
         Some(index)
+    }
+
+    /// Takes the entry that was freed last, which is to be filled or freed.
+    #[inline]
+    pub(super) fn reserve(&mut self) -> Option<u16> {
+        self.free.pop()
+    }
+
+    #[inline]
+    pub(super) fn fill(&mut self, index: u16, entry: Entry<T>) {
+        self.entries[usize::from(index)] = entry;
     }
 
     #[inline]
@@ -215,7 +161,7 @@ impl Table {
             .sort_unstable_by_key(|index| std::cmp::Reverse(*index));
     }
 
-    /// Keeps all memory that the kernel may still access mapped for ever.
+    /// Never unmaps the memory that the kernel may still access.
     pub(crate) fn leak(&mut self) {
         self.blocks.leak();
         for entry in &mut self.entries {
@@ -224,34 +170,44 @@ impl Table {
     }
 
     #[inline]
-    pub(crate) fn get(&self, index: u16) -> &Entry {
+    pub(crate) fn get(&self, index: u16) -> &Entry<T> {
         &self.entries[usize::from(index)]
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self, index: u16) -> &mut Entry {
+    pub(crate) fn get_mut(&mut self, index: u16) -> &mut Entry<T> {
         &mut self.entries[usize::from(index)]
+    }
+
+    /// Returns an entry by an index that may be out of range.
+    #[inline]
+    pub(crate) fn find(&self, index: u16) -> Option<&Entry<T>> {
+        self.entries.get(usize::from(index))
+    }
+
+    /// All entries with their indices, the free ones too.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (u16, &Entry<T>)> {
+        (0..).zip(&self.entries)
     }
 
     fn block(&self, index: u16) -> *mut iovec {
         self.blocks.at(usize::from(index) * BLOCK_BYTES).cast()
     }
 
-    /// Starts collecting the entry's host ranges.
+    /// Collects the host ranges of a reserved entry, to which `with` adds them. `Err`: that failed, or there are more than a request
+    /// can have.
     #[inline]
-    pub(crate) fn gather(&mut self, index: u16) -> Gather {
-        Gather::new(self.block(index))
-    }
-
-    /// Finishes collecting them. `Err`: there are more than a request can have.
-    #[inline]
-    pub(crate) fn gathered(&mut self, index: u16, gather: Gather) -> Result<Gathered, i32> {
+    pub(super) fn gather(
+        &mut self,
+        index: u16,
+        with: impl FnOnce(&mut Gather) -> Result<(), i32>,
+    ) -> Result<(Ranges, Gathered), i32> {
+        let mut gather = Gather::new(self.block(index));
+        with(&mut gather)?;
         if gather.count > 1 {
             self.blocks_used = self.blocks_used.max(index + 1);
         }
-        let (ranges, gathered) = gather.finish()?;
-        self.get_mut(index).ranges = ranges;
-        Ok(gathered)
+        gather.finish()
     }
 
     /// The ranges not yet used up, in the kernel's format; valid until the entry is freed.
@@ -265,7 +221,7 @@ impl Table {
         }
     }
 
-    /// The same as a slice.
+    /// Returns the ranges not yet used up as a slice.
     pub(crate) fn host_ranges(&self, index: u16) -> &[iovec] {
         let (start, count) = self.ranges(index);
         match count {
@@ -350,7 +306,7 @@ impl Table {
 
 /// Collects host ranges and merges adjacent ones. The newest stays in `last` so that the next can be merged with it.
 #[derive(Debug)]
-pub(crate) struct Gather {
+pub(super) struct Gather {
     block: *mut iovec,
     last: iovec,
     count: usize,
@@ -374,7 +330,7 @@ impl Gather {
     }
 
     #[inline]
-    pub(crate) fn add(&mut self, start: *mut u8, len: usize) {
+    pub(super) fn add(&mut self, start: *mut u8, len: usize) {
         if self.count > 0 && self.last.iov_base.wrapping_byte_add(self.last.iov_len) == start.cast()
         {
             self.last.iov_len += len;
@@ -401,21 +357,21 @@ impl Gather {
 
     fn finish(mut self) -> Result<(Ranges, Gathered), i32> {
         let ranges = match self.count {
-            0 => NO_RANGES,
+            0 => Ranges::default(),
             1 => {
                 self.addr_bits = self.last.iov_base.addr() as u64;
                 self.len_bits = self.last.iov_len as u64;
                 Ranges {
                     lone: Some(self.last),
                     count: 1,
-                    ..NO_RANGES
+                    ..Ranges::default()
                 }
             }
             _ => {
                 self.store_last();
                 Ranges {
                     count: self.count,
-                    ..NO_RANGES
+                    ..Ranges::default()
                 }
             }
         };
@@ -444,7 +400,7 @@ mod tests {
     use super::*;
 
     /// Bytes of the blocks that have memory.
-    fn resident_bytes(table: &Table) -> usize {
+    fn resident_bytes(table: &Table<()>) -> usize {
         let len = table.entries.len() * BLOCK_BYTES;
         let mut pages = vec![0_u8; len.div_ceil(4096)];
         // SAFETY: the range is that of the blocks, and the list has a byte for each of its pages.
@@ -455,18 +411,19 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_burst_is_given_back_when_it_is_over() {
-        let mut table = Table::new(1024).unwrap();
-        let burst = |table: &mut Table, ops: u16| {
+        let mut table = Table::new(1024, ()).unwrap();
+        let burst = |table: &mut Table<()>, ops: u16| {
             let taken: Vec<u16> = (0..ops)
                 .map(|_| {
-                    let entry = Entry::new(0, OpKind::Read, 0, 0);
-                    let index = table.take(entry).unwrap();
-                    let mut gather = table.gather(index);
-                    // No two of them are adjacent.
-                    (1..=RANGES_MAX).for_each(|at| {
-                        gather.add(std::ptr::without_provenance_mut(at * 8192), 4096);
+                    let index = table.reserve().unwrap();
+                    let gathered = table.gather(index, |gather| {
+                        // No two of them are adjacent.
+                        (1..=RANGES_MAX).for_each(|at| {
+                            gather.add(std::ptr::without_provenance_mut(at * 8192), 4096);
+                        });
+                        Ok(())
                     });
-                    table.gathered(index, gather).unwrap();
+                    gathered.unwrap();
                     index
                 })
                 .collect();
@@ -485,18 +442,24 @@ mod tests {
         assert!(resident_bytes(&table) > kept - 8192);
     }
 
-    fn table_with(ranges: &[(usize, usize)]) -> (Table, u16, Result<Gathered, i32>) {
-        let mut table = Table::new(4).unwrap();
-        let index = table.take(Entry::new(1, OpKind::Read, 0, 0)).unwrap();
-        let mut gather = table.gather(index);
-        for (start, len) in ranges {
-            gather.add(std::ptr::without_provenance_mut(*start), *len);
-        }
-        let gathered = table.gathered(index, gather);
+    fn table_with(ranges: &[(usize, usize)]) -> (Table<()>, u16, Result<Gathered, i32>) {
+        let mut table = Table::new(4, ()).unwrap();
+        let entry = Entry::new(1, OpKind::Read, 0, 0, ());
+        let index = table.take(entry).unwrap();
+        let gathered = table.gather(index, |gather| {
+            for (start, len) in ranges {
+                gather.add(std::ptr::without_provenance_mut(*start), *len);
+            }
+            Ok(())
+        });
+        let gathered = gathered.map(|(ranges, gathered)| {
+            table.get_mut(index).ranges = ranges;
+            gathered
+        });
         (table, index, gathered)
     }
 
-    fn rest(table: &Table, index: u16) -> Vec<(usize, usize)> {
+    fn rest(table: &Table<()>, index: u16) -> Vec<(usize, usize)> {
         let (ranges, count) = table.ranges(index);
         // SAFETY: the table reports that `count` ranges are initialised.
         (0..count)
@@ -586,8 +549,8 @@ mod tests {
 
     #[test]
     fn entries_are_reused_newest_first_and_run_out() {
-        let mut table = Table::new(2).unwrap();
-        let entry = Entry::new(1, OpKind::Sync, 0, 0);
+        let mut table = Table::new(2, ()).unwrap();
+        let entry = Entry::new(1, OpKind::Sync, 0, 0, ());
         assert_eq!(
             [(); 3].map(|()| table.take(entry.clone())),
             [Some(0), Some(1), None]

@@ -31,6 +31,9 @@ const COMPLETION_SLACK: u32 = 64;
 /// Submissions beyond one per op: arming watches and writing bells.
 const SUBMISSION_SLACK: u32 = 32;
 
+/// Pause of a store if the submission queue accepts nothing.
+pub(crate) const FULL_PAUSE: Duration = Duration::from_millis(1);
+
 /// While a store closes: the number of checks of the polled ring before the thread sleeps between checks, and
 /// the length of that sleep.
 const CLOSE_CHECKS: u32 = 1000;
@@ -42,7 +45,7 @@ pub struct Completion {
     pub(crate) store: u16,
     pub(crate) index: u16,
     pub(crate) result: i32,
-    /// Whether it arrived in the polled ring.
+    /// The completion arrived in the polled ring.
     pub(crate) is_polled: bool,
 }
 
@@ -264,7 +267,7 @@ impl Reactor {
         self.ring.enters() + polled
     }
 
-    /// Whether an `enter` or `reap` would find something, without a system call.
+    /// Returns true if an `enter` or `reap` would find something, without a system call.
     #[inline]
     pub fn is_signalled(&mut self) -> bool {
         self.ring.is_signalled() || self.has_events()
@@ -405,17 +408,24 @@ impl Reactor {
         })
     }
 
+    /// Takes the next completion of a store off the rings, and puts everything before it aside.
+    fn next_op(&mut self, id: StoreId) -> Option<Completion> {
+        loop {
+            match self.next()? {
+                Received::Op(completion) if completion.store == id.store => {
+                    return Some(completion);
+                }
+                other => self.deferred.push_back(other),
+            }
+        }
+    }
+
     /// Waits for the next completion of a store that is closing. `checks` counts the waits, so that a polled
     /// device that hangs is checked less and less often. `Err`: the ring is broken.
     pub(crate) fn next_of(&mut self, id: StoreId, checks: &mut u32) -> io::Result<Completion> {
         loop {
-            while let Some(received) = self.next() {
-                match received {
-                    Received::Op(completion) if completion.store == id.store => {
-                        return Ok(completion);
-                    }
-                    other => self.deferred.push_back(other),
-                }
+            if let Some(completion) = self.next_op(id) {
+                return Ok(completion);
             }
             *checks = checks.saturating_add(1);
             let Some(polled) = self.polled.as_mut().filter(|polled| polled.is_busy()) else {
@@ -438,13 +448,8 @@ impl Reactor {
     ) -> io::Result<Option<Completion>> {
         let mut has_slept = false;
         loop {
-            while let Some(received) = self.next() {
-                match received {
-                    Received::Op(completion) if completion.store == id.store => {
-                        return Ok(Some(completion));
-                    }
-                    other => self.deferred.push_back(other),
-                }
+            if let Some(completion) = self.next_op(id) {
+                return Ok(Some(completion));
             }
             if std::mem::replace(&mut has_slept, true) {
                 return Ok(None);
@@ -453,7 +458,7 @@ impl Reactor {
         }
     }
 
-    /// Whether `reap` may find an event in the rings.
+    /// Returns true if `reap` may find an event in the rings.
     pub(crate) fn has_events(&mut self) -> bool {
         !self.deferred.is_empty()
             || self.ring.has_completions()

@@ -38,10 +38,7 @@ impl AnyStore {
                 AnyStore::Files(Box::new(Files::new(reactor, disk, worker, ops)?))
             }
             Backing::Ram(_) => AnyStore::Ram(Box::new(Ram::new(disk, ops)?)),
-            Backing::Null { zeroes } => {
-                let zeroes = *zeroes;
-                AnyStore::Null(Box::new(Null::new(disk, zeroes, ops)?))
-            }
+            Backing::Null { .. } => AnyStore::Null(Box::new(Null::new(disk, ops)?)),
             Backing::Model { .. } => AnyStore::Model(Box::new(Model::new(disk, ops)?)),
             Backing::Nbd(_) => AnyStore::Nbd(Box::new(Nbd::new(reactor, disk, ops)?)),
             Backing::Rbd(_) => AnyStore::Rbd(Box::new(Rbd::new(reactor, disk, ops)?)),

@@ -3,7 +3,7 @@
 //!
 //! Unsafe because entries handed to the ring point to guest memory, to bounce buffers and to blocks of host
 //! ranges. The epoch in the op's entry keeps guest memory mapped until `finish`. Buffers and ranges are in
-//! the areas of `table` and `pool`, which live until the last completion has been seen (`close`; if that did
+//! the areas of `ops` and `pool`, which live until the last completion has been seen (`close`; if that did
 //! not happen, `drop` leaks them).
 //!
 //! An op takes its range lock first and its buffer second. An op that waits for a buffer may hold a lock, but
@@ -29,14 +29,13 @@ use cleave_guest::Epoch;
 use self::portion::{Delegated, delegates_from};
 use self::syncs::Syncs;
 use crate::ops::buffer::Pool;
-use crate::ops::legs::{LegStats, Tally};
-use crate::ops::memory::walk;
 use crate::ops::piece;
 use crate::ops::progress::{self, Direction, Progress, Retry, Transfer};
-use crate::ops::step::{self, Facts, Methods, Next};
-use crate::ops::table::{Entry, Hold, Method, Step, Table};
+use crate::ops::queue::{self, OpQueue, from_ops};
+use crate::ops::step::{self, Facts, FileOp, Hold, Method, Methods, Next, Step};
+use crate::ops::table::Entry;
 use crate::reactor::{StoreId, Tenancy};
-use crate::{Completion, Done, LAP_BYTES_MAX, Reactor, Store, Wait};
+use crate::{Completion, LAP_BYTES_MAX, Reactor, Store, Wait};
 
 /// Longest sleep while an op waits for a range lock of another worker, which sends no signal when it releases
 /// the lock.
@@ -45,23 +44,16 @@ const LOCK_PAUSE: Duration = Duration::from_micros(200);
 const LOCKS_PER_ENTER: usize = 32;
 /// Consecutive EOPNOTSUPP results after which a leg is no longer polled. A single one may concern only that op.
 const REFUSALS_MAX: u32 = 8;
-/// Pause if the submission queue accepts nothing.
-const FULL_PAUSE: Duration = Duration::from_millis(1);
 
 /// Ops on the files or block devices of a disk.
 #[derive(Debug)]
 pub struct Files {
     disk: Arc<Disk>,
     id: StoreId,
-    ops: usize,
-    /// Ops pushed and not yet reported.
-    in_flight: usize,
-    /// Ops completed and not yet reported.
-    ended: VecDeque<Done>,
+    ops: OpQueue<FileOp>,
     /// Never empty. The alignments are the disk's, so they are the same on all legs.
     legs: Box<[LegState]>,
     unit: u64,
-    table: Table,
     pool: Pool,
     /// Entries that the rings have not completed; `polled` counts those in the polled ring.
     submitted: usize,
@@ -74,7 +66,6 @@ pub struct Files {
     buffer_waiters: VecDeque<u16>,
     /// Ops that wait for their retry time.
     delayed: VecDeque<(Instant, u16)>,
-    tally: Tally,
     #[cfg(test)]
     rig: rig::Rig,
 }
@@ -136,7 +127,7 @@ impl Files {
         Ok(Files {
             legs: kinds.iter().zip(disk.legs()).map(leg).collect(),
             unit: u64::from(limits.offset_align_bytes.max(1)),
-            table: Table::new(ops)?,
+            ops: OpQueue::new(&disk, ops, 0, FileOp::default())?,
             pool,
             submitted: 0,
             polled: 0,
@@ -146,12 +137,8 @@ impl Files {
             hold_waiters: VecDeque::with_capacity(room),
             buffer_waiters: VecDeque::with_capacity(room),
             delayed: VecDeque::with_capacity(room),
-            tally: Tally::new(kinds.len()),
             disk,
             id,
-            ops: room,
-            in_flight: 0,
-            ended: VecDeque::with_capacity(room),
             #[cfg(test)]
             rig: rig::Rig::default(),
         })
@@ -168,40 +155,22 @@ impl Files {
         &mut self.legs[usize::from(leg)]
     }
 
-    /// Checks an op, adds it to the table and translates its addresses. `Err` is the result of an op that ends here.
+    /// Checks an op and adds it to the queue. `Err` is the result of an op that ends here.
     fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
         let Some(LegState { facts, .. }) = self.legs.get(usize::from(op.leg)) else {
             return Err(Err(libc::EIO));
         };
-        let facts = *facts;
-        let (offset, len) = range(&self.disk, &facts, op)?;
-        // The owner pushes only while there is room.
-        let entry = Entry::new(token, op.kind, offset, len);
-        let index = self.table.take(entry).ok_or(Err(libc::EBUSY))?;
-        let (mut bounced, mut plain) = (false, false);
-        if matches!(op.kind, OpKind::Read | OpKind::Write { .. }) {
-            let mut gather = self.table.gather(index);
-            let walked = walk(epoch, op, |start, len| gather.add(start, len));
-            match walked.and_then(|()| self.table.gathered(index, gather)) {
-                Ok(memory) => {
-                    bounced = facts.must_bounce(offset, memory);
-                    plain = !bounced && memory.has_gaps();
-                }
-                Err(errno) => {
-                    self.table.free(index);
-                    return Err(Err(errno));
-                }
+        let (offset, len) = range(&self.disk, facts, op)?;
+        let index = self.ops.admit(epoch, op, token, (offset, len), |memory| {
+            let bounced = memory.is_some_and(|memory| facts.must_bounce(offset, memory));
+            FileOp {
+                bounced,
+                plain: !bounced && memory.is_some_and(|memory| memory.has_gaps()),
+                needs: facts.needs_hold(op.kind, offset, len),
+                ..FileOp::default()
             }
-        }
-        let begun_ns = self.tally.now_ns();
-        let entry = self.table.get_mut(index);
-        entry.leg = op.leg;
-        entry.begun_ns = begun_ns;
-        entry.bounced = bounced;
-        entry.plain = plain;
-        entry.needs = facts.needs_hold(op.kind, offset, len);
-        entry.epoch = Some(epoch.clone());
-        Ok(index)
+        });
+        index.map_err(Err)
     }
 
     #[inline]
@@ -215,9 +184,9 @@ impl Files {
 
     #[inline]
     fn try_hold(&mut self, index: u16) -> bool {
-        let entry = self.table.get_mut(index);
+        let entry = self.ops.get_mut(index);
         let (start, len) = piece::around(entry.offset, entry.len, self.unit);
-        let got = match entry.needs {
+        let got = match entry.own.needs {
             Hold::None => return true,
             Hold::Shared => locks(&self.disk, entry.leg).is_some_and(|l| l.try_shared(start, len)),
             Hold::Exclusive => {
@@ -225,15 +194,15 @@ impl Files {
             }
         };
         if got {
-            entry.held = entry.needs;
+            entry.own.held = entry.own.needs;
         }
         got
     }
 
     fn release_hold(&mut self, index: u16) {
-        let entry = self.table.get_mut(index);
+        let entry = self.ops.get_mut(index);
         let (start, len) = piece::around(entry.offset, entry.len, self.unit);
-        let held = std::mem::replace(&mut entry.held, Hold::None);
+        let held = std::mem::replace(&mut entry.own.held, Hold::None);
         let Some(locks) = locks(&self.disk, entry.leg) else {
             return;
         };
@@ -246,7 +215,7 @@ impl Files {
 
     /// Starts the next step of an op that has its range lock.
     fn proceed(&mut self, reactor: &mut Reactor, index: u16) {
-        let entry = self.table.get(index);
+        let entry = self.ops.get(index);
         let leg = self.leg(entry.leg);
         let next = step::next(entry, &leg.facts, leg.methods);
         let (step, window) = match next {
@@ -262,11 +231,7 @@ impl Files {
         if matches!(step, Step::Fill | Step::Spill) && !self.has_buffer(index) {
             return self.buffer_waiters.push_back(index);
         }
-        let entry = self.table.get_mut(index);
-        entry.step = step;
-        entry.window = window;
-        entry.moved = 0;
-        entry.tries = 0;
+        self.ops.get_mut(index).own.begin(step, window);
         if step == Step::Spill {
             self.copy(index, Direction::FromGuest);
         }
@@ -276,29 +241,31 @@ impl Files {
     /// Issues the step, unless guest memory was lost during the copy: the buffer may then hold zeroes instead
     /// of the data.
     fn issue_copied(&mut self, reactor: &mut Reactor, index: u16) {
-        let entry = self.table.get(index);
-        if entry.bounced && entry.epoch.as_ref().is_some_and(|epoch| epoch.is_lost()) {
+        let entry = self.ops.get(index);
+        if entry.own.bounced && entry.epoch.as_ref().is_some_and(|epoch| epoch.is_lost()) {
             self.finish(index, Err(libc::EFAULT));
         } else {
             self.issue(reactor, index);
         }
     }
 
-    /// Whether the op has a buffer now. Ops that already wait for one go first.
+    /// Returns true if the op has a buffer now. Ops that already wait for one go first.
     fn has_buffer(&mut self, index: u16) -> bool {
-        if self.table.get(index).buffer.is_none() && self.buffer_waiters.is_empty() {
-            self.table.get_mut(index).buffer = self.pool.take();
+        if self.ops.get(index).own.buffer.is_none() && self.buffer_waiters.is_empty() {
+            self.ops.get_mut(index).own.buffer = self.pool.take();
         }
-        self.table.get(index).buffer.is_some()
+        self.ops.get(index).own.buffer.is_some()
     }
 
     /// Copies the op's part of the window from guest memory to the buffer or back.
     fn copy(&mut self, index: u16, direction: Direction) {
-        let entry = self.table.get(index);
-        let (skip, take) = (entry.window.skip, entry.window.take);
-        let Some(buffer) = entry.buffer else { return };
+        let entry = self.ops.get(index);
+        let (skip, take) = (entry.own.window.skip, entry.own.window.take);
+        let Some(buffer) = entry.own.buffer else {
+            return;
+        };
         let mut at = self.pool.at(buffer, skip);
-        self.table.consume(index, take, |start, len| {
+        self.ops.consume(index, take, |start, len| {
             // SAFETY: the op's epoch keeps the guest range mapped. The buffer belongs to this op alone, the
             // kernel has finished with it, and `skip` + `take` is inside it. Guest and daemon memory do not
             // overlap. If the guest writes meanwhile, the copy has either its old or its new bytes.
@@ -334,13 +301,13 @@ impl Files {
     fn polled_completed(&mut self, reactor: &mut Reactor, index: u16, result: i32) {
         #[cfg(test)]
         let result = self.polled_mangled(result);
-        let leg = self.table.get(index).leg;
+        let leg = self.ops.get(index).leg;
         match result.checked_neg() {
             Some(errno @ (libc::EOPNOTSUPP | libc::EAGAIN | libc::EINVAL)) => {
                 if errno == libc::EOPNOTSUPP {
                     self.polling_refused(leg);
                 }
-                self.table.get_mut(index).plain = true;
+                self.ops.get_mut(index).own.plain = true;
                 self.submitted = self.submitted.saturating_sub(1);
                 self.issue(reactor, index);
             }
@@ -372,14 +339,14 @@ impl Files {
     }
 
     fn step_progress(&self, index: u16, result: i32) -> Progress {
-        let entry = self.table.get(index);
-        let left = entry.window.len - entry.moved;
-        let (direction, enough) = match entry.step {
+        let entry = self.ops.get(index);
+        let left = entry.own.window.len - entry.own.moved;
+        let (direction, enough) = match entry.own.step {
             Step::Direct if entry.kind == OpKind::Read => (Direction::ToGuest, left),
             Step::Direct | Step::Spill | Step::Zeroes => (Direction::FromGuest, left),
             Step::Fill => (
                 Direction::ToGuest,
-                self.wanted(entry).saturating_sub(entry.moved).max(1),
+                self.wanted(entry).saturating_sub(entry.own.moved).max(1),
             ),
             Step::Range(_) => return progress::range_progress(result),
             Step::Sync | Step::Idle => return progress::sync_progress(result),
@@ -396,9 +363,9 @@ impl Files {
 
     /// How much of a window must be present: for a read the bytes that the guest asked for; for a
     /// read-modify-write everything that is on the disk, because the rest is written back. A disk, and the
-    /// file behind it, may end inside its last block.
-    fn wanted(&self, entry: &Entry) -> u64 {
-        let window = entry.window;
+    /// file that it is on, may end inside its last block.
+    fn wanted(&self, entry: &Entry<FileOp>) -> u64 {
+        let window = entry.own.window;
         let asked = window.skip + window.take;
         match entry.kind {
             OpKind::Read => asked,
@@ -410,22 +377,22 @@ impl Files {
         }
     }
 
-    /// Continues a short transfer behind the bytes that were moved.
+    /// Continues a short transfer after the bytes that were moved.
     fn continue_transfer(&mut self, reactor: &mut Reactor, index: u16, moved: u64) {
-        let entry = self.table.get_mut(index);
-        entry.moved += moved;
-        entry.tries = 0;
+        let entry = self.ops.get_mut(index);
+        entry.own.moved += moved;
+        entry.own.tries = 0;
         // The rest may have gaps between its ranges.
-        entry.plain = true;
-        if entry.step == Step::Direct {
-            self.table.consume(index, moved, |_, _| ());
+        entry.own.plain = true;
+        if entry.own.step == Step::Direct {
+            self.ops.consume(index, moved, |_, _| ());
         }
         self.issue(reactor, index);
     }
 
     fn step_done(&mut self, reactor: &mut Reactor, index: u16, result: i32) {
-        let entry = self.table.get_mut(index);
-        match entry.step {
+        let entry = self.ops.get_mut(index);
+        match entry.own.step {
             Step::Direct => {
                 let (kind, leg) = (entry.kind, entry.leg);
                 return match self.leg(leg).facts.ends_with_sync(kind) {
@@ -435,12 +402,11 @@ impl Files {
             }
             Step::Sync | Step::Idle => return self.sync_done(reactor, index, Ok(())),
             Step::Fill => {
-                let got = entry
-                    .moved
-                    .saturating_add(u64::try_from(result).unwrap_or(0));
+                let moved = entry.own.moved;
+                let got = moved.saturating_add(u64::try_from(result).unwrap_or(0));
                 return self.buffer_filled(reactor, index, got);
             }
-            Step::Spill | Step::Zeroes | Step::Range(_) => entry.pos += entry.window.take,
+            Step::Spill | Step::Zeroes | Step::Range(_) => entry.pos += entry.own.window.take,
         }
         self.proceed(reactor, index);
     }
@@ -448,17 +414,17 @@ impl Files {
     /// Handles a filled buffer: `got` bytes of the window are in it. A read gets its part; a write puts its
     /// bytes between the old ones and writes the window back.
     fn buffer_filled(&mut self, reactor: &mut Reactor, index: u16, got: u64) {
-        let entry = self.table.get_mut(index);
-        let (kind, window) = (entry.kind, entry.window);
+        let entry = self.ops.get_mut(index);
+        let (kind, window) = (entry.kind, entry.own.window);
         if kind == OpKind::Read {
             entry.pos += window.take;
             self.copy(index, Direction::ToGuest);
             return self.proceed(reactor, index);
         }
-        entry.step = Step::Spill;
-        entry.moved = 0;
-        entry.tries = 0;
-        let Some(buffer) = entry.buffer else { return };
+        entry.own.begin(Step::Spill, window);
+        let Some(buffer) = entry.own.buffer else {
+            return;
+        };
         // Behind the end of the file there are zeroes, not the data that an earlier op left in the buffer.
         self.fill_with_zeroes(buffer, got.min(window.len), window.len);
         match kind {
@@ -477,9 +443,9 @@ impl Files {
 
     /// Repeats a step that moved nothing, now or later, up to a limit.
     fn retry_step(&mut self, reactor: &mut Reactor, index: u16) {
-        let entry = self.table.get_mut(index);
-        entry.tries = entry.tries.saturating_add(1);
-        match progress::retry(entry.tries) {
+        let entry = self.ops.get_mut(index);
+        entry.own.tries = entry.own.tries.saturating_add(1);
+        match progress::retry(entry.own.tries) {
             Retry::Now => self.issue(reactor, index),
             Retry::After(pause) => self.delayed.push_back((Instant::now() + pause, index)),
             Retry::Never => self.step_failed(reactor, index, libc::EIO),
@@ -487,16 +453,16 @@ impl Files {
     }
 
     fn step_failed(&mut self, reactor: &mut Reactor, index: u16, errno: i32) {
-        let entry = self.table.get(index);
-        match (entry.step, entry.kind) {
+        let entry = self.ops.get(index);
+        match (entry.own.step, entry.kind) {
             (Step::Range(method), _) if is_refusal(errno) => {
                 return self.refused(reactor, index, method, errno);
             }
             // The store has stricter alignment rules than it reported: use a buffer from here on.
             (Step::Direct, _) if errno == libc::EINVAL => {
-                let entry = self.table.get_mut(index);
-                entry.bounced = true;
-                entry.pos += entry.moved;
+                let entry = self.ops.get_mut(index);
+                entry.own.bounced = true;
+                entry.pos += entry.own.moved;
                 return self.proceed(reactor, index);
             }
             (Step::Sync | Step::Idle, _) => {
@@ -515,10 +481,10 @@ impl Files {
 
     /// The store does not support `method`, or (EINVAL) not for this range: use the next best one.
     fn refused(&mut self, reactor: &mut Reactor, index: u16, method: Method, errno: i32) {
-        let entry = self.table.get_mut(index);
+        let entry = self.ops.get_mut(index);
         let leg = entry.leg;
         match (errno, entry.kind) {
-            (libc::EINVAL, OpKind::Zero { .. }) => entry.written = true,
+            (libc::EINVAL, OpKind::Zero { .. }) => entry.own.written = true,
             // A hint that the store does not take for this range.
             (libc::EINVAL, _) if method != Method::Command => {
                 return self.finish(index, Err(libc::EOPNOTSUPP));
@@ -531,17 +497,14 @@ impl Files {
     /// Ends the op: releases everything that it holds, and reports its result.
     #[inline]
     fn finish(&mut self, index: u16, result: Result<(), i32>) {
-        if self.table.get(index).held != Hold::None {
+        let FileOp { held, buffer, .. } = self.ops.get(index).own;
+        if held != Hold::None {
             self.release_hold(index);
         }
-        let entry = self.table.get_mut(index);
-        if let Some(buffer) = entry.buffer.take() {
+        self.ops.finish(index, result);
+        if let Some(buffer) = buffer {
             self.pool.give(buffer);
         }
-        let token = entry.token;
-        self.tally.ended(entry, result);
-        self.table.free(index);
-        self.ended.push_back(Done { token, result });
     }
 
     #[inline]
@@ -550,7 +513,7 @@ impl Files {
             let Some(index) = self.buffer_waiters.pop_front() else {
                 return;
             };
-            self.table.get_mut(index).buffer = self.pool.take();
+            self.ops.get_mut(index).own.buffer = self.pool.take();
             self.proceed(reactor, index);
         }
     }
@@ -605,9 +568,9 @@ impl Files {
     fn completed_closing(&mut self, index: u16, result: i32) {
         self.submitted = self.submitted.saturating_sub(1);
         let verdict = self.step_progress(index, result);
-        let entry = self.table.get(index);
+        let entry = self.ops.get(index);
         let is_durable = self.leg(entry.leg).facts.writes_durably(entry.kind);
-        match (entry.step, verdict) {
+        match (entry.own.step, verdict) {
             (Step::Sync, Progress::Failed(errno)) => self.taint_sync(errno),
             (Step::Direct | Step::Spill, Progress::Failed(errno))
                 if is_durable && progress::taints_sync(errno) =>
@@ -617,42 +580,32 @@ impl Files {
             _ => {}
         }
         self.release_hold(index);
-        self.table.get_mut(index).epoch = None;
+        self.ops.get_mut(index).epoch = None;
     }
 
-    /// Marks every later fsync of this disk as failed: none can vouch for earlier writes any more.
-    #[cold]
     fn taint_sync(&self, errno: i32) {
-        if !self.disk.sync_failed() {
-            let error = io::Error::from_raw_os_error(errno);
-            tracing::error!(
-                disk = self.disk.name(),
-                %error,
-                "a sync failed and data may be lost; every flush fails until the disk is reopened"
-            );
+        queue::taint_sync(&self.disk, self.disk.name(), "a sync failed", errno);
+    }
+
+    /// Waits until the rings have nothing of this store. `Err`: they are broken.
+    fn await_all(&mut self, reactor: &mut Reactor) -> io::Result<()> {
+        let mut checks = 0;
+        while self.submitted > 0 {
+            let completion = reactor.next_of(self.id, &mut checks)?;
+            self.completed_closing(completion.index, completion.result);
         }
-        self.disk.mark_sync_failed();
+        Ok(())
     }
 }
 
 impl Store for Files {
-    #[inline]
-    fn room(&self) -> usize {
-        self.ops.saturating_sub(self.in_flight)
-    }
-
-    #[inline]
-    fn in_flight(&self) -> usize {
-        self.in_flight
-    }
+    from_ops!(room, in_flight, reap, is_ready, leg_stats);
 
     #[inline]
     fn push(&mut self, reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
-        debug_assert!(self.room() > 0);
-        self.in_flight += 1;
         match self.admit(epoch, &op, token) {
             Ok(index) => self.begin(reactor, index),
-            Err(result) => self.ended.push_back(Done { token, result }),
+            Err(result) => self.ops.end(token, result),
         }
     }
 
@@ -675,18 +628,6 @@ impl Store for Files {
     }
 
     #[inline]
-    fn reap(&mut self) -> Option<Done> {
-        let done = self.ended.pop_front()?;
-        self.in_flight -= 1;
-        Some(done)
-    }
-
-    #[inline]
-    fn is_ready(&self) -> bool {
-        !self.ended.is_empty()
-    }
-
-    #[inline]
     fn before_enter(&mut self, reactor: &mut Reactor, _wait: Wait) -> Option<Duration> {
         if self.delayed.is_empty() && self.hold_waiters.is_empty() {
             return None;
@@ -702,7 +643,7 @@ impl Store for Files {
     #[inline]
     fn after_enter(&mut self) {
         self.lap_bytes = 0;
-        self.tally.tick();
+        self.ops.tick();
     }
 
     #[inline]
@@ -712,28 +653,14 @@ impl Store for Files {
 
     fn close(&mut self, reactor: &mut Reactor) -> bool {
         self.drop_waiting();
-        let mut checks = 0;
-        while self.submitted > 0 {
-            match reactor.next_of(self.id, &mut checks) {
-                Ok(completion) => self.completed_closing(completion.index, completion.result),
-                Err(error) => {
-                    let disk = self.disk.name();
-                    tracing::error!(disk, %error, "the io_uring of a worker is broken");
-                    return false;
-                }
-            }
-        }
-        true
-    }
-
-    fn leg_stats(&self) -> Arc<[LegStats]> {
-        self.tally.stats()
+        let waited = self.await_all(reactor);
+        queue::has_closed(&self.disk, waited)
     }
 }
 
 impl Drop for Files {
-    /// Without the completions it is unknown when the kernel stops writing, so everything that it may write
-    /// to stays mapped for ever, guest memory included.
+    /// Without the completions it is unknown when the kernel stops writing, so nothing that it may write
+    /// to is ever unmapped, guest memory included.
     fn drop(&mut self) {
         if self.submitted == 0 {
             return;
@@ -746,7 +673,7 @@ impl Drop for Files {
             "{} I/Os never completed; the memory that they may write to is kept",
             self.submitted
         );
-        self.table.leak();
+        self.ops.leak();
         self.pool.leak();
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! A write's data is written when the op completes, so it cannot be seen earlier. A read's data is copied while the
 //! op waits for the drive, like a drive's own transfer, so the copy adds no time. Ops complete in the drive's order.
-//! All engines of the disk share one drive behind a lock that is held briefly. The lock, and the segment lists that
-//! grow to the longest op seen, are exceptions to the contract of `Store`, because a model is not a data path.
+//! All engines of the disk share one drive behind a lock that is held briefly. The lock is an exception to the contract of
+//! `Store`, because a model is not a data path.
 //!
 //! The thread waits in the ring, so kicks and commands still wake it. A timer is too inexact for 85 us, so
 //! the sleep ends [`SPIN_NS`] before the earliest possible completion, and the thread spins for the rest.
+//!
+//! Unsafe because data is moved between the store's bytes and guest memory, which the epoch in an op's entry keeps mapped.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,15 +16,17 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cleave_blk::{Op, OpKind, Segment};
+use cleave_blk::{Op, OpKind};
 use cleave_disk::model::{Owner, Shared, Work};
 use cleave_disk::{Backing, Disk};
 use cleave_guest::Epoch;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::ram::{self, Bytes};
-use crate::ops::memory::check;
-use crate::{Done, EngineError, Reactor, Store, Wait};
+use super::parts;
+use super::ram::Bytes;
+use crate::ops::queue::{OpQueue, from_ops};
+use crate::ops::table::Entry;
+use crate::{EngineError, Reactor, Store, Wait};
 
 /// Largest expected delay of a timer: a sleep ends this long before a completion.
 const SPIN_NS: u64 = 60_000;
@@ -32,72 +36,17 @@ const SLEEP_NS: u64 = 50_000;
 const DROP_SLEEP_MAX: Duration = Duration::from_millis(10);
 
 /// An op in the drive.
-#[derive(Debug)]
-struct Slot {
-    token: u64,
-    kind: OpKind,
-    offset_bytes: u64,
-    len_bytes: u64,
-    segments: Vec<Segment>,
-    skip_bytes: u32,
-    /// `None`: the slot is free.
-    epoch: Option<Epoch>,
+#[derive(Debug, Clone, Default)]
+struct Driven {
     /// Result of moving its data, once moved.
     moved: Option<Result<(), i32>>,
-    /// The drive's number for it; `None`: the slot is free.
+    /// The drive's number for it. `None`: it is not in the drive.
     number: Option<u32>,
 }
 
-impl Slot {
-    fn free() -> Slot {
-        Slot {
-            token: 0,
-            kind: OpKind::Sync,
-            offset_bytes: 0,
-            len_bytes: 0,
-            segments: Vec::new(),
-            skip_bytes: 0,
-            epoch: None,
-            moved: None,
-            number: None,
-        }
-    }
-
-    fn fill(&mut self, op: &Op<'_>, token: u64, epoch: &Epoch) {
-        self.token = token;
-        self.kind = op.kind;
-        self.offset_bytes = op.offset_bytes;
-        self.len_bytes = op.len_bytes;
-        self.skip_bytes = op.skip_bytes;
-        self.epoch = Some(epoch.clone());
-        self.moved = None;
-        self.segments.clear();
-        // The segments may extend far behind the op's end.
-        let mut left = op.len_bytes.saturating_add(u64::from(op.skip_bytes));
-        for segment in op.segments {
-            if left == 0 {
-                break;
-            }
-            left = left.saturating_sub(u64::from(segment.len));
-            self.segments.push(*segment);
-        }
-    }
-
-    /// Whether it is a read in the drive whose data can be copied already.
-    fn is_early(&self) -> bool {
-        self.number.is_some() && self.moved.is_none() && self.kind == OpKind::Read
-    }
-
-    fn op(&self) -> Op<'_> {
-        Op {
-            kind: self.kind,
-            leg: 0,
-            offset_bytes: self.offset_bytes,
-            len_bytes: self.len_bytes,
-            segments: &self.segments,
-            skip_bytes: self.skip_bytes,
-        }
-    }
+/// Returns true for a read in the drive whose data can be copied already.
+fn is_early(entry: &Entry<Driven>) -> bool {
+    entry.own.number.is_some() && entry.own.moved.is_none() && entry.kind == OpKind::Read
 }
 
 /// Ops on a modelled drive.
@@ -107,13 +56,9 @@ pub struct Model {
     bytes: Bytes,
     drive: Arc<Mutex<Shared>>,
     owner: Owner,
-    slots: Box<[Slot]>,
-    free: Vec<u16>,
-    /// Tokens of ops that the drive has completed and that are not in `ready` yet.
+    ops: OpQueue<Driven>,
+    /// Ops that the drive has completed and that are not finished yet.
     ended: VecDeque<u32>,
-    ready: VecDeque<Done>,
-    /// Ops pushed and not yet reported.
-    in_flight: usize,
     /// Reads among them whose data has not been copied yet.
     early: usize,
 }
@@ -130,6 +75,7 @@ impl Model {
             return Err(refuse(remedy, io::ErrorKind::InvalidInput));
         };
         let (bytes, drive) = (Bytes::new(ram), Arc::clone(drive));
+        let queue = OpQueue::new(&disk, ops, 0, Driven::default())?;
         let owner = lock(&drive).join().ok_or_else(|| {
             let remedy = "this modelled drive has its maximum number of workers";
             refuse(remedy, io::ErrorKind::OutOfMemory)
@@ -137,15 +83,12 @@ impl Model {
         // Without it, only precision is lost.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         Ok(Model {
+            ops: queue,
             disk,
             bytes,
             drive,
             owner,
-            slots: (0..ops).map(|_| Slot::free()).collect(),
-            free: (0..ops).rev().collect(),
             ended: VecDeque::with_capacity(usize::from(ops)),
-            ready: VecDeque::with_capacity(usize::from(ops)),
-            in_flight: 0,
             early: 0,
         })
     }
@@ -155,32 +98,26 @@ impl Model {
         lock(&self.drive)
     }
 
-    /// Ops in the drive.
-    fn in_drive(&self) -> usize {
-        self.slots.len() - self.free.len()
-    }
-
-    /// Takes a slot and gives the op to the drive. `Err`: the op ends here.
+    /// Adds an op to the queue and gives it to the drive. `Err`: the op ends here.
     fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<(), i32> {
-        check(&self.disk, op)?;
-        // The owner pushes only while there is room.
-        let index = self.free.pop().ok_or(libc::EBUSY)?;
-        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
-            return Err(libc::EBUSY);
-        };
-        slot.fill(op, token, epoch);
+        let range = (op.offset_bytes, op.len_bytes);
+        self.bytes.check(&self.disk, op)?;
+        let index = self
+            .ops
+            .admit(epoch, op, token, range, |_memory| Driven::default())?;
         let name = (&self.owner, u32::from(index));
-        let (work, offset, len) = (work(op.kind), op.offset_bytes, op.len_bytes);
         let mut drive = lock(&self.drive);
         // The clock is read under the lock, so that submission times never decrease.
-        slot.number = Some(drive.submit(now_ns(), name, work, offset, len));
-        self.early += usize::from(slot.is_early());
+        let number = drive.submit(now_ns(), name, work(op.kind), range.0, range.1);
+        let entry = self.ops.get_mut(index);
+        entry.own.number = Some(number);
+        self.early += usize::from(is_early(entry));
         Ok(())
     }
 
     /// Collects the ops that the drive has completed by now.
     fn collect(&mut self) {
-        if self.in_drive() == 0 {
+        if self.ops.unfinished() == 0 {
             return;
         }
         lock(&self.drive).collect(now_ns(), &self.owner, &mut self.ended);
@@ -191,21 +128,23 @@ impl Model {
 
     /// Moves the data of an op unless that is done, and reports it.
     fn finish(&mut self, index: u16) {
-        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
-            return;
+        let entry = self.ops.get_mut(index);
+        self.early -= usize::from(is_early(entry));
+        entry.own.number = None;
+        let moved = entry.own.moved;
+        let result = moved.unwrap_or_else(|| self.transfer(index));
+        self.ops.finish(index, result);
+    }
+
+    /// Moves the data of an op between the drive's bytes and guest memory.
+    fn transfer(&mut self, index: u16) -> Result<(), i32> {
+        let bytes = self.bytes;
+        let change = |kind, offset, start, len| {
+            // SAFETY: `admit` checked that the op's range is in the mapping, and the op's epoch keeps its memory mapped.
+            unsafe { bytes.change(kind, offset, start, len) };
         };
-        let is_early = slot.is_early();
-        if slot.number.take().is_none() {
-            return;
-        }
-        self.early -= usize::from(is_early);
-        let result = slot
-            .moved
-            .unwrap_or_else(|| transfer(self.bytes, &self.disk, slot));
-        slot.epoch = None;
-        let token = slot.token;
-        self.ready.push_back(Done { token, result });
-        self.free.push(index);
+        // No op is longer than that.
+        parts::run(&mut self.ops, index, u64::MAX, change).unwrap_or(Err(libc::EIO))
     }
 
     /// Collects ops, and returns the earliest time at which another may complete. Both happen under one lock,
@@ -215,7 +154,7 @@ impl Model {
             let mut drive = lock(&self.drive);
             drive.collect(now_ns(), &self.owner, &mut self.ended);
             if self.ended.is_empty() {
-                let numbers = self.slots.iter().filter_map(|slot| slot.number);
+                let numbers = self.ops.entries().filter_map(|(_, entry)| entry.own.number);
                 numbers.filter_map(|number| drive.floor_ns(number)).min()
             } else {
                 None
@@ -232,8 +171,10 @@ impl Model {
         if self.early == 0 {
             return;
         }
-        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.is_early()) {
-            slot.moved = Some(transfer(self.bytes, &self.disk, slot));
+        let early = self.ops.entries().find(|(_, entry)| is_early(entry));
+        if let Some((index, _)) = early {
+            let moved = self.transfer(index);
+            self.ops.get_mut(index).own.moved = Some(moved);
             self.early -= 1;
         }
     }
@@ -242,10 +183,10 @@ impl Model {
     fn wait(&mut self, reactor: &mut Reactor, deadline: Option<Instant>) -> io::Result<Option<()>> {
         let mut spin_until_ns = None;
         loop {
-            if !self.ready.is_empty() || reactor.has_events() {
+            if self.ops.is_ready() || reactor.has_events() {
                 return Ok(Some(()));
             }
-            if self.in_drive() == 0 {
+            if self.ops.unfinished() == 0 {
                 return Ok(None);
             }
             if deadline.is_some_and(|at| at <= Instant::now()) {
@@ -284,33 +225,12 @@ impl Model {
 }
 
 impl Store for Model {
-    #[inline]
-    fn room(&self) -> usize {
-        self.slots.len().saturating_sub(self.in_flight)
-    }
-
-    #[inline]
-    fn in_flight(&self) -> usize {
-        self.in_flight
-    }
+    from_ops!(room, in_flight, reap, is_ready);
 
     fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
-        debug_assert!(self.room() > 0);
-        self.in_flight += 1;
         if let Err(errno) = self.admit(epoch, &op, token) {
-            let result = Err(errno);
-            self.ready.push_back(Done { token, result });
+            self.ops.end(token, Err(errno));
         }
-    }
-
-    fn reap(&mut self) -> Option<Done> {
-        let done = self.ready.pop_front()?;
-        self.in_flight -= 1;
-        Some(done)
-    }
-
-    fn is_ready(&self) -> bool {
-        !self.ready.is_empty()
     }
 
     /// The model waits by itself, more exactly than a timer. The reactor then need not sleep, unless the
@@ -341,7 +261,7 @@ impl Store for Model {
 
 impl Model {
     fn drain(&mut self) {
-        while self.in_drive() > 0 {
+        while self.ops.unfinished() > 0 {
             let floor_ns = self.collect_and_look();
             let left_ns = floor_ns.map_or(0, |floor_ns| floor_ns.saturating_sub(now_ns()));
             std::thread::sleep(Duration::from_nanos(left_ns).min(DROP_SLEEP_MAX));
@@ -353,14 +273,6 @@ impl Drop for Model {
     fn drop(&mut self) {
         self.drain();
         lock(&self.drive).leave(&self.owner);
-    }
-}
-
-/// Moves the data of an op between the drive's bytes and guest memory.
-fn transfer(bytes: Bytes, disk: &Disk, slot: &Slot) -> Result<(), i32> {
-    match &slot.epoch {
-        Some(epoch) => ram::run(bytes, disk, epoch, &slot.op()),
-        None => Err(libc::EFAULT),
     }
 }
 

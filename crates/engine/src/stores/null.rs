@@ -5,37 +5,36 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_blk::{Op, OpKind};
-use cleave_disk::Disk;
+use cleave_disk::{Backing, Disk};
 use cleave_guest::{Epoch, Memory};
 
-use super::parts::Ops;
+use super::parts::Parts;
 use crate::ops::memory::{check, fill_with_zeroes, walk};
-use crate::{Done, LAP_BYTES_MAX, Reactor, Store, Wait};
+use crate::ops::queue::{OpQueue, from_ops};
+use crate::{LAP_BYTES_MAX, Reactor, Store, Wait};
 
 /// Ops on a null disk.
 #[derive(Debug)]
 pub struct Null {
     disk: Arc<Disk>,
-    /// Whether reads store zeroes. Otherwise they leave their memory unchanged; it must be mapped all the same.
+    /// Reads store zeroes. Otherwise they leave their memory unchanged; it must be mapped all the same.
     zeroes: bool,
-    ops: Ops,
+    ops: OpQueue<()>,
+    parts: Parts,
 }
 
 impl Null {
-    /// `ops`: most ops in flight.
-    pub fn new(disk: Arc<Disk>, zeroes: bool, ops: u16) -> io::Result<Null> {
+    /// For a null disk. `ops`: most ops in flight.
+    pub fn new(disk: Arc<Disk>, ops: u16) -> io::Result<Null> {
+        let Backing::Null { zeroes } = *disk.backing() else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
         Ok(Null {
-            disk,
             zeroes,
-            ops: Ops::new(ops)?,
+            ops: OpQueue::new(&disk, ops, 0, ())?,
+            parts: Parts::new(ops),
+            disk,
         })
-    }
-
-    /// Starts an op that may fill too much memory to be run at once.
-    #[cold]
-    fn push_long(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<(), i32> {
-        check(&self.disk, op)?;
-        self.ops.start(epoch, op, token)
     }
 
     #[inline]
@@ -43,7 +42,7 @@ impl Null {
         check(&self.disk, op)?;
         match op.kind {
             OpKind::Read if self.zeroes => {
-                self.ops.moves(op.len_bytes);
+                self.parts.moves(op.len_bytes);
                 walk(memory, op, fill_with_zeroes)
             }
             OpKind::Read => walk(memory, op, |_, _| ()),
@@ -53,26 +52,16 @@ impl Null {
 }
 
 impl Store for Null {
-    #[inline]
-    fn room(&self) -> usize {
-        self.ops.room()
-    }
-
-    #[inline]
-    fn in_flight(&self) -> usize {
-        self.ops.in_flight()
-    }
+    from_ops!(room, in_flight, reap, is_ready);
 
     #[inline]
     fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
-        let result = match op.len_bytes > LAP_BYTES_MAX {
-            false => self.run(epoch, &op),
-            true => match self.push_long(epoch, &op, token) {
-                Ok(()) => return,
-                failed => failed,
-            },
-        };
-        self.ops.end(Done { token, result });
+        if op.len_bytes > LAP_BYTES_MAX {
+            let checked = check(&self.disk, &op);
+            return self.parts.push(&mut self.ops, epoch, &op, token, checked);
+        }
+        let result = self.run(epoch, &op);
+        self.ops.end(token, result);
     }
 
     /// An op that fails here is pushed and fails again there; repeating it does no harm.
@@ -82,19 +71,9 @@ impl Store for Null {
     }
 
     #[inline]
-    fn reap(&mut self) -> Option<Done> {
-        self.ops.reap()
-    }
-
-    #[inline]
-    fn is_ready(&self) -> bool {
-        self.ops.is_ready()
-    }
-
-    #[inline]
     fn before_enter(&mut self, _reactor: &mut Reactor, _wait: Wait) -> Option<Duration> {
         let zeroes = self.zeroes;
-        self.ops.begin_lap(|kind, _, start, len| {
+        self.parts.begin_lap(&mut self.ops, |kind, _, start, len| {
             if zeroes && kind == OpKind::Read {
                 fill_with_zeroes(start, len);
             }
@@ -103,6 +82,6 @@ impl Store for Null {
 
     #[inline]
     fn is_sated(&self) -> bool {
-        self.ops.is_sated()
+        self.parts.is_sated()
     }
 }

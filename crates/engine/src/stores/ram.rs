@@ -16,74 +16,48 @@ use cleave_guest::{Epoch, Memory};
 use rustix::mm::Advice;
 use vm_memory::MmapRegion;
 
-use super::parts::Ops;
+use super::parts::Parts;
 use crate::ops::memory::{check, walk};
 use crate::ops::progress::Direction;
-use crate::{Done, LAP_BYTES_MAX, Reactor, Store, Wait};
+use crate::ops::queue::{OpQueue, from_ops};
+use crate::{LAP_BYTES_MAX, Reactor, Store, Wait};
 
 /// Ops on a RAM disk.
 #[derive(Debug)]
 pub struct Ram {
     disk: Arc<Disk>,
     bytes: Bytes,
-    ops: Ops,
+    ops: OpQueue<()>,
+    parts: Parts,
 }
 
 impl Ram {
     /// For a disk that is in memory. `ops`: most ops in flight.
     pub(crate) fn new(disk: Arc<Disk>, ops: u16) -> io::Result<Ram> {
-        let bytes = match disk.backing() {
-            Backing::Ram(region) | Backing::Model { ram: region, .. } => Bytes::new(region),
-            // An empty region: every op fails.
-            Backing::File { .. } | Backing::Null { .. } | Backing::Nbd(_) | Backing::Rbd(_) => {
-                Bytes {
-                    start: std::ptr::null_mut(),
-                    len: 0,
-                    private: false,
-                }
-            }
+        let Backing::Ram(region) = disk.backing() else {
+            return Err(io::ErrorKind::InvalidInput.into());
         };
         Ok(Ram {
+            bytes: Bytes::new(region),
+            ops: OpQueue::new(&disk, ops, 0, ())?,
+            parts: Parts::new(ops),
             disk,
-            bytes,
-            ops: Ops::new(ops)?,
         })
-    }
-
-    /// Starts an op that is too long to be run at once.
-    #[cold]
-    fn push_long(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<(), i32> {
-        if check(&self.disk, op)? > self.bytes.len {
-            return Err(libc::EIO);
-        }
-        self.ops.start(epoch, op, token)
     }
 }
 
 impl Store for Ram {
-    #[inline]
-    fn room(&self) -> usize {
-        self.ops.room()
-    }
-
-    #[inline]
-    fn in_flight(&self) -> usize {
-        self.ops.in_flight()
-    }
+    from_ops!(room, in_flight, reap, is_ready);
 
     #[inline]
     fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
-        let result = match op.len_bytes > LAP_BYTES_MAX {
-            false => {
-                self.ops.moves(op.len_bytes);
-                run(self.bytes, &self.disk, epoch, &op)
-            }
-            true => match self.push_long(epoch, &op, token) {
-                Ok(()) => return,
-                failed => failed,
-            },
-        };
-        self.ops.end(Done { token, result });
+        if op.len_bytes > LAP_BYTES_MAX {
+            let checked = self.bytes.check(&self.disk, &op);
+            return self.parts.push(&mut self.ops, epoch, &op, token, checked);
+        }
+        self.parts.moves(op.len_bytes);
+        let result = run(self.bytes, &self.disk, epoch, &op);
+        self.ops.end(token, result);
     }
 
     /// An op that fails here is pushed and fails again there; repeating it does no harm.
@@ -92,41 +66,23 @@ impl Store for Ram {
         if op.len_bytes > LAP_BYTES_MAX {
             return false;
         }
-        self.ops.moves(op.len_bytes);
+        self.parts.moves(op.len_bytes);
         run(self.bytes, &self.disk, memory, op).is_ok()
-    }
-
-    #[inline]
-    fn reap(&mut self) -> Option<Done> {
-        self.ops.reap()
-    }
-
-    #[inline]
-    fn is_ready(&self) -> bool {
-        self.ops.is_ready()
     }
 
     #[inline]
     fn before_enter(&mut self, _reactor: &mut Reactor, _wait: Wait) -> Option<Duration> {
         let bytes = self.bytes;
-        self.ops.begin_lap(|kind, offset, start, len| {
-            // SAFETY: `push_long` checked that the op's range is in the mapping. `start` .. `start` + `len` is guest memory that
-            // the op's epoch keeps mapped; the two mappings are distinct.
-            unsafe {
-                let at = bytes.start.add(offset as usize);
-                match kind {
-                    OpKind::Read => ptr::copy_nonoverlapping(at, start, len),
-                    OpKind::Write { .. } => ptr::copy_nonoverlapping(start, at, len),
-                    OpKind::Discard | OpKind::Zero { .. } => clear(bytes, at, len),
-                    OpKind::Sync => {}
-                }
-            }
-        })
+        self.parts
+            .begin_lap(&mut self.ops, |kind, offset, start, len| {
+                // SAFETY: `push` checked that the op's range is in the mapping, and the op's epoch keeps its memory mapped.
+                unsafe { bytes.change(kind, offset, start, len) };
+            })
     }
 
     #[inline]
     fn is_sated(&self) -> bool {
-        self.ops.is_sated()
+        self.parts.is_sated()
     }
 }
 
@@ -155,6 +111,35 @@ impl Bytes {
             private: region.flags() & libc::MAP_PRIVATE != 0,
         }
     }
+
+    /// Checks an op's range as [`check`] does, and that it is in the store.
+    #[inline]
+    pub(crate) fn check(self, disk: &Disk, op: &Op<'_>) -> Result<u64, i32> {
+        let end = check(disk, op)?;
+        if end > self.len {
+            return Err(libc::EIO);
+        }
+        Ok(end)
+    }
+
+    /// Moves bytes between the store and guest memory at `start`, or zeroes a range of the store.
+    ///
+    /// # Safety
+    ///
+    /// The range of the store must be in its mapping. For a read or a write, `start` .. `start` + `len` must be guest memory that is
+    /// mapped during the call; the two mappings are distinct.
+    pub(crate) unsafe fn change(self, kind: OpKind, offset: u64, start: *mut u8, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let at = self.start.add(offset as usize);
+            match kind {
+                OpKind::Read => ptr::copy_nonoverlapping(at, start, len),
+                OpKind::Write { .. } => ptr::copy_nonoverlapping(start, at, len),
+                OpKind::Discard | OpKind::Zero { .. } => clear(self, at, len),
+                OpKind::Sync => {}
+            }
+        }
+    }
 }
 
 /// Runs an op on a RAM disk.
@@ -162,10 +147,7 @@ pub(crate) fn run(ram: Bytes, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Resu
     if op.kind == OpKind::Sync {
         return Ok(());
     }
-    let end = check(disk, op)?;
-    if end > ram.len {
-        return Err(libc::EIO);
-    }
+    ram.check(disk, op)?;
     // Inside a mapping, so it fits.
     let offset = usize::try_from(op.offset_bytes).map_err(|_huge| libc::EIO)?;
     // SAFETY: `offset` ≤ `end` ≤ the length of the mapping.
@@ -224,7 +206,7 @@ fn clear(ram: Bytes, at: *mut u8, len: usize) {
     }
 }
 
-/// Whether the pages were replaced by zeroes.
+/// Returns true if the pages were replaced by zeroes.
 fn drop_pages(at: *mut u8, len: usize) -> bool {
     // SAFETY: whole pages of the store's own private anonymous mapping; they stay mapped and read as
     // zero. Other threads access them as bytes only, without references.

@@ -3,9 +3,9 @@
 //! librbd copies between the cluster and guest memory directly, and completes on threads of its own. Completions wait in an inbox,
 //! which a busy worker looks into each lap; for a worker that sleeps, its eventfd is watched by the ring.
 //!
-//! Unsafe because librbd is given the table's ranges, which point to guest memory. The epoch in an op's entry keeps that memory
-//! mapped until `finish`, which runs only when the op's completion was taken, or never came to be. `close` waits for the rest; if
-//! that did not happen, `drop` leaks the table.
+//! Unsafe because librbd is given the queue's ranges, which point to guest memory. The epoch in an op's entry keeps that memory
+//! mapped until `OpQueue::finish`, which runs only when the op's completion was taken, or never came to be. `close` waits for the rest; if
+//! that did not happen, `drop` leaks the queue's table.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,14 +19,11 @@ use cleave_rbd::{Image, Inbox, Thickness};
 use io_uring::opcode;
 use io_uring::types::Fixed;
 
-use crate::ops::legs::{LegStats, Tally};
-use crate::ops::memory::{remote_range, walk};
-use crate::ops::table::{Entry, Table};
-use crate::reactor::StoreId;
+use crate::ops::memory::remote_range;
+use crate::ops::queue::{self, OpQueue, from_ops};
+use crate::reactor::{FULL_PAUSE, StoreId};
 use crate::{Completion, Done, Reactor, Store, Wait};
 
-/// Pause if the submission queue accepts nothing.
-const FULL_PAUSE: Duration = Duration::from_millis(1);
 /// Longest sleep between two looks while the store closes.
 const CLOSE_SLEEP: Duration = Duration::from_millis(100);
 /// Most bytes of one discard, or of zeroes, and most objects: librbd makes a request for each object of it, and has memory for each
@@ -60,22 +57,15 @@ enum Sent {
 pub struct Rbd {
     disk: Arc<Disk>,
     id: StoreId,
-    ops: usize,
-    /// Ops pushed and not yet reported.
-    in_flight: usize,
+    ops: OpQueue<Sent>,
     /// Ops that librbd has.
     sent_count: usize,
     /// Bytes that it reads and writes for them, or counts for that (`weight`).
     moved_bytes: u64,
     /// Ops that wait until that is less.
     waiting: VecDeque<u16>,
-    /// Ops completed and not yet reported.
-    ended: VecDeque<Done>,
-    table: Table,
-    sent: Box<[Sent]>,
     /// For the completions of all legs.
     inbox: Inbox,
-    tally: Tally,
     /// The ring watches the inbox's eventfd.
     is_listening: bool,
     is_closing: bool,
@@ -110,53 +100,35 @@ impl Rbd {
         let id = reactor.attach(&[inbox.bell()], false)?;
         Ok(Rbd {
             id,
-            ops: usize::from(ops),
-            tally: Tally::new(disk.legs().len()),
+            ops: OpQueue::new(&disk, ops, 0, Sent::Nothing)?,
             disk,
-            in_flight: 0,
             sent_count: 0,
             moved_bytes: 0,
             waiting: VecDeque::with_capacity(usize::from(ops)),
-            ended: VecDeque::with_capacity(usize::from(ops)),
-            table: Table::new(ops)?,
-            sent: vec![Sent::Nothing; usize::from(ops)].into_boxed_slice(),
             inbox,
             is_listening: false,
             is_closing: false,
         })
     }
 
-    /// Checks an op and adds it to the table. `Err` is the result of an op that ends here.
+    /// Checks an op and adds it to the queue. `Err` is the result of an op that ends here.
     fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
         if image(&self.disk, op.leg).map_err(Err)?.is_fenced() {
             return Err(Err(FENCED));
         }
-        let (offset, len) = remote_range(&self.disk, op, 1)?;
-        // The owner pushes only while there is room.
-        let entry = Entry::new(token, op.kind, offset, len);
-        let index = self.table.take(entry).ok_or(Err(libc::EBUSY))?;
-        if matches!(op.kind, OpKind::Read | OpKind::Write { .. }) {
-            let mut gather = self.table.gather(index);
-            let walked = walk(epoch, op, |start, len| gather.add(start, len));
-            if let Err(errno) = walked.and_then(|()| self.table.gathered(index, gather)) {
-                self.table.free(index);
-                return Err(Err(errno));
-            }
-        }
-        let begun_ns = self.tally.now_ns();
-        let entry = self.table.get_mut(index);
-        entry.leg = op.leg;
-        entry.begun_ns = begun_ns;
-        entry.epoch = Some(epoch.clone());
-        Ok(index)
+        let range = remote_range(&self.disk, op, 1)?;
+        let index = self
+            .ops
+            .admit(epoch, op, token, range, |_memory| Sent::Nothing);
+        index.map_err(Err)
     }
 
     /// The part of an op that librbd gets next. `None`: the op is done.
     fn next_part(&self, index: u16) -> Option<Sent> {
-        let entry = self.table.get(index);
+        let entry = self.ops.get(index);
         let (kind, leg, (offset, left)) = (entry.kind, entry.leg, entry.rest());
         match kind {
-            OpKind::Sync => (self.sent(index) != Sent::Flush).then_some(Sent::Flush),
+            OpKind::Sync => (self.ops.get(index).own != Sent::Flush).then_some(Sent::Flush),
             _ if left > 0 && matches!(kind, OpKind::Discard | OpKind::Zero { .. }) => {
                 let object_bytes = image(&self.disk, leg).map_or(RANGE_MAX, Image::object_bytes);
                 Some(Sent::Bytes(range_part(object_bytes, offset, left)))
@@ -169,23 +141,23 @@ impl Rbd {
 
     /// Gives librbd the next part of an op, or ends the op.
     fn proceed(&mut self, index: u16) {
-        let (offset, left) = self.table.get(index).rest();
+        let (offset, left) = self.ops.get(index).rest();
         match self.next_part(index) {
-            None => self.finish(index, Ok(())),
+            None => self.ops.finish(index, Ok(())),
             // Nobody waits for an op of a store that closes.
-            Some(_) if self.is_closing => self.finish(index, Err(libc::ECANCELED)),
+            Some(_) if self.is_closing => self.ops.finish(index, Err(libc::ECANCELED)),
             Some(part) => {
                 let weight = self.weight(index, part);
                 if self.moved_bytes + weight > MOVED_MAX {
-                    self.sent[usize::from(index)] = Sent::Nothing;
+                    self.ops.get_mut(index).own = Sent::Nothing;
                     self.waiting.push_back(index);
                     return;
                 }
                 let moved = self.moved(index, part);
                 if moved > 0 && moved < left {
-                    self.table.show_first(index, moved);
+                    self.ops.show_first(index, moved);
                 }
-                self.sent[usize::from(index)] = part;
+                self.ops.get_mut(index).own = part;
                 match self.submit(index, part, offset) {
                     Ok(()) => {
                         self.sent_count += 1;
@@ -199,7 +171,7 @@ impl Rbd {
 
     /// Bytes that a part moves.
     fn moved(&self, index: u16, part: Sent) -> u64 {
-        match (part, self.table.get(index).kind) {
+        match (part, self.ops.get(index).kind) {
             (Sent::Bytes(len), OpKind::Read | OpKind::Write { .. }) => len,
             _ => 0,
         }
@@ -207,7 +179,7 @@ impl Rbd {
 
     /// Bytes that librbd may need for a part.
     fn weight(&self, index: u16, part: Sent) -> u64 {
-        let (entry, moved) = (self.table.get(index), self.moved(index, part));
+        let (entry, moved) = (self.ops.get(index), self.moved(index, part));
         let Sent::Bytes(len) = part else { return moved };
         match image(&self.disk, entry.leg) {
             Ok(image) if image.is_clone() && entry.kind != OpKind::Read => {
@@ -217,7 +189,7 @@ impl Rbd {
         }
     }
 
-    /// Whether an op has to go behind those that wait: the room that a large one needs would always be taken by smaller ones.
+    /// Returns true if an op has to go after those that wait: the room that a large one needs would always be taken by smaller ones.
     #[inline]
     fn queues(&self, index: u16) -> bool {
         let weighs = |part| self.weight(index, part) > 0;
@@ -238,7 +210,7 @@ impl Rbd {
     }
 
     fn submit(&self, index: u16, part: Sent, offset: u64) -> Result<(), i32> {
-        let entry = self.table.get(index);
+        let entry = self.ops.get(index);
         let image = image(&self.disk, entry.leg)?;
         let Sent::Bytes(len) = part else {
             return image.flush(&self.inbox, index);
@@ -254,11 +226,11 @@ impl Rbd {
             }
             // SAFETY: see the module's documentation.
             OpKind::Read => unsafe {
-                image.read(&self.inbox, index, self.table.host_ranges(index), offset)
+                image.read(&self.inbox, index, self.ops.host_ranges(index), offset)
             },
             // SAFETY: as above.
             OpKind::Write { .. } => unsafe {
-                image.write(&self.inbox, index, self.table.host_ranges(index), offset)
+                image.write(&self.inbox, index, self.ops.host_ranges(index), offset)
             },
             OpKind::Sync => Err(libc::EINVAL),
         }
@@ -267,45 +239,40 @@ impl Rbd {
     /// librbd has completed what an op had under way.
     fn settle(&mut self, index: u16, result: i64) {
         self.sent_count -= 1;
-        let moved = self.moved(index, self.sent(index));
-        self.moved_bytes -= self.weight(index, self.sent(index));
+        let moved = self.moved(index, self.ops.get(index).own);
+        self.moved_bytes -= self.weight(index, self.ops.get(index).own);
         if let Ok(errno) = u32::try_from(result.saturating_neg())
             && errno > 0
         {
             return self.fail(index, i32::try_from(errno).unwrap_or(libc::EIO));
         }
-        let Sent::Bytes(len) = self.sent(index) else {
+        let Sent::Bytes(len) = self.ops.get(index).own else {
             return self.proceed(index);
         };
-        let is_read = self.table.get(index).kind == OpKind::Read;
+        let is_read = self.ops.get(index).kind == OpKind::Read;
         if is_read && u64::try_from(result) != Ok(len) {
             // The image has become smaller.
-            return self.finish(index, Err(libc::EIO));
+            return self.ops.finish(index, Err(libc::EIO));
         }
-        self.table.get_mut(index).pos += len;
-        if moved > 0 && self.table.get(index).rest().1 > 0 {
-            self.table.show_all(index);
-            self.table.consume(index, moved, |_, _| ());
+        self.ops.get_mut(index).pos += len;
+        if moved > 0 && self.ops.get(index).rest().1 > 0 {
+            self.ops.show_all(index);
+            self.ops.consume(index, moved, |_, _| ());
         }
         self.proceed(index);
     }
 
     fn fail(&mut self, index: u16, mut errno: i32) {
-        let leg = self.table.get(index).leg;
+        let leg = self.ops.get(index).leg;
         if errno == BLOCKLISTED {
             self.note_fence(leg);
             errno = FENCED;
         }
-        if self.sent(index) == Sent::Flush && !self.disk.sync_failed() {
-            let error = io::Error::from_raw_os_error(errno);
-            tracing::error!(
-                disk = self.leg_name(leg),
-                %error,
-                "the cluster failed a flush and data may be lost; every flush fails until the disk is reopened"
-            );
-            self.disk.mark_sync_failed();
+        if self.ops.get(index).own == Sent::Flush {
+            let failed = "the cluster failed a flush";
+            queue::taint_sync(&self.disk, self.leg_name(leg), failed, errno);
         }
-        self.finish(index, Err(errno));
+        self.ops.finish(index, Err(errno));
     }
 
     #[cold]
@@ -323,21 +290,6 @@ impl Rbd {
     fn leg_name(&self, leg: u16) -> &str {
         let leg = self.disk.legs().get(usize::from(leg));
         leg.map_or(self.disk.name(), Leg::name)
-    }
-
-    /// Ends an op that librbd does not have.
-    fn finish(&mut self, index: u16, result: Result<(), i32>) {
-        let entry = self.table.get(index);
-        let token = entry.token;
-        self.tally.ended(entry, result);
-        self.table.free(index);
-        self.sent[usize::from(index)] = Sent::Nothing;
-        self.ended.push_back(Done { token, result });
-    }
-
-    #[inline]
-    fn sent(&self, index: u16) -> Sent {
-        self.sent[usize::from(index)]
     }
 
     /// Handles what waits in the inbox.
@@ -397,23 +349,13 @@ impl Rbd {
 }
 
 impl Store for Rbd {
-    #[inline]
-    fn room(&self) -> usize {
-        self.ops.saturating_sub(self.in_flight)
-    }
-
-    #[inline]
-    fn in_flight(&self) -> usize {
-        self.in_flight
-    }
+    from_ops!(room, in_flight, leg_stats);
 
     fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
-        debug_assert!(self.room() > 0);
-        self.in_flight += 1;
         match self.admit(epoch, &op, token) {
             Ok(index) if self.queues(index) => self.waiting.push_back(index),
             Ok(index) => self.proceed(index),
-            Err(result) => self.ended.push_back(Done { token, result }),
+            Err(result) => self.ops.end(token, result),
         }
     }
 
@@ -426,17 +368,15 @@ impl Store for Rbd {
 
     #[inline]
     fn reap(&mut self) -> Option<Done> {
-        if self.ended.is_empty() {
+        if !self.ops.is_ready() {
             self.collect();
         }
-        let done = self.ended.pop_front()?;
-        self.in_flight -= 1;
-        Some(done)
+        self.ops.reap()
     }
 
     #[inline]
     fn is_ready(&self) -> bool {
-        !self.ended.is_empty() || self.inbox.has_any()
+        self.ops.is_ready() || self.inbox.has_any()
     }
 
     #[inline]
@@ -455,32 +395,24 @@ impl Store for Rbd {
 
     #[inline]
     fn after_enter(&mut self) {
-        self.tally.tick();
-    }
-
-    fn leg_stats(&self) -> Arc<[LegStats]> {
-        self.tally.stats()
+        self.ops.tick();
     }
 
     fn close(&mut self, reactor: &mut Reactor) -> bool {
-        let ended = self.await_all(reactor);
-        if let Err(error) = &ended {
-            let disk = self.disk.name();
-            tracing::error!(disk, %error, "the io_uring of a worker is broken");
-        }
-        ended.is_ok()
+        let waited = self.await_all(reactor);
+        queue::has_closed(&self.disk, waited)
     }
 }
 
 impl Drop for Rbd {
-    /// librbd may still write to the memory of what it did not complete, so that stays mapped for ever.
+    /// librbd may still write to the memory of what it did not complete, so that is never unmapped.
     fn drop(&mut self) {
         if self.sent_count > 0 {
             tracing::error!(
                 disk = self.disk.name(),
                 "I/Os never completed; the memory that they may write to is kept"
             );
-            self.table.leak();
+            self.ops.leak();
         }
     }
 }
@@ -488,6 +420,7 @@ impl Drop for Rbd {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::table::Entry;
 
     #[test]
     fn a_part_of_a_range_ends_with_an_object() {
@@ -543,18 +476,21 @@ mod tests {
             ),
             (OpKind::Sync, 0, &[Sent::Flush]),
         ] {
-            let index = rbd.table.take(Entry::new(0, kind, 0, len)).unwrap();
+            let index = rbd
+                .ops
+                .take(Entry::new(0, kind, 0, len, Sent::Nothing))
+                .unwrap();
             let mut seen = Vec::new();
             while let Some(part) = rbd.next_part(index) {
                 seen.push(part);
-                rbd.sent[usize::from(index)] = part;
+                let entry = rbd.ops.get_mut(index);
+                entry.own = part;
                 if let Sent::Bytes(len) = part {
-                    rbd.table.get_mut(index).pos += len;
+                    entry.pos += len;
                 }
             }
             assert_eq!(seen, parts, "{kind:?}");
-            rbd.sent[usize::from(index)] = Sent::Nothing;
-            rbd.table.free(index);
+            rbd.ops.free(index);
         }
     }
 }

@@ -117,14 +117,14 @@ fn no_space_is_reported_and_recovers() {
 }
 
 /// Cuts transfers short and has them retried; bytes that were moved but not reported are moved twice.
-fn stutter(number: u64, entry: &Entry, result: i32) -> i32 {
+fn stutter(number: u64, entry: &Entry<FileOp>, result: i32) -> i32 {
     let draw = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     let is_transfer = matches!(
-        entry.step,
+        entry.own.step,
         Step::Direct | Step::Fill | Step::Spill | Step::Zeroes
     );
-    let is_write = matches!(entry.step, Step::Spill | Step::Zeroes)
-        || (entry.step == Step::Direct && entry.kind != READ);
+    let is_write = matches!(entry.own.step, Step::Spill | Step::Zeroes)
+        || (entry.own.step == Step::Direct && entry.kind != READ);
     match draw % 8 {
         0 => -libc::EAGAIN,
         1 => -libc::EINTR,
@@ -200,7 +200,7 @@ fn a_busy_range_is_retried_and_a_busy_sync_is_not() {
 fn an_io_without_kernel_memory_is_retried_and_a_sync_is_not() {
     for direct in [Direct::Auto, Direct::Off] {
         let (_dir, _path, disk, guest) = file_rig(direct);
-        let short: Mangle = |number, entry, result| match (number, entry.step) {
+        let short: Mangle = |number, entry, result| match (number, entry.own.step) {
             (1..=5, _) | (_, Step::Sync) => -libc::ENOMEM,
             _ => result,
         };
@@ -215,7 +215,7 @@ fn an_io_without_kernel_memory_is_retried_and_a_sync_is_not() {
             );
         }
         let mut engine = engine(&disk, &guest);
-        files(&mut engine).mangle(|number, entry, result| match (number, entry.step) {
+        files(&mut engine).mangle(|number, entry, result| match (number, entry.own.step) {
             (1..=5, Step::Direct) => -libc::ENOMEM,
             _ => result,
         });
@@ -260,7 +260,7 @@ fn a_store_with_stricter_alignment_than_reported_gets_buffers() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Auto);
     let mut engine = engine(&disk, &guest);
     // Half of it succeeds, then the store refuses; through a buffer it works.
-    files(&mut engine).mangle(|number, entry, result| match (entry.step, number) {
+    files(&mut engine).mangle(|number, entry, result| match (entry.own.step, number) {
         (Step::Direct, 1) => result / 2,
         (Step::Direct, _) => -libc::EINVAL,
         _ => result,

@@ -108,7 +108,7 @@ fn a_durable_write_that_fails_taints_later_syncs_unless_it_was_for_space() {
 fn not_durable(disk: &Disk) -> Mangle {
     match is_direct(disk) {
         true => |_, _, _| -libc::EIO,
-        false => |_, entry, result| match entry.step {
+        false => |_, entry, result| match entry.own.step {
             Step::Sync => -libc::EIO,
             _ => result,
         },

@@ -10,16 +10,16 @@ use io_uring::squeue::Flags;
 use super::Files;
 use super::portion::{COPY_BYTES_MAX, Portion};
 use crate::Reactor;
-use crate::ops::table::Step;
+use crate::ops::step::Step;
 
 impl Files {
     /// The bytes that the current step has yet to move. They do not change from its submission to its completion.
     #[inline]
     pub(super) fn step_bytes(&self, index: u16) -> u64 {
-        let entry = self.table.get(index);
-        match entry.step {
+        let entry = self.ops.get(index);
+        match entry.own.step {
             Step::Direct | Step::Fill | Step::Spill | Step::Zeroes => {
-                entry.window.len - entry.moved
+                entry.own.window.len - entry.own.moved
             }
             Step::Idle | Step::Range(_) | Step::Sync => 0,
         }
@@ -29,7 +29,7 @@ impl Files {
     #[inline]
     pub(super) fn portion(&self, index: u16) -> Option<Portion> {
         let bytes = self.step_bytes(index);
-        let facts = &self.leg(self.table.get(index).leg).facts;
+        let facts = &self.leg(self.ops.get(index).leg).facts;
         if bytes == 0 || bytes < facts.delegates_from {
             return None;
         }
@@ -45,15 +45,15 @@ impl Files {
         if !self.delegated.is_idle()
             && let Some(portion) = self.portion(index)
         {
-            self.table.show_all(index);
+            self.ops.show_all(index);
             self.delegated.end(portion);
         }
     }
 
     /// Submits a portion that has been counted.
     pub(super) fn delegate(&mut self, reactor: &mut Reactor, index: u16, portion: Portion) {
-        if self.table.get(index).step == Step::Direct {
-            self.table.show_first(index, portion.bytes);
+        if self.ops.get(index).own.step == Step::Direct {
+            self.ops.show_first(index, portion.bytes);
         }
         let entry = self.submission(index, portion.bytes).flags(Flags::ASYNC);
         if !self.submit(reactor, index, entry, false) {

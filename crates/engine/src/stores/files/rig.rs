@@ -1,11 +1,11 @@
 //! Test hooks of a file store: disable its methods, and replace results of the kernel.
 
 use super::Files;
-use crate::ops::step::Methods;
-use crate::ops::table::{Entry, Method};
+use crate::ops::step::{FileOp, Method, Methods};
+use crate::ops::table::Entry;
 
 /// Replaces the kernel's result, given a running number and the op.
-pub(crate) type Mangle = fn(u64, &Entry, i32) -> i32;
+pub(crate) type Mangle = fn(u64, &Entry<FileOp>, i32) -> i32;
 /// Like `Mangle`, for results of the polled ring.
 pub(crate) type PolledMangle = fn(u64, i32) -> i32;
 
@@ -48,7 +48,7 @@ impl Files {
             return result;
         };
         *number += 1;
-        mangle(*number, self.table.get(index), result)
+        mangle(*number, self.ops.get(index), result)
     }
 
     pub(crate) fn mangle_polled(&mut self, mangle: PolledMangle) {

@@ -10,10 +10,11 @@ use cleave_disk::Disk;
 use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
 
-use super::{FULL_PAUSE, Files};
+use super::Files;
 use crate::Reactor;
-use crate::ops::table::{Entry, Method, Step};
-use crate::reactor::Tenancy;
+use crate::ops::step::{FileOp, Method, Step};
+use crate::ops::table::Entry;
+use crate::reactor::{FULL_PAUSE, Tenancy};
 
 /// Most bytes that the kernel moves at once (MAX_RW_COUNT); more makes a short transfer.
 const MOVED_AT_ONCE: u64 = 0x7fff_f000;
@@ -24,11 +25,10 @@ impl Files {
     /// Submits the current step, or the rest of it, to its ring.
     pub(super) fn issue(&mut self, reactor: &mut Reactor, index: u16) {
         let Some(portion) = self.portion(index) else {
-            if self.tenancy == Tenancy::Shared && self.leg(self.table.get(index).leg).facts.cached {
+            if self.tenancy == Tenancy::Shared && self.leg(self.ops.get(index).leg).facts.cached {
                 self.lap_bytes += self.step_bytes(index);
             }
-            let is_polled =
-                reactor.has_polled_ring() && may_poll(&self.disk, self.table.get(index));
+            let is_polled = reactor.has_polled_ring() && may_poll(&self.disk, self.ops.get(index));
             let entry = self.submission(index, u64::MAX);
             self.submit(reactor, index, entry, is_polled);
             return;
@@ -64,9 +64,9 @@ impl Files {
     /// The entry for the current step, or for the rest of it, but for at most so many bytes. If memory in several ranges is
     /// moved directly, the table shows no more than these.
     pub(super) fn submission(&self, index: u16, bytes_max: u64) -> squeue::Entry {
-        let entry = self.table.get(index);
-        let at = entry.window.start + entry.moved;
-        let left = (entry.window.len - entry.moved).min(bytes_max);
+        let entry = self.ops.get(index);
+        let at = entry.own.window.start + entry.own.moved;
+        let left = (entry.own.window.len - entry.own.moved).min(bytes_max);
         // Bounded by the constant, so it fits.
         let len = left.min(MOVED_AT_ONCE) as u32;
         let file = Fixed(self.id.first_file + u32::from(entry.leg));
@@ -74,18 +74,20 @@ impl Files {
             true => libc::RWF_DSYNC,
             false => 0,
         };
-        match entry.step {
+        match entry.own.step {
             Step::Direct => self.direct(file, index, at, len, flags),
             Step::Fill => {
                 let to = entry
+                    .own
                     .buffer
-                    .map_or(std::ptr::null_mut(), |b| self.pool.at(b, entry.moved));
+                    .map_or(std::ptr::null_mut(), |b| self.pool.at(b, entry.own.moved));
                 opcode::Read::new(file, to, len).offset(at).build()
             }
             Step::Spill => {
                 let from = entry
+                    .own
                     .buffer
-                    .map_or(std::ptr::null_mut(), |b| self.pool.at(b, entry.moved));
+                    .map_or(std::ptr::null_mut(), |b| self.pool.at(b, entry.own.moved));
                 opcode::Write::new(file, from, len)
                     .offset(at)
                     .rw_flags(flags)
@@ -101,8 +103,8 @@ impl Files {
 
     /// A single range needs no array, which the kernel would have to copy.
     fn direct(&self, file: Fixed, index: u16, at: u64, len: u32, flags: i32) -> squeue::Entry {
-        let (ranges, count) = self.table.ranges(index);
-        let read = self.table.get(index).kind == OpKind::Read;
+        let (ranges, count) = self.ops.ranges(index);
+        let read = self.ops.get(index).kind == OpKind::Read;
         if count == 1 {
             // SAFETY: `ranges` points to `count` initialised ranges.
             let start: *mut u8 = unsafe { (*ranges).iov_base }.cast();
@@ -126,20 +128,20 @@ impl Files {
     }
 }
 
-/// Whether the op's current step goes to the polled ring: it must move few bytes past the page cache, and
+/// Returns true if the op's current step goes to the polled ring: it must move few bytes past the page cache, and
 /// must not be a durable write. A durable write may need a flush, for which the kernel waits by an interrupt.
 #[inline]
-fn may_poll(disk: &Disk, entry: &Entry) -> bool {
+fn may_poll(disk: &Disk, entry: &Entry<FileOp>) -> bool {
     let moves = matches!(
-        entry.step,
+        entry.own.step,
         Step::Direct | Step::Fill | Step::Spill | Step::Zeroes
     );
     let durable = entry.kind == OpKind::Write { durable: true };
-    if !moves || durable || entry.plain {
+    if !moves || durable || entry.own.plain {
         return false;
     }
     let leg = disk.legs().get(usize::from(entry.leg));
-    leg.is_some_and(|leg| leg.polls(entry.window.start, entry.window.len))
+    leg.is_some_and(|leg| leg.polls(entry.own.window.start, entry.own.window.len))
 }
 
 fn ranged(file: Fixed, method: Method, at: u64, len: u64) -> squeue::Entry {

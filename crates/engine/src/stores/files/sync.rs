@@ -2,16 +2,16 @@
 
 use super::Files;
 use crate::Reactor;
-use crate::ops::table::Step;
+use crate::ops::step::Step;
 
 impl Files {
     /// Starts making completed writes durable.
     pub(super) fn begin_sync(&mut self, reactor: &mut Reactor, index: u16) {
-        let entry = self.table.get_mut(index);
-        entry.step = Step::Idle;
+        let entry = self.ops.get_mut(index);
+        entry.own.step = Step::Idle;
         let leg = entry.leg;
         // The buffer is not needed during the sync.
-        if let Some(buffer) = entry.buffer.take() {
+        if let Some(buffer) = entry.own.buffer.take() {
             self.pool.give(buffer);
         }
         let syncs = &mut self.leg_mut(leg).syncs;
@@ -23,14 +23,14 @@ impl Files {
     }
 
     fn lead_sync(&mut self, reactor: &mut Reactor, index: u16) {
-        let leg = self.table.get(index).leg;
+        let leg = self.ops.get(index).leg;
         self.leg_mut(leg).syncs.leader = Some(index);
         if self.disk.sync_failed() {
             return self.sync_done(reactor, index, Err(libc::EIO));
         }
-        let entry = self.table.get_mut(index);
-        entry.step = Step::Sync;
-        entry.tries = 0;
+        let entry = self.ops.get_mut(index);
+        entry.own.step = Step::Sync;
+        entry.own.tries = 0;
         self.issue(reactor, index);
     }
 
@@ -54,7 +54,7 @@ impl Files {
         } else {
             result
         };
-        let leg = self.table.get(leader).leg;
+        let leg = self.ops.get(leader).leg;
         self.leg_mut(leg).syncs.leader = None;
         self.finish(leader, result);
         while let Some(follower) = self.leg_mut(leg).syncs.followers.pop_front() {

@@ -8,7 +8,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::line::Phase;
-use super::{Nbd, OWN_FLUSH, Sent};
+use super::{Nbd, OWN_FLUSH};
 use crate::Reactor;
 
 /// Longest sleep between two looks at the connections.
@@ -42,14 +42,11 @@ impl Nbd {
 
     /// Drops the ops whose requests the server has no byte of.
     fn drop_unsent(&mut self, line: u8) {
-        let is_kept = |sent| matches!(sent, Sent::Partly | Sent::Whole);
         let mut queue = std::mem::take(&mut self.line_mut(line).queue);
-        queue.retain(|index| is_kept(self.flight(*index).sent));
+        queue.retain(|index| self.flight(*index).sent.is_out());
         self.line_mut(line).queue = queue;
-        for index in 0..self.flights.len() as u16 {
-            let flight = self.flight(index);
-            let is_ours = flight.is_used && flight.line == line;
-            if is_ours && !is_kept(flight.sent) {
+        for index in self.ops_of(line) {
+            if !self.flight(index).sent.is_out() {
                 self.finish(index, Err(libc::ECANCELED));
             }
         }
@@ -57,10 +54,8 @@ impl Nbd {
 
     /// Returns true if no op of the owner is on this connection.
     fn has_answers(&self, line: u8) -> bool {
-        let mut flights = (0_u16..).zip(&self.flights);
-        flights.all(|(index, flight)| {
-            !flight.is_used || flight.line != line || self.table.get(index).token == OWN_FLUSH
-        })
+        let mut entries = self.ops.entries();
+        entries.all(|(_, entry)| !entry.own.is_on(line) || entry.token == OWN_FLUSH)
     }
 
     /// Waits for the answers to what was sent, or for the fence of a connection that is lost.

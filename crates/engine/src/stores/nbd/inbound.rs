@@ -5,11 +5,13 @@ use cleave_disk::nbd::wire::request;
 use io_uring::opcode;
 use io_uring::squeue::Flags;
 
+use super::flight::Sent;
 use super::frame::{self, Breach, Content, Frame, HEAD_MAX};
 use super::line::{Entry as RingEntry, Inbound, Phase, RANGES_MAX, STAGING_BYTES};
-use super::{Nbd, Sent, cut};
+use super::{Nbd, cut};
 use crate::Reactor;
 use crate::ops::memory::fill_with_zeroes;
+use crate::ops::table::Entry;
 
 /// TCP acknowledges larger amounts by itself.
 const ACK_BYTES: u64 = 64 << 10;
@@ -22,8 +24,8 @@ impl Nbd {
             index, at, left, ..
         } = self.line(line).inbound
         {
-            let skip = self.table.get(index).pos + at;
-            let (all, many) = self.table.ranges(index);
+            let skip = self.ops.get(index).pos + at;
+            let (all, many) = self.ops.ranges(index);
             // SAFETY: the table's ranges are valid until the entry is freed, and filling the line's does not touch them.
             let all = unsafe { std::slice::from_raw_parts(all, many) };
             let state = &mut self.lines[usize::from(line)];
@@ -34,7 +36,7 @@ impl Nbd {
                 count < RANGES_MAX - 1
             });
             if covered < left {
-                // More ranges than one receive takes: no staging behind them.
+                // More ranges than one receive takes: no staging after them.
                 return self.submit_receive(reactor, line, count);
             }
         }
@@ -148,7 +150,7 @@ impl Nbd {
         result
     }
 
-    /// Reads one head, or the data of one frame, from the staged bytes behind the first `read`. `false`: more must come first.
+    /// Reads one head, or the data of one frame, from the staged bytes after the first `read`. `false`: more must come first.
     fn step_in(&mut self, line: u8, read: &mut usize) -> Result<bool, Breach> {
         let available = (self.line(line).staged - *read) as u64;
         match self.line(line).inbound {
@@ -204,8 +206,8 @@ impl Nbd {
     /// Copies staged bytes to the guest memory of a read.
     fn copy_out(&mut self, line: u8, index: u16, at: u64, read: usize, take: u64) {
         let mut from = self.line(line).staging().wrapping_add(read);
-        let skip = self.table.get(index).pos + at;
-        cut(self.table.host_ranges(index), skip, take, |range| {
+        let skip = self.ops.get(index).pos + at;
+        cut(self.ops.host_ranges(index), skip, take, |range| {
             // SAFETY: the op's epoch keeps the range mapped. The staged bytes from `read` on are at least `take`, and the kernel
             // does not write them now. Guest and daemon memory do not overlap.
             unsafe {
@@ -219,12 +221,13 @@ impl Nbd {
     /// The op whose request a reply names.
     fn asked(&self, line: u8, cookie: u64) -> Result<u16, Breach> {
         let index = cookie as u16;
-        let flight = self.flights.get(usize::from(index));
-        let is_asked = flight.is_some_and(|flight| {
-            let is_sent = matches!(flight.sent, Sent::Partly | Sent::Whole);
-            let is_ours = flight.is_used && flight.line == line && flight.cookie == cookie;
-            is_sent && is_ours && flight.early.is_none()
-        });
+        let is_asked = self
+            .ops
+            .find(index)
+            .is_some_and(|Entry { own: flight, .. }| {
+                let is_ours = flight.line == line && flight.cookie == cookie;
+                flight.sent.is_out() && is_ours && flight.early.is_none()
+            });
         match is_asked {
             true => Ok(index),
             false => Err(Breach("it answered a request that was not asked")),
@@ -272,8 +275,8 @@ impl Nbd {
             }
             Content::Hole { offset, len } => {
                 let at = self.place(index, offset, len)?;
-                let skip = self.table.get(index).pos + at;
-                cut(self.table.host_ranges(index), skip, len.into(), |range| {
+                let skip = self.ops.get(index).pos + at;
+                cut(self.ops.host_ranges(index), skip, len.into(), |range| {
                     fill_with_zeroes(range.iov_base.cast(), range.iov_len);
                     true
                 });

@@ -10,9 +10,9 @@
 use cleave_blk::OpKind;
 use cleave_disk::nbd::Change;
 
+use super::flight::{Flight, Part, Payload, Sent};
 use super::line::Phase;
-use super::part::{Part, Payload};
-use super::{Nbd, OWN_FLUSH, Sent, cut};
+use super::{Nbd, OWN_FLUSH, cut};
 use crate::ops::table::Entry;
 
 impl Nbd {
@@ -25,7 +25,7 @@ impl Nbd {
                 Payload::Nothing | Payload::Zeroes => Box::default(),
             };
             // If the frontend took the memory away, this is not what was written. Its session ends.
-            let epoch = self.table.get(index).epoch.as_ref();
+            let epoch = self.ops.get(index).epoch.as_ref();
             epoch
                 .is_none_or(|epoch| !epoch.is_lost())
                 .then_some(Change {
@@ -106,8 +106,8 @@ impl Nbd {
     fn copy_in(&self, index: u16, len: u64) -> Vec<u8> {
         let mut data: Vec<u8> = Vec::with_capacity(len as usize);
         cut(
-            self.table.host_ranges(index),
-            self.table.get(index).pos,
+            self.ops.host_ranges(index),
+            self.ops.get(index).pos,
             len,
             |range| {
                 // SAFETY: the op's epoch keeps the range mapped. The guest may write there, which it does at the expense of its own
@@ -128,11 +128,13 @@ impl Nbd {
         let Some(line) = self.choose_line().filter(|_| !self.is_flushing) else {
             return;
         };
-        let Some(index) = self.table.take(Entry::new(OWN_FLUSH, OpKind::Sync, 0, 0)) else {
+        let flight = Flight::on(line, self.now);
+        let flush = Entry::new(OWN_FLUSH, OpKind::Sync, 0, 0, flight);
+        let Some(index) = self.ops.take(flush) else {
             return;
         };
         self.is_flushing = true;
-        self.take_off(index, line);
+        self.line_mut(line).ops += 1;
         self.proceed(index);
     }
 

@@ -14,9 +14,11 @@ use cleave_disk::nbd::PATIENCE;
 use io_uring::opcode;
 use io_uring::types::Fixed;
 
+use super::flight::{Flight, Sent};
 use super::line::{Entry as RingEntry, Line, Phase};
-use super::{FULL_PAUSE, Nbd, Sent, part, socket_of};
+use super::{Nbd, next, socket_of};
 use crate::Reactor;
+use crate::reactor::FULL_PAUSE;
 
 impl Nbd {
     /// The connection counts as lost.
@@ -32,10 +34,8 @@ impl Nbd {
     }
 
     fn has_unanswered_changes(&self, line: u8) -> bool {
-        self.flights.iter().any(|flight| {
-            let is_out = matches!(flight.sent, Sent::Partly | Sent::Whole);
-            flight.is_used && flight.line == line && is_out && flight.part.changes()
-        })
+        let mut flights = self.flights(line);
+        flights.any(|flight| flight.sent.is_out() && flight.part.changes())
     }
 
     /// The connection failed on our side (a time-out of TCP, say).
@@ -115,14 +115,14 @@ impl Nbd {
         let begins = state.port.fenced(now);
         for index in self.ops_of(line) {
             self.interrupt(index);
-            let entry = self.table.get_mut(index);
-            let flight = &mut self.flights[usize::from(index)];
-            if part::is_durable(entry.kind) && !flight.flushed {
+            let entry = self.ops.get_mut(index);
+            let flight = &mut entry.own;
+            if next::is_durable(entry.kind) && !flight.flushed {
                 // The server may have lost data that it answered and did not flush. A flush on the next connection would not
                 // report that.
                 entry.pos = 0;
             }
-            // Without the fence of this loss, which is no fault of the server's.
+            // Without the fence of this loss, for which the server is not to blame.
             let waited = lost_at.saturating_duration_since(*flight.lost_at.get_or_insert(begins));
             if flight.doomed {
                 self.finish(index, Err(libc::EFAULT));
@@ -136,12 +136,11 @@ impl Nbd {
 
     /// Moves the ops that wait for a connection to those that are there. After the fence nothing binds them.
     fn share_out(&mut self) {
-        for index in 0..self.flights.len() as u16 {
+        for index in 0..self.ops.entries().count() as u16 {
             let flight = self.flight(index);
             let from = flight.line;
-            let is_left = flight.is_used
-                && flight.sent == Sent::Nothing
-                && matches!(self.line(from).phase, Phase::Down { .. });
+            let is_left =
+                flight.sent == Sent::Nothing && matches!(self.line(from).phase, Phase::Down { .. });
             let to = self
                 .choose_line()
                 .filter(|to| self.line(*to).phase == Phase::Up);
@@ -155,10 +154,15 @@ impl Nbd {
     }
 
     /// The ops of a connection. Allocates, because this is rare.
-    fn ops_of(&self, line: u8) -> Vec<u16> {
-        let all = (0_u16..).zip(&self.flights);
-        let ours = all.filter(|(_, flight)| flight.is_used && flight.line == line);
+    pub(super) fn ops_of(&self, line: u8) -> Vec<u16> {
+        let all = self.ops.entries();
+        let ours = all.filter(|(_, entry)| entry.own.is_on(line));
         ours.map(|(index, _)| index).collect()
+    }
+
+    fn flights(&self, line: u8) -> impl Iterator<Item = &Flight> {
+        let all = self.ops.entries().map(|(_, entry)| &entry.own);
+        all.filter(move |flight| flight.is_on(line))
     }
 
     pub(super) fn fail_all(&mut self, line: u8, errno: i32) {
@@ -238,7 +242,7 @@ impl Nbd {
     /// Looks, four times in each time-out, for connections that are silent for too long. Returns the time until the next look.
     pub(super) fn check_ages(&mut self) -> Option<Duration> {
         let at = self.check_at?;
-        if self.in_flight == 0 && !self.is_flushing && !self.is_closing {
+        if self.ops.in_flight() == 0 && !self.is_flushing && !self.is_closing {
             self.check_at = None;
             return None;
         }
@@ -271,11 +275,7 @@ impl Nbd {
     /// is not theirs.
     fn is_silent(&self, line: u8, now: Instant) -> bool {
         let (mut has_slow, mut asked_at) = (false, None);
-        for flight in self
-            .flights
-            .iter()
-            .filter(|flight| flight.is_used && flight.line == line)
-        {
+        for flight in self.flights(line) {
             let is_slow = flight.sent == Sent::Whole && flight.part.is_slow();
             has_slow |= is_slow;
             if !is_slow && flight.sent != Sent::Full {
@@ -292,12 +292,11 @@ impl Nbd {
 
     fn has_old_request(&self, line: u8, now: Instant) -> bool {
         let age_max = self.times.timeout * PATIENCE;
-        self.flights.iter().any(|flight| {
+        self.flights(line).any(|flight| {
             // A request that waits to be sent is not the server's to answer. If nothing moves at all, the connection is silent.
             let is_slow = flight.sent == Sent::Whole && flight.part.is_slow();
             let is_out = matches!(flight.sent, Sent::Whole | Sent::Nothing) && !is_slow;
-            let is_ours = flight.is_used && flight.line == line;
-            is_ours && is_out && now.saturating_duration_since(flight.asked_at) >= age_max
+            is_out && now.saturating_duration_since(flight.asked_at) >= age_max
         })
     }
 }

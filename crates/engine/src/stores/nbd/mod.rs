@@ -2,7 +2,7 @@
 //!
 //! Each connection has at most one message under way in each direction. A message to the server contains the requests that wait,
 //! with their data straight from guest memory. A receive goes straight to the guest memory of the read whose data comes next, and
-//! behind it to a small staging area, from which the heads of replies are read (`inbound.rs`).
+//! after it to a small staging area, from which the heads of replies are read (`inbound.rs`).
 //!
 //! A request belongs to one connection until it is answered. If that connection is lost, the op waits, is sent again on another
 //! one, or fails; none of that happens before the server cannot apply the first request any more (`loss.rs`).
@@ -10,20 +10,21 @@
 //! Changes that the server answered are kept until it has flushed them, so that they can be sent again to a server that may have
 //! lost them (`kept.rs`).
 //!
-//! Unsafe because entries handed to the ring point to guest memory and to the areas of `table`, `headers`, `zeroes` and the
+//! Unsafe because entries handed to the ring point to guest memory and to the areas of `ops`, `headers`, `zeroes` and the
 //! lines. The epoch in an op's entry keeps its guest memory mapped until `finish`, which never runs while a message that contains
 //! the op, or a receive for it, is under way. The areas live until the last completion has been seen (`close`; if that did not
 //! happen, `drop` leaks them).
 
 mod closing;
+mod flight;
 mod frame;
 mod gather;
 mod inbound;
 mod kept;
 mod line;
 mod loss;
+mod next;
 mod outbound;
-mod part;
 mod times;
 
 use std::collections::VecDeque;
@@ -41,77 +42,31 @@ use io_uring::types::Fixed;
 use io_uring::{opcode, squeue};
 use libc::iovec;
 
+use self::flight::{Flight, Part, Sent};
 use self::line::{Entry as RingEntry, Line, Phase};
-use self::part::{Next, Part, ZEROES_BYTES};
+use self::next::{Next, ZEROES_BYTES};
 use self::times::Times;
 use crate::ops::area::{Access, Area};
-use crate::ops::memory::{remote_range, walk};
+use crate::ops::memory::remote_range;
 use crate::ops::progress;
-use crate::ops::table::{Entry, Table};
-use crate::reactor::StoreId;
-use crate::{Completion, Done, Reactor, Store, Wait};
+use crate::ops::queue::{self, OpQueue, from_ops};
+use crate::reactor::{FULL_PAUSE, StoreId};
+use crate::{Completion, Reactor, Store, Wait};
 
 /// Bytes of the place of a request's head.
 const HEADER_BYTES: usize = 32;
-/// Pause if the submission queue accepts nothing.
-const FULL_PAUSE: Duration = Duration::from_millis(1);
 
+/// Ops of the store's own: a flush.
+const OWN_OPS: u16 = 1;
 /// The token of the flush of the store's own (`kept.rs`). No owner pushes it: a token holds a slot and a part.
 const OWN_FLUSH: u64 = u64::MAX;
-
-/// How far the current request of an op is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sent {
-    /// There is none: the op waits for another connection, or is not there at all.
-    Nothing,
-    /// There is none: the change waits until there is room among the kept ones.
-    Full,
-    /// It waits in the queue.
-    Queued,
-    /// It is in the message under way, or partly sent.
-    Partly,
-    /// It is sent.
-    Whole,
-}
-
-/// The state of an op besides its entry in the table.
-#[derive(Debug, Clone)]
-struct Flight {
-    is_used: bool,
-    line: u8,
-    sent: Sent,
-    cookie: u64,
-    part: Part,
-    /// Bytes of the part whose data came.
-    got: u64,
-    /// The first error of a structured reply.
-    error: Option<i32>,
-    /// The answer, if it came before the request was known to be sent.
-    early: Option<Result<(), i32>>,
-    /// Its guest memory is gone, so it is not sent again.
-    doomed: bool,
-    /// The first loss of a connection since a request of it was answered.
-    lost_at: Option<Instant>,
-    flushed: bool,
-    /// For a flush: it covers the kept changes before this number.
-    covers: u64,
-    /// The room among the kept changes that the current request has.
-    reserved: u64,
-    asked_at: Instant,
-}
 
 /// Ops on an NBD server's export.
 #[derive(Debug)]
 pub struct Nbd {
     disk: Arc<Disk>,
     id: StoreId,
-    ops: usize,
-    /// Ops pushed and not yet reported.
-    in_flight: usize,
-    /// Ops completed and not yet reported.
-    ended: VecDeque<Done>,
-    table: Table,
-    flights: Box<[Flight]>,
+    ops: OpQueue<Flight>,
     lines: Box<[Line]>,
     headers: Area,
     zeroes: Area,
@@ -146,8 +101,7 @@ impl Nbd {
         };
         let now = Instant::now();
         let (export, times) = (*source.export(), Times::of(source.spec()));
-        // One more than the owner may push: a flush of our own.
-        let slots = ops.saturating_add(1);
+        let slots = ops.saturating_add(OWN_OPS);
         let mut lines = Vec::new();
         for mut port in source.ports().map_err(io::Error::other)? {
             port.request();
@@ -160,29 +114,9 @@ impl Nbd {
         // its own to change, and keeps them.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let id = reactor.attach(&bells.collect::<Vec<_>>(), false)?;
-        let flight = Flight {
-            is_used: false,
-            line: 0,
-            sent: Sent::Nothing,
-            cookie: 0,
-            part: Part::FLUSH,
-            got: 0,
-            error: None,
-            early: None,
-            doomed: false,
-            lost_at: None,
-            flushed: false,
-            covers: 0,
-            reserved: 0,
-            asked_at: now,
-        };
         Ok(Nbd {
             id,
-            ops: usize::from(ops),
-            in_flight: 0,
-            ended: VecDeque::with_capacity(usize::from(ops)),
-            table: Table::new(slots)?,
-            flights: vec![flight; usize::from(slots)].into_boxed_slice(),
+            ops: OpQueue::new(&disk, ops, OWN_OPS, Flight::free(now))?,
             lines: lines.into_boxed_slice(),
             headers: Area::new(usize::from(slots) * HEADER_BYTES, 4096, Access::ReadWrite)?,
             zeroes: Area::new(ZEROES_BYTES as usize, 4096, Access::Read)?,
@@ -202,35 +136,15 @@ impl Nbd {
         })
     }
 
-    /// Checks an op, adds it to the table and chooses its connection. `Err` is the result of an op that ends here.
+    /// Checks an op, chooses its connection and adds it to the queue. `Err` is the result of an op that ends here.
     fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<u16, Result<(), i32>> {
-        let (offset, len) = remote_range(&self.disk, op, self.export.block_min.into())?;
+        let range = remote_range(&self.disk, op, self.export.block_min.into())?;
         let line = self.choose_line().ok_or(Err(libc::ENOTCONN))?;
-        // The owner pushes only while there is room.
-        let entry = Entry::new(token, op.kind, offset, len);
-        let index = self.table.take(entry).ok_or(Err(libc::EBUSY))?;
-        if matches!(op.kind, OpKind::Read | OpKind::Write { .. }) {
-            let mut gather = self.table.gather(index);
-            let walked = walk(epoch, op, |start, len| gather.add(start, len));
-            if let Err(errno) = walked.and_then(|()| self.table.gathered(index, gather)) {
-                self.table.free(index);
-                return Err(Err(errno));
-            }
-        }
-        self.table.get_mut(index).epoch = Some(epoch.clone());
-        self.take_off(index, line);
-        Ok(index)
-    }
-
-    /// Prepares the state of an op that is new in the table.
-    fn take_off(&mut self, index: u16, line: u8) {
-        let now = self.now;
-        let flight = self.flight_mut(index);
-        flight.is_used = true;
-        flight.line = line;
-        (flight.sent, flight.cookie, flight.doomed) = (Sent::Nothing, 0, false);
-        (flight.flushed, flight.lost_at, flight.asked_at) = (false, None, now);
+        let flight = |_memory| Flight::on(line, self.now);
+        let index = self.ops.admit(epoch, op, token, range, flight);
+        let index = index.map_err(Err)?;
         self.line_mut(line).ops += 1;
+        Ok(index)
     }
 
     /// The connection with the fewest ops, if possible one that is there. `None`: all are gone for so long that ops fail.
@@ -248,10 +162,7 @@ impl Nbd {
 
     /// Starts the next request of an op, or ends the op. While its connection is not there, the op waits.
     fn proceed(&mut self, index: u16) {
-        let (line, flushed) = {
-            let flight = self.flight(index);
-            (flight.line, flight.flushed)
-        };
+        let line = self.flight(index).line;
         let Line {
             phase: Phase::Up,
             link: Some(link),
@@ -261,7 +172,7 @@ impl Nbd {
             self.flight_mut(index).sent = Sent::Nothing;
             return;
         };
-        match part::next(self.table.get(index), flushed, &link.export) {
+        match next::next(self.ops.get(index), &link.export) {
             Next::Done => self.finish(index, Ok(())),
             Next::Unsupported => self.finish(index, Err(libc::EOPNOTSUPP)),
             Next::Send(part) if part.changes() => self.queue_change(index, part),
@@ -295,13 +206,13 @@ impl Nbd {
                 if part.changes() {
                     self.keep(index, part);
                 }
-                self.table.get_mut(index).pos += part.len;
+                self.ops.get_mut(index).pos += part.len;
             }
             Err(libc::EOPNOTSUPP)
-                if matches!(self.table.get(index).kind, OpKind::Zero { .. })
-                    && !self.table.get(index).written =>
+                if matches!(self.ops.get(index).kind, OpKind::Zero { .. })
+                    && !self.flight(index).written =>
             {
-                self.table.get_mut(index).written = true;
+                self.flight_mut(index).written = true;
             }
             Err(errno) => {
                 if is_flush || (part.flags & 1 != 0 && progress::taints_sync(errno)) {
@@ -316,20 +227,21 @@ impl Nbd {
 
     /// Ends an op. Nothing that the kernel does refers to it any more.
     fn finish(&mut self, index: u16, result: Result<(), i32>) {
-        let token = self.table.get(index).token;
-        self.table.free(index);
         self.interrupt(index);
-        let flight = self.flight_mut(index);
-        flight.is_used = false;
-        let line = flight.line;
+        let entry = self.ops.get_mut(index);
+        entry.own.sent = Sent::Free;
+        let (token, line) = (entry.token, entry.own.line);
         self.line_mut(line).ops -= 1;
         match token {
-            OWN_FLUSH => self.is_flushing = false,
-            _ => self.ended.push_back(Done { token, result }),
+            OWN_FLUSH => {
+                self.is_flushing = false;
+                self.ops.free(index);
+            }
+            _ => self.ops.finish(index, result),
         }
     }
 
-    /// The op has no request any more.
+    /// Takes an op's request back, if it has one.
     fn interrupt(&mut self, index: u16) {
         let flight = self.flight_mut(index);
         let sent = std::mem::replace(&mut flight.sent, Sent::Nothing);
@@ -340,28 +252,20 @@ impl Nbd {
         self.release(index);
     }
 
-    /// Marks every later flush of this disk as failed: the server may have dropped what it could not write, as a kernel does.
-    #[cold]
+    /// Makes every later flush fail: the server may have dropped what it could not write, as a kernel does.
     fn taint_sync(&self, errno: i32) {
-        if !self.disk.sync_failed() {
-            let error = io::Error::from_raw_os_error(errno);
-            tracing::error!(
-                disk = self.disk.name(),
-                %error,
-                "the NBD server failed a flush and data may be lost; every flush fails until the disk is reopened"
-            );
-        }
-        self.disk.mark_sync_failed();
+        let failed = "the NBD server failed a flush";
+        queue::taint_sync(&self.disk, self.disk.name(), failed, errno);
     }
 
     #[inline]
     fn flight(&self, index: u16) -> &Flight {
-        &self.flights[usize::from(index)]
+        &self.ops.get(index).own
     }
 
     #[inline]
     fn flight_mut(&mut self, index: u16) -> &mut Flight {
-        &mut self.flights[usize::from(index)]
+        &mut self.ops.get_mut(index).own
     }
 
     #[inline]
@@ -462,25 +366,20 @@ impl Nbd {
 }
 
 impl Store for Nbd {
-    #[inline]
-    fn room(&self) -> usize {
-        self.ops.saturating_sub(self.in_flight)
-    }
+    from_ops!(room, reap, is_ready);
 
     #[inline]
     fn in_flight(&self) -> usize {
-        self.in_flight + usize::from(self.awaits_flush())
+        self.ops.in_flight() + usize::from(self.awaits_flush())
     }
 
     fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
-        debug_assert!(self.room() > 0);
-        if self.in_flight == 0 {
+        if self.ops.in_flight() == 0 {
             self.now = Instant::now();
         }
-        self.in_flight += 1;
         match self.admit(epoch, &op, token) {
             Ok(index) => self.proceed(index),
-            Err(result) => self.ended.push_back(Done { token, result }),
+            Err(result) => self.ops.end(token, result),
         }
     }
 
@@ -499,18 +398,6 @@ impl Store for Nbd {
     }
 
     #[inline]
-    fn reap(&mut self) -> Option<Done> {
-        let done = self.ended.pop_front()?;
-        self.in_flight -= 1;
-        Some(done)
-    }
-
-    #[inline]
-    fn is_ready(&self) -> bool {
-        !self.ended.is_empty()
-    }
-
-    #[inline]
     fn before_enter(&mut self, reactor: &mut Reactor, _wait: Wait) -> Option<Duration> {
         let limit = self.turn(reactor);
         limit.into_iter().chain(self.look_pause()).min()
@@ -518,7 +405,7 @@ impl Store for Nbd {
 
     #[inline]
     fn after_enter(&mut self) {
-        if self.in_flight > 0 || self.is_flushing {
+        if self.ops.in_flight() > 0 || self.is_flushing {
             self.now = Instant::now();
         }
     }
@@ -536,18 +423,14 @@ impl Store for Nbd {
     }
 
     fn close(&mut self, reactor: &mut Reactor) -> bool {
-        let ended = self.close_lines(reactor);
-        if let Err(error) = &ended {
-            let disk = self.disk.name();
-            tracing::error!(disk, %error, "the io_uring of a worker is broken");
-        }
-        ended.is_ok()
+        let waited = self.close_lines(reactor);
+        queue::has_closed(&self.disk, waited)
     }
 }
 
 impl Drop for Nbd {
-    /// Without the completions it is unknown when the kernel stops writing, so everything that it may write to stays mapped for
-    /// ever, guest memory included.
+    /// Without the completions it is unknown when the kernel stops writing, so nothing that it may write to is ever unmapped, guest
+    /// memory included.
     fn drop(&mut self) {
         if let Some(line) = self.lines.first() {
             line.port.release(self.reserved);
@@ -559,7 +442,7 @@ impl Drop for Nbd {
             disk = self.disk.name(),
             "I/Os never completed; the memory that they may write to is kept"
         );
-        self.table.leak();
+        self.ops.leak();
         self.headers.leak();
         self.zeroes.leak();
         self.lines.iter_mut().for_each(Line::leak);

@@ -4,9 +4,9 @@ use cleave_disk::nbd::wire::{REQUEST_BYTES, Request};
 use io_uring::opcode;
 use libc::iovec;
 
+use super::flight::{Part, Payload, Sent};
 use super::line::{Entry as RingEntry, RANGES_MAX};
-use super::part::{Part, Payload};
-use super::{HEADER_BYTES, Nbd, Sent, cut};
+use super::{HEADER_BYTES, Nbd, cut};
 use crate::Reactor;
 
 /// No further request is added to a message of so many bytes: a socket takes less at once.
@@ -109,8 +109,8 @@ impl Nbd {
             self.line_mut(line).put_send(count, range);
             return count + 1;
         }
-        let skip = self.table.get(index).pos + sent;
-        let (all, many) = self.table.ranges(index);
+        let skip = self.ops.get(index).pos + sent;
+        let (all, many) = self.ops.ranges(index);
         // SAFETY: as in `ranges`; it is not used because the line is changed meanwhile, which does not touch the table.
         let all = unsafe { std::slice::from_raw_parts(all, many) };
         let line = &mut self.lines[usize::from(line)];
@@ -201,7 +201,7 @@ impl Nbd {
                 break;
             };
             if self.flight(index).sent == Sent::Partly {
-                let epoch = self.table.get(index).epoch.as_ref();
+                let epoch = self.ops.get(index).epoch.as_ref();
                 let is_lost = epoch.is_some_and(|epoch| epoch.is_lost());
                 self.flight_mut(index).doomed |= is_lost;
                 is_found |= is_lost;

@@ -4,60 +4,13 @@ use cleave_blk::OpKind;
 use cleave_disk::nbd::Export;
 use cleave_disk::nbd::wire::{export, request};
 
+use super::flight::{Flight, Part, Payload};
 use crate::ops::table::Entry;
 
 /// Most bytes of zeroes in one request, where the server cannot zero by itself.
 pub(super) const ZEROES_BYTES: u64 = 1 << 20;
 /// Most bytes of one discard.
 const TRIM_MAX: u64 = 1 << 30;
-
-/// The bytes behind a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Payload {
-    Nothing,
-    Guest,
-    Zeroes,
-}
-
-/// One request of an op.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Part {
-    pub(super) kind: u16,
-    pub(super) flags: u16,
-    pub(super) offset: u64,
-    pub(super) len: u64,
-    pub(super) payload: Payload,
-}
-
-impl Part {
-    pub(super) const FLUSH: Part = Part {
-        kind: request::FLUSH,
-        flags: 0,
-        offset: 0,
-        len: 0,
-        payload: Payload::Nothing,
-    };
-
-    /// Whether a server that applies it late would do harm.
-    pub(super) fn changes(&self) -> bool {
-        !matches!(self.kind, request::READ | request::FLUSH)
-    }
-
-    /// Returns true for a request whose time depends on more than its length.
-    pub(super) fn is_slow(&self) -> bool {
-        matches!(
-            self.kind,
-            request::FLUSH | request::TRIM | request::WRITE_ZEROES
-        )
-    }
-
-    pub(super) fn payload_bytes(&self) -> u64 {
-        match self.payload {
-            Payload::Nothing => 0,
-            Payload::Guest | Payload::Zeroes => self.len,
-        }
-    }
-}
 
 /// The next step of an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +20,7 @@ pub(super) enum Next {
     Send(Part),
 }
 
-/// Whether an op is durable when it ends.
+/// Returns true if an op is durable when it ends.
 pub(super) fn is_durable(kind: OpKind) -> bool {
     matches!(
         kind,
@@ -75,9 +28,9 @@ pub(super) fn is_durable(kind: OpKind) -> bool {
     )
 }
 
-/// The next request of `entry`, whose bytes up to `pos` are finished. `flushed`: it was flushed after that.
-pub(super) fn next(entry: &Entry, flushed: bool, server: &Export) -> Next {
-    let (offset, left) = entry.rest();
+/// The next request of `entry`, whose bytes up to `pos` are finished.
+pub(super) fn next(entry: &Entry<Flight>, server: &Export) -> Next {
+    let ((offset, left), flushed) = (entry.rest(), entry.own.flushed);
     let part = |kind, flags, most: u64, payload| {
         Next::Send(Part {
             kind,
@@ -105,7 +58,7 @@ pub(super) fn next(entry: &Entry, flushed: bool, server: &Export) -> Next {
             part(request::TRIM, 0, TRIM_MAX, Payload::Nothing)
         }
         OpKind::Discard => Next::Unsupported,
-        OpKind::Zero { unmap, .. } if server.has(export::WRITE_ZEROES) && !entry.written => {
+        OpKind::Zero { unmap, .. } if server.has(export::WRITE_ZEROES) && !entry.own.written => {
             let hole = if unmap { 0 } else { request::NO_HOLE };
             part(
                 request::WRITE_ZEROES,
@@ -125,6 +78,8 @@ pub(super) fn next(entry: &Entry, flushed: bool, server: &Export) -> Next {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     fn server(flags: u16) -> Export {
@@ -138,13 +93,17 @@ mod tests {
         }
     }
 
+    fn entry(kind: OpKind, offset: u64, len: u64) -> Entry<Flight> {
+        Entry::new(0, kind, offset, len, Flight::on(0, Instant::now()))
+    }
+
     fn parts(kind: OpKind, len: u64, flags: u16) -> Vec<(u16, u16, u64, u64)> {
-        let mut entry = Entry::new(0, kind, 4096, len);
-        let (mut flushed, mut out) = (false, Vec::new());
-        while let Next::Send(part) = next(&entry, flushed, &server(flags)) {
+        let mut entry = entry(kind, 4096, len);
+        let mut out = Vec::new();
+        while let Next::Send(part) = next(&entry, &server(flags)) {
             out.push((part.kind, part.flags, part.offset, part.len));
             match part.kind {
-                request::FLUSH => flushed = true,
+                request::FLUSH => entry.own.flushed = true,
                 _ => entry.pos += part.len,
             }
         }
@@ -191,9 +150,9 @@ mod tests {
         let freed = [(request::WRITE_ZEROES, 0, 4096, 512)];
         assert_eq!(parts(zero(true), 512, able), freed);
         assert_eq!(parts(zero(true), 3 << 19, 0).len(), 2);
-        let mut refused = Entry::new(0, zero(true), 0, 512);
-        refused.written = true;
-        let written = next(&refused, false, &server(able));
+        let mut refused = entry(zero(true), 0, 512);
+        refused.own.written = true;
+        let written = next(&refused, &server(able));
         assert!(matches!(written, Next::Send(part) if part.payload == Payload::Zeroes));
     }
 }
