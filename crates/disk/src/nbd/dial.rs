@@ -57,7 +57,7 @@ pub enum NbdError {
 }
 
 impl NbdError {
-    /// Whether the server may answer later.
+    /// Returns true if the server may answer later.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             NbdError::Resolve(..)

@@ -25,7 +25,7 @@ pub(super) struct Dialler {
     pause: Duration,
     /// Not before this, because the last attempt failed, or brought a connection that was of no use.
     next_at: Option<Instant>,
-    /// Of the changes that were sent again since the last connection was made.
+    /// Fence of the changes that were sent again since the last connection was made.
     fence: Option<Fence>,
     /// When the last connection was made.
     made_at: Option<Instant>,

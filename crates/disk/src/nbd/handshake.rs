@@ -21,12 +21,12 @@ pub struct Export {
     pub block_preferred: u32,
     /// Largest payload, a multiple of the smallest unit.
     pub payload_max: u32,
-    /// Whether replies to reads are structured.
+    /// Replies to reads are structured.
     pub structured: bool,
 }
 
 impl Export {
-    /// Whether a flag of `wire::export` is set.
+    /// Returns true if a flag of `wire::export` is set.
     pub fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }

@@ -44,7 +44,7 @@ pub struct NbdState {
     pub held: u64,
     /// Bytes that went to the server, heads included; without the negotiation.
     pub sent_bytes: u64,
-    /// The same from it.
+    /// Bytes received from it.
     pub received_bytes: u64,
     /// Bytes that the server answered and did not flush yet.
     pub unflushed_bytes: u64,
@@ -145,7 +145,7 @@ impl Nbd {
         self.shared.size_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether its connections are TCP's.
+    /// Returns true if its connections are TCP's.
     pub fn is_tcp(&self) -> bool {
         !self.shared.is_unix()
     }
@@ -275,7 +275,7 @@ impl Nbd {
         let _ = self.orders.send(Order::Look);
     }
 
-    /// Whether nothing more is to be sent.
+    /// Returns true if nothing more is to be sent.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.shared.is_abandoned()
     }

@@ -46,7 +46,7 @@ const FENCE: (&str, u32, u32, u32) = ("fence", 30, 1, 3600);
 /// In MiB.
 const REPLAY: (&str, u32, u32, u32) = ("replay", 32, 1, 1024);
 
-/// Whether a text is meant as an NBD disk.
+/// Returns true if a text is meant as an NBD disk.
 pub(crate) fn is_uri(text: &str) -> bool {
     let scheme = text.split_once("://").map(|(scheme, _)| scheme);
     matches!(scheme, Some("nbd" | "nbd+unix" | "nbds" | "nbds+unix"))

@@ -66,7 +66,7 @@ impl Area {
         })
     }
 
-    /// Keeps the mapping for ever.
+    /// Never unmaps it.
     pub(crate) fn leak(&mut self) {
         // `drop` then unmaps nothing.
         self.map_bytes = 0;

@@ -46,7 +46,7 @@ impl Pool {
         })
     }
 
-    /// Keeps the buffers mapped for ever, because the kernel may still follow a pointer into them.
+    /// Never unmaps the buffers, because the kernel may still follow a pointer into them.
     pub(crate) fn leak(&mut self) {
         self.area.leak();
         self.zeroes.leak();

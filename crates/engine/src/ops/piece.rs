@@ -14,7 +14,7 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Whether the op covers the whole window, so that it can be written without reading it first.
+    /// Returns true if the op covers the whole window, so that it can be written without reading it first.
     pub(crate) fn is_whole(self) -> bool {
         self.skip == 0 && self.take == self.len
     }

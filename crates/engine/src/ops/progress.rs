@@ -36,7 +36,7 @@ pub(crate) enum Progress {
 
 /// Interprets the result of a transfer. A read that moves nothing has reached the end of the store. That is
 /// an error and never a short success, because ops lie inside the disk. With O_DIRECT a transfer may end
-/// inside a unit (4096 requested, 2560 done): the bytes behind the last whole unit are requested again.
+/// inside a unit (4096 requested, 2560 done): the bytes after the last whole unit are requested again.
 pub(crate) fn transfer_progress(transfer: Transfer, result: i32) -> Progress {
     let Ok(moved) = u64::try_from(result) else {
         return fault(result.checked_neg().unwrap_or(libc::EIO));
@@ -118,7 +118,7 @@ pub(crate) fn retry(tries: u16) -> Retry {
     }
 }
 
-/// Whether a failed durable write leaves the fate of earlier writes unknown. With RWF_DSYNC the kernel writes
+/// Returns true if a failed durable write leaves the fate of earlier writes unknown. With RWF_DSYNC the kernel writes
 /// out the page cache of the range and flushes the device inside the write. If that part fails, pages of
 /// *earlier* writes may be dropped and the error is consumed, so no later fsync reports it. Errors that occur
 /// before that (no space, a bad address, a refused descriptor) say nothing about earlier writes.

@@ -83,7 +83,7 @@ enum Way {
     Write,
     /// By a ring of its own.
     Notify(Box<NotifyRing>),
-    /// It cannot be.
+    /// Not at all.
     None,
 }
 
@@ -203,7 +203,7 @@ impl Bells {
         self.rung.truncate(waiting);
     }
 
-    /// Whether a bell is still waiting for room in the queue.
+    /// Returns true if a bell is still waiting for room in the queue.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.rung.is_empty()
     }
@@ -213,7 +213,7 @@ fn choose(ring: &Ring, file: u32, made: BellFd) -> Bell {
     let BellFd { fd, way } = made;
     match way {
         Way::Write => {
-            // Short of memory the kernel may refuse the file, and without a bell its guest would sleep for ever.
+            // Short of memory the kernel may refuse the file, and without a bell its guest would never wake up.
             let set = || ring.set_file(file, Some(fd.as_raw_fd()));
             match while_short_of_memory(set, std::thread::sleep) {
                 Ok(()) => Bell::Written {

@@ -82,7 +82,7 @@ impl Polled {
         pushed
     }
 
-    /// Whether entries are in flight, so that the ring must be polled.
+    /// Returns true if entries are in flight, so that the ring must be polled.
     #[inline]
     pub(crate) fn is_busy(&self) -> bool {
         self.in_flight > 0
@@ -109,7 +109,7 @@ impl Polled {
         Some(entry)
     }
 
-    /// Whether `complete` would return an entry.
+    /// Returns true if `complete` would return an entry.
     pub(crate) fn has_completions(&mut self) -> bool {
         self.in_flight > 0 && self.ring.has_completions()
     }

@@ -74,7 +74,7 @@ pub(crate) enum CompletionMode {
     Polled,
 }
 
-/// Whether and how long `enter` may sleep.
+/// How long `enter` may sleep, if at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sleep {
     No,
@@ -98,7 +98,7 @@ pub(crate) struct Ring {
     sq: ManuallyDrop<SubmissionQueue<'static>>,
     cq: ManuallyDrop<CompletionQueue<'static>>,
     uring: NonNull<IoUring>,
-    /// Whether the kernel supports NO_IOWAIT.
+    /// The kernel supports NO_IOWAIT.
     can_idle: bool,
     enters: u64,
     /// Closes the ring instead of the thread that drops it.
@@ -305,7 +305,7 @@ impl Ring {
         self.cq.next()
     }
 
-    /// Whether `complete` would return an entry.
+    /// Returns true if `complete` would return an entry.
     #[inline]
     pub(crate) fn has_completions(&mut self) -> bool {
         if self.cq.is_empty() {
@@ -314,13 +314,13 @@ impl Ring {
         !self.cq.is_empty()
     }
 
-    /// Whether the kernel has something for this thread that only an `enter` delivers.
+    /// Returns true if the kernel has something for this thread that only an `enter` delivers.
     #[inline]
     pub(crate) fn is_signalled(&self) -> bool {
         self.sq.taskrun() || self.sq.cq_overflow()
     }
 
-    /// Whether entries are queued that the kernel has not accepted yet.
+    /// Returns true if entries are queued that the kernel has not accepted yet.
     #[inline]
     pub(crate) fn has_queued(&mut self) -> bool {
         self.sq.sync();

@@ -75,7 +75,7 @@ impl Watches {
         let Some(watch) = self.slots.get_mut(usize::from(slot)) else {
             return Err(());
         };
-        // Short of memory the kernel may refuse the file, and without its kick a guest would wait for ever.
+        // Short of memory the kernel may refuse the file, and without its kick a guest would never be served.
         let set = || ring.set_file(file, Some(fd.as_raw_fd()));
         while_short_of_memory(set, std::thread::sleep).map_err(drop)?;
         watch.state = State::Wanted;
@@ -86,7 +86,7 @@ impl Watches {
     }
 
     /// Removes all watches when the ring is dropped. Linux 6.1 releases the ring's files only when no poll
-    /// refers to any of them, and would wait for ever.
+    /// refers to any of them, and would never end its wait.
     pub(crate) fn clear_all(&mut self, ring: &mut Ring) {
         for slot in 0..self.slots.len() as u16 {
             let watch = self.slots.get(usize::from(slot));
@@ -128,7 +128,7 @@ impl Watches {
         }
     }
 
-    /// Whether a watch is still waiting for room in the queue.
+    /// Returns true if a watch is still waiting for room in the queue.
     pub(crate) fn is_waiting(&self) -> bool {
         self.wanted > 0
     }
@@ -152,7 +152,7 @@ impl Watches {
     }
 
     /// Handles a poll's completion. The poll stays armed while the kernel says so. Otherwise it is armed
-    /// again, unless its report would recur at once for ever (a pipe hung up, a file that cannot be polled):
+    /// again, unless its report would recur at once each time (a pipe hung up, a file that cannot be polled):
     /// the watch is then dead, and its owner is woken this once.
     pub(crate) fn completed(&mut self, ring: &mut Ring, entry: &cqueue::Entry) -> Signal {
         let slot = entry.user_data() as u16;
@@ -178,7 +178,7 @@ impl Watches {
     }
 }
 
-/// Whether a poll that ended with `result` may be armed again: it reported a signal and was cut short (a full
+/// Returns true if a poll that ended with `result` may be armed again: it reported a signal and was cut short (a full
 /// completion queue), or the kernel was out of memory.
 fn is_passing(result: i32) -> bool {
     let hung_up = i32::from(libc::POLLHUP | libc::POLLERR | libc::POLLNVAL);

@@ -11,7 +11,7 @@ const POLLED_MANY: Load = Load { ops: 900, ..MANY };
 struct Rig {
     disk: Arc<Disk>,
     guest: Guest,
-    /// Whether the device supports polling.
+    /// The device supports polling.
     is_real: bool,
     _dir: tempfile::TempDir,
 }

@@ -16,7 +16,7 @@ use crate::ops::area::{Access, Area};
 
 /// Most ranges of one message (UIO_MAXIOV).
 pub(super) const RANGES_MAX: usize = 1024;
-/// Bytes that are received behind what is expected in guest memory: the heads of the next replies, and with them the data of
+/// Bytes that are received after what is expected in guest memory: the heads of the next replies, and with them the data of
 /// small ones. It is copied from here, which takes less time than receiving it with a system call of its own.
 pub(super) const STAGING_BYTES: usize = 64 << 10;
 /// Part of it that is used while reads are large: their data goes straight to guest memory.
@@ -31,7 +31,7 @@ pub(super) enum Phase {
     Down { since: Instant, gave_up: bool },
     /// Requests are sent and answered.
     Up,
-    /// It counts as lost. Its requests wait until the server cannot apply them any more. `None`: it has none that matters.
+    /// The connection counts as lost. Its requests wait until the server cannot apply them any more. `None`: it has none that matters.
     Ending {
         lost_at: Instant,
         fence_at: Option<Instant>,
@@ -173,7 +173,7 @@ impl Line {
         self.space.at(0).cast()
     }
 
-    /// Whether the kernel has entries of this connection.
+    /// Returns true if the kernel has entries of this connection.
     pub(super) fn is_busy(&self) -> bool {
         self.sending || self.receiving || self.listening || self.shutting
     }
@@ -307,7 +307,7 @@ impl Line {
         self.staged = left;
     }
 
-    /// Keeps the memory for ever, because the kernel may still use it.
+    /// Never frees the memory, because the kernel may still use it.
     pub(super) fn leak(&mut self) {
         self.space.leak();
     }

@@ -421,7 +421,7 @@ fn a_disk_that_is_given_up_does_not_wait_for_the_last_flush() {
     is_held.store(false, Ordering::SeqCst);
 }
 
-/// Whether it refuses, dies or has failed before: the store ends, and does not ask again.
+/// A server that refuses, dies or has failed before: the store ends, and does not ask again.
 #[test]
 fn a_server_that_does_not_flush_does_not_keep_a_store_from_its_end() {
     for reaction in [

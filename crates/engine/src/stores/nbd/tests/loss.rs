@@ -383,7 +383,7 @@ fn a_disk_that_is_given_up_sends_nothing_more_and_waits_for_nothing() {
     assert!(asked.len() <= 2, "{}", asked.len());
 }
 
-/// It uploads for longer than a request may be unanswered.
+/// The server uploads for longer than a request may be unanswered.
 #[test]
 fn requests_that_wait_for_a_slow_server_are_not_its_to_answer() {
     let bench = Bench::new(Export::able(SIZE), QUICK);
