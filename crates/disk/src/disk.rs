@@ -14,13 +14,13 @@ use vm_memory::MmapRegion;
 
 use crate::format::image_format;
 use crate::model::Shared;
-use crate::nbd::{Export, Nbd, NbdSpec, wire};
 use crate::open::open_path;
-use crate::probe::{Remote, granule, probe_memory, probe_remote};
-use crate::rbd;
+use crate::probe::{granule, probe_memory};
 use crate::serial::{ascii_serial, hashed_serial, path_serial};
 use crate::superblock::{self, Found};
-use crate::{Backing, Content, DiskSpec, FileKind, Leg, OpenError, OpenOptions, format_size};
+use crate::{
+    Backing, Content, DiskSpec, FileKind, Leg, OpenError, OpenOptions, format_size, nbd, rbd,
+};
 
 /// An opened, locked and probed disk, shared by the engines of all its workers.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl Disk {
                 (serial, limits, backing)
             }
             DiskSpec::Nbd(spec) => {
-                let (nbd, limits) = open_nbd(spec, &name, options)?;
+                let (nbd, limits) = nbd::open(spec, &name, options)?;
                 let serial = hashed_serial(spec.place().as_bytes());
                 (serial, limits, Backing::Nbd(Box::new(nbd)))
             }
@@ -511,30 +511,6 @@ fn refuse_leg(name: &str, backing: &Backing, raw: &str) -> Result<(), OpenError>
         // A superblock that cannot be read is not needed to serve a disk of one leg.
         _ => Ok(()),
     }
-}
-
-/// Connects to the server, which tells the limits of the export.
-fn open_nbd(spec: &NbdSpec, name: &str, options: &OpenOptions) -> Result<(Nbd, Limits), OpenError> {
-    let failed = |error| OpenError::Nbd(name.to_owned(), error);
-    let nbd = Nbd::open(spec, name, options.read_only, options.workers).map_err(failed)?;
-    let export: &Export = nbd.export();
-    if export.has(wire::export::READ_ONLY) && !options.read_only {
-        return Err(OpenError::ReadOnlyExport(name.to_owned()));
-    }
-    if export.block_min > options.block_bytes.unwrap_or(512) {
-        return Err(OpenError::LargeBlock(name.to_owned(), export.block_min));
-    }
-    let remote = Remote {
-        size_bytes: export.size_bytes,
-        physical_bytes: export.block_preferred,
-        optimal_bytes: 0,
-        discard_bytes: export.block_preferred,
-        can_discard: export.has(wire::export::TRIM),
-        rotational: export.has(wire::export::ROTATIONAL),
-        remedy: "let the server export",
-    };
-    let limits = probe_remote(name, &remote, options)?;
-    Ok((nbd, limits))
 }
 
 fn map_ram(name: &str, bytes: u64) -> Result<MmapRegion, OpenError> {

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cleave_blk::Limits;
+use cleave_nbd::NbdClient;
 use cleave_rbd::{Closing, Image};
 use vm_memory::MmapRegion;
 
 use crate::model::Shared;
-use crate::nbd::Nbd;
 use crate::open::reopen;
 use crate::probe::{self, probe_file, size_bytes};
 use crate::{FileKind, OpenError, OpenOptions, RangeLocks, rbd};
@@ -49,7 +49,7 @@ pub enum Backing {
         drive: Arc<Mutex<Shared>>,
     },
     /// An export of an NBD server.
-    Nbd(Box<Nbd>),
+    Nbd(Box<NbdClient>),
     /// An image of a Ceph cluster.
     Rbd(Box<Image>),
 }

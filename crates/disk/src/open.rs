@@ -7,11 +7,11 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use cleave_nbd::NbdError;
 use cleave_rbd::RbdError;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::nbd::NbdError;
 use crate::{StripeError, qemu_lock};
 
 /// Whether the page cache is bypassed.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::model::ModelSpec;
-use crate::nbd::{self, NbdSpec};
+use crate::nbd::NbdSpec;
 use crate::rbd::RbdSpec;
 use crate::size::{format_size, parse_size};
 
@@ -75,7 +75,7 @@ impl FromStr for DiskSpec {
         if text.starts_with("rbd:") {
             return text.parse().map(DiskSpec::Rbd);
         }
-        if nbd::is_uri(text) {
+        if cleave_nbd::is_uri(text) {
             return text.parse().map(DiskSpec::Nbd);
         }
         Ok(DiskSpec::Path(PathBuf::from(text)))

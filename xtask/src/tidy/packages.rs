@@ -13,11 +13,12 @@ const ARROWS: &str = "
 blk:
 chart:
 guest: blk
+nbd:
 rbd:
 rig:
 lab: chart rig
-disk: blk rbd
-engine: blk disk guest rbd
+disk: blk nbd rbd
+engine: blk disk guest nbd rbd
 worker: blk disk engine guest
 session: blk disk guest worker
 client: blk

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use cleave_disk::nbd::wire::request;
+use cleave_nbd::wire::request;
 
 /// The bytes after a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The changes that the server answered and did not flush, on their way into the disk's list of them (`cleave_disk::nbd`).
+//! The changes that the server answered and did not flush, on their way into the disk's list of them (`cleave_nbd`).
 //!
 //! The list is bounded. When it is half full, this store has the server flush. The flush is an op of the store's own, with an entry
 //! of the table that its owner cannot use. A change reserves its room in the list before it is sent; if there is none, it waits until
@@ -8,7 +8,7 @@
 //! Unsafe because the data of a write is copied from guest memory.
 
 use cleave_blk::OpKind;
-use cleave_disk::nbd::Change;
+use cleave_nbd::Change;
 
 use super::flight::{Flight, Part, Payload, Sent};
 use super::line::Phase;

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use cleave_disk::nbd::{Link, Port};
+use cleave_nbd::{Link, Port};
 use libc::{c_int, iovec, msghdr};
 
 use super::gather::Gather;

@@ -10,7 +10,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use cleave_disk::nbd::PATIENCE;
+use cleave_nbd::PATIENCE;
 use io_uring::opcode;
 use io_uring::types::Fixed;
 

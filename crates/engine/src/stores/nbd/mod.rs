@@ -17,7 +17,6 @@
 
 mod closing;
 mod flight;
-mod frame;
 mod gather;
 mod inbound;
 mod kept;
@@ -35,9 +34,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind};
-use cleave_disk::nbd::Export;
 use cleave_disk::{Backing, Disk};
 use cleave_guest::Epoch;
+use cleave_nbd::Export;
 use io_uring::types::Fixed;
 use io_uring::{opcode, squeue};
 use libc::iovec;

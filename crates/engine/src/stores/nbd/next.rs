@@ -1,8 +1,8 @@
 //! Which request an op needs next: arithmetic without a connection.
 
 use cleave_blk::OpKind;
-use cleave_disk::nbd::Export;
-use cleave_disk::nbd::wire::{export, request};
+use cleave_nbd::Export;
+use cleave_nbd::wire::{export, request};
 
 use super::flight::{Flight, Part, Payload};
 use crate::ops::table::Entry;

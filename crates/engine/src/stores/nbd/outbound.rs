@@ -1,6 +1,6 @@
 //! Requests on their way to the server: the queue of a connection, and its message under way.
 
-use cleave_disk::nbd::wire::{REQUEST_BYTES, Request};
+use cleave_nbd::wire::{REQUEST_BYTES, Request};
 use io_uring::opcode;
 use libc::iovec;
 

@@ -72,7 +72,7 @@ impl Bench {
         self.state().lost
     }
 
-    fn state(&self) -> cleave_disk::nbd::NbdState {
+    fn state(&self) -> cleave_nbd::NbdState {
         match self.disk.backing() {
             cleave_disk::Backing::Nbd(nbd) => nbd.state(),
             _ => panic!("another store"),

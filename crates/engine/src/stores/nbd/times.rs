@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use cleave_disk::nbd::NbdSpec;
+use cleave_nbd::NbdSpec;
 
 /// The times that the operator chose.
 #[derive(Debug, Clone, Copy)]

@@ -1,4 +1,4 @@
-//! An NBD disk that is open: what its server promised, and what is known of its connections.
+//! An export that is open: what its server promised, and what is known of its connections.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -10,21 +10,22 @@ use std::time::Instant;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::bell::new_bell;
-use super::dial::{Call, NbdError, resolve, wait};
-use super::dialler::Dialler;
-use super::handshake::Export;
-use super::link::{DIAL_TIME, Link, MORE_TIME, PATIENCE, dial, fit};
-use super::mailbox::{Order, Store};
-use super::port::Port;
-use super::shared::{Shared, lock};
-use super::{NbdSpec, replay, wire};
+use crate::bell::new_bell;
+use crate::dial::{Call, NbdError, resolve, wait};
+use crate::dialler::Dialler;
+use crate::handshake::Export;
+use crate::link::{DIAL_TIME, Link, MORE_TIME, PATIENCE, dial, fit};
+use crate::mailbox::{Order, Store};
+use crate::port::Port;
+use crate::shared::{Shared, lock};
+use crate::{NbdSpec, replay, wire};
 
 /// Most connections of a disk.
 const CONNECTIONS_MAX: usize = 256;
-/// An opened NBD disk. Its thread ends when it and its ports are dropped.
+
+/// The client of an export that is open. Its thread ends when it and its ports are dropped.
 #[derive(Debug)]
-pub struct Nbd {
+pub struct NbdClient {
     shared: Arc<Shared>,
     orders: Sender<Order>,
 }
@@ -56,17 +57,17 @@ pub struct NbdState {
     pub lossy_bytes: u64,
 }
 
-impl Nbd {
+impl NbdClient {
     /// Connects and negotiates, which blocks for at most ten seconds after the name has been looked up, and two more if the
     /// server does not let in as many connections as `workers` need.
-    pub(crate) fn open(
+    pub fn open(
         spec: &NbdSpec,
         name: &str,
         is_read_only: bool,
         workers: u16,
-    ) -> Result<Nbd, NbdError> {
+    ) -> Result<NbdClient, NbdError> {
         let targets = resolve(&spec.address)?;
-        let is_unix = matches!(spec.address, super::Address::Unix(_));
+        let is_unix = matches!(spec.address, crate::Address::Unix(_));
         let (call, mut export) = dial(&targets, spec, DIAL_TIME)?;
         let mut links = vec![Link::of(call, export, is_unix)?];
         let wanted = wanted(spec, &export, workers);
@@ -127,7 +128,7 @@ impl Nbd {
         });
         let (orders, inbox) = channel();
         Dialler::start(Arc::clone(&shared), inbox)?;
-        Ok(Nbd { shared, orders })
+        Ok(NbdClient { shared, orders })
     }
 
     /// The server's promises when the disk was opened. Later connections are refused if they promise less.
@@ -203,7 +204,7 @@ impl Nbd {
 
     /// Has the server flush, through a connection of its own. Not for a disk that a store uses: that may have every connection that
     /// the server lets in, and flushes through them. The inner result is the server's.
-    pub(crate) fn sync_at_rest(&self) -> io::Result<io::Result<()>> {
+    pub fn sync_at_rest(&self) -> io::Result<io::Result<()>> {
         if !self.shared.export.has(wire::export::FLUSH) {
             return Ok(Ok(()));
         }
@@ -243,40 +244,40 @@ impl Nbd {
     }
 
     /// Returns true if changes that the server had answered and not flushed were not written again, and the guest does not know.
-    pub(crate) fn owes_changes(&self) -> bool {
+    pub fn owes_changes(&self) -> bool {
         self.shared.has_untold_loss.load(Ordering::SeqCst) || self.shared.owed_bytes() > 0
     }
 
     /// Records that the guest was answered that a flush failed.
-    pub(crate) fn mark_loss_told(&self) {
+    pub fn mark_loss_told(&self) {
         self.shared.has_untold_loss.store(false, Ordering::SeqCst);
     }
 
     /// Records that a flush failed, of which the guest may not be told: the store's own or the operator's.
-    pub(crate) fn mark_loss_untold(&self) {
+    pub fn mark_loss_untold(&self) {
         self.shared.has_untold_loss.store(true, Ordering::SeqCst);
     }
 
     /// Has every flush fail: nobody has the changes any more that the server may have lost.
-    pub(crate) fn mark_changes_lost(&self) {
+    pub fn mark_changes_lost(&self) {
         self.shared.lose_data();
     }
 
     /// When the server has applied what a daemon sent that was killed before this disk was opened. Nothing tells when the server
     /// ended that daemon's connections, so it is the time of the fence.
-    pub(crate) fn settled_at(&self) -> Option<Instant> {
+    pub fn settled_at(&self) -> Option<Instant> {
         let shared = &self.shared;
         (!shared.is_read_only).then(|| shared.opened_at + shared.spec.fence)
     }
 
     /// Has nothing more sent, and tells the stores that wait for a connection.
-    pub(crate) fn abandon(&self) {
+    pub fn abandon(&self) {
         self.shared.is_abandoned.store(true, Ordering::SeqCst);
         let _ = self.orders.send(Order::Look);
     }
 
     /// Returns true if nothing more is to be sent.
-    pub(crate) fn is_abandoned(&self) -> bool {
+    pub fn is_abandoned(&self) -> bool {
         self.shared.is_abandoned()
     }
 

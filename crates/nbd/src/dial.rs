@@ -16,7 +16,7 @@ use rustix::net::{
     send, socket_with, sockopt,
 };
 
-use super::Address;
+use crate::Address;
 
 /// When an idle connection is probed first, and how often then. It is given up when the time that `Call::place` is told has passed
 /// without an answer (TCP_USER_TIMEOUT, which replaces the number of probes).
@@ -58,7 +58,7 @@ pub enum NbdError {
 
 impl NbdError {
     /// Returns true if the server may answer later.
-    pub(crate) fn may_pass(&self) -> bool {
+    pub fn may_pass(&self) -> bool {
         match self {
             NbdError::Resolve(..)
             | NbdError::Io(_)
@@ -183,7 +183,7 @@ impl Call {
     }
 
     /// The socket.
-    pub(super) fn socket(&self) -> &OwnedFd {
+    pub(crate) fn socket(&self) -> &OwnedFd {
         &self.socket
     }
 

@@ -8,15 +8,15 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerPidfd;
 use rustix::net::{SendFlags, send};
 
-use super::bell::is_ready;
-use super::dial::{Call, NbdError, Target};
-use super::handshake::{Export, negotiate};
-use super::{NbdSpec, wire};
+use crate::bell::is_ready;
+use crate::dial::{Call, NbdError, Target};
+use crate::handshake::{Export, negotiate};
+use crate::{NbdSpec, wire};
 
 /// Longest time for connecting and negotiating.
-pub(super) const DIAL_TIME: Duration = Duration::from_secs(10);
+pub(crate) const DIAL_TIME: Duration = Duration::from_secs(10);
 /// Longest time for this on the second and further connections of a disk.
-pub(super) const MORE_TIME: Duration = Duration::from_secs(2);
+pub(crate) const MORE_TIME: Duration = Duration::from_secs(2);
 /// So many times the time-out of the disk, a server may be busy with a slow request, and with what waits for that.
 pub const PATIENCE: u32 = 4;
 
@@ -32,7 +32,7 @@ pub struct Link {
 }
 
 impl Link {
-    pub(super) fn of(call: Call, export: Export, is_unix: bool) -> Result<Link, NbdError> {
+    pub(crate) fn of(call: Call, export: Export, is_unix: bool) -> Result<Link, NbdError> {
         let server = process_of(call.socket(), is_unix);
         Ok(Link {
             socket: call.into_socket()?,
@@ -49,13 +49,13 @@ impl Link {
     }
 
     /// Returns false if it was lost while nobody used it.
-    pub(super) fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         !is_ready(&self.socket)
     }
 }
 
 /// Returns a pidfd of the process that listens at the other end. `None`: it is not known.
-pub(super) fn process_of(socket: &OwnedFd, is_unix: bool) -> Option<OwnedFd> {
+pub(crate) fn process_of(socket: &OwnedFd, is_unix: bool) -> Option<OwnedFd> {
     let process = is_unix.then(|| getsockopt(socket, PeerPidfd).ok());
     // A process that has ended already only made the socket, and left it to another one that serves us: nbdkit does that when it
     // goes to the background.
@@ -63,7 +63,7 @@ pub(super) fn process_of(socket: &OwnedFd, is_unix: bool) -> Option<OwnedFd> {
 }
 
 /// Connects and negotiates.
-pub(super) fn dial(
+pub(crate) fn dial(
     targets: &[Target],
     spec: &NbdSpec,
     time: Duration,
@@ -74,7 +74,7 @@ pub(super) fn dial(
 }
 
 /// Refuses a connection whose server promises less than on the first one, which the guest was told of.
-pub(super) fn fit(first: &Export, now: &Export, is_read_only: bool) -> Result<(), NbdError> {
+pub(crate) fn fit(first: &Export, now: &Export, is_read_only: bool) -> Result<(), NbdError> {
     let lacks = |flag| first.has(flag) && !now.has(flag);
     let unfit = |why: &str| Err(NbdError::Unfit(format!("the export has changed: {why}")));
     if now.has(wire::export::READ_ONLY) && !first.has(wire::export::READ_ONLY) && !is_read_only {

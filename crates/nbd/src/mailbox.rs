@@ -4,12 +4,12 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use super::bell::ring;
-use super::link::Link;
-use super::shared::{Shared, lock};
+use crate::bell::ring;
+use crate::link::Link;
+use crate::shared::{Shared, lock};
 
 /// An order to the dialler.
-pub(super) enum Order {
+pub(crate) enum Order {
     /// Make a connection for this port.
     Dial(Weak<Mailbox>, Want),
     /// Something has changed: a connection was lost or given up, or the disk is.
@@ -20,11 +20,11 @@ pub(super) enum Order {
 
 /// The number of connections that a store has, for the dialler.
 #[derive(Debug, Default)]
-pub(super) struct Store(AtomicUsize);
+pub(crate) struct Store(AtomicUsize);
 
 /// One of the connections that stores have. It ends when the store has given the connection up, after the fence.
 #[derive(Debug)]
-pub(super) struct Attachment {
+pub(crate) struct Attachment {
     shared: Arc<Shared>,
     store: Arc<Store>,
 }
@@ -38,21 +38,21 @@ impl Drop for Attachment {
 
 /// Where the dialler leaves a connection.
 #[derive(Debug)]
-pub(super) struct Mailbox {
-    pub(super) link: Mutex<Option<(Link, Attachment)>>,
-    pub(super) bell: Arc<OwnedFd>,
-    pub(super) store: Arc<Store>,
+pub(crate) struct Mailbox {
+    pub(crate) link: Mutex<Option<(Link, Attachment)>>,
+    pub(crate) bell: Arc<OwnedFd>,
+    pub(crate) store: Arc<Store>,
 }
 
 impl Mailbox {
     /// Returns true if its store has no connection at all.
-    pub(super) fn is_needy(&self) -> bool {
+    pub(crate) fn is_needy(&self) -> bool {
         self.store.0.load(Ordering::Relaxed) == 0
     }
 
     /// Leaves a connection. `is_first`: no store has any, and what the server may have lost was written again. Returns false, and
     /// drops it, if it is not the first one and another was lost meanwhile.
-    pub(super) fn put(&self, shared: &Arc<Shared>, link: Link, is_first: bool) -> bool {
+    pub(crate) fn put(&self, shared: &Arc<Shared>, link: Link, is_first: bool) -> bool {
         let mut attached = lock(&shared.attached);
         if attached.is_lossy && !is_first {
             return false;
@@ -72,14 +72,14 @@ impl Mailbox {
         true
     }
 
-    pub(super) fn ring(&self) {
+    pub(crate) fn ring(&self) {
         ring(&self.bell);
     }
 }
 
 /// Why a connection is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Want {
+pub(crate) enum Want {
     First,
     /// In place of one that was lost.
     Next,

@@ -7,11 +7,11 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::NbdError;
-use super::fence::Fence;
-use super::link::{DIAL_TIME, Link, MORE_TIME};
-use super::mailbox::{Mailbox, Order, Want};
-use super::shared::{Failed, Shared, lock};
+use crate::NbdError;
+use crate::fence::Fence;
+use crate::link::{DIAL_TIME, Link, MORE_TIME};
+use crate::mailbox::{Mailbox, Order, Want};
+use crate::shared::{Failed, Shared, lock};
 
 /// Pause after a failed attempt, or one that was of no use; it doubles up to the second one.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
@@ -19,7 +19,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// How often a server that stays away is reported.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
 
-pub(super) struct Dialler {
+pub(crate) struct Dialler {
     shared: Arc<Shared>,
     wanted: VecDeque<Weak<Mailbox>>,
     pause: Duration,
@@ -33,7 +33,7 @@ pub(super) struct Dialler {
 }
 
 impl Dialler {
-    pub(super) fn start(shared: Arc<Shared>, inbox: Receiver<Order>) -> io::Result<()> {
+    pub(crate) fn start(shared: Arc<Shared>, inbox: Receiver<Order>) -> io::Result<()> {
         let dialler = Dialler {
             shared,
             wanted: VecDeque::new(),

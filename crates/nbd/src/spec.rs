@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::wire::TEXT_MAX;
+use crate::wire::TEXT_MAX;
 
 /// Port of a server that names none.
 const PORT: u16 = 10809;
@@ -47,7 +47,7 @@ const FENCE: (&str, u32, u32, u32) = ("fence", 30, 1, 3600);
 const REPLAY: (&str, u32, u32, u32) = ("replay", 32, 1, 1024);
 
 /// Returns true if a text is meant as an NBD disk.
-pub(crate) fn is_uri(text: &str) -> bool {
+pub fn is_uri(text: &str) -> bool {
     let scheme = text.split_once("://").map(|(scheme, _)| scheme);
     matches!(scheme, Some("nbd" | "nbd+unix" | "nbds" | "nbds+unix"))
 }
@@ -219,7 +219,7 @@ fn encoded(text: &str) -> String {
 
 impl NbdSpec {
     /// The address and the export, without options.
-    pub(crate) fn place(&self) -> String {
+    pub fn place(&self) -> String {
         let export = encoded(&self.export);
         match &self.address {
             Address::Tcp(host, port) if host.contains(':') => {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::dial::{Call, NbdError};
-use super::handshake::Export;
-use super::unflushed::Change;
-use super::wire::{self, Request, chunk, export, request};
+use crate::dial::{Call, NbdError};
+use crate::handshake::Export;
+use crate::unflushed::Change;
+use crate::wire::{self, Request, chunk, export, request};
 
 /// Most changes that wait for their replies at a time, and most bytes of them. So many replies fit into any socket, so the server
 /// never waits for us while we wait for it.
@@ -16,16 +16,16 @@ const ZEROES_BYTES: u64 = 1 << 20;
 
 /// Result of writing changes again.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Replayed {
+pub(crate) struct Replayed {
     /// The bytes that they changed.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
     /// Those of them that the server refused.
-    pub(super) refused_bytes: u64,
+    pub(crate) refused_bytes: u64,
 }
 
 /// Sends changes again, in order. Two that overlap are never under way at the same time, because a server may do requests in any
 /// order. `time`: how long the next reply may take.
-pub(super) fn replay<'a>(
+pub(crate) fn replay<'a>(
     call: &mut Call,
     export: &Export,
     changes: impl Iterator<Item = &'a Change>,
@@ -154,7 +154,7 @@ impl<'a> Batch<'a> {
 }
 
 /// Has the server flush. Returns its error, or 0.
-pub(super) fn flush(call: &mut Call) -> Result<u32, NbdError> {
+pub(crate) fn flush(call: &mut Call) -> Result<u32, NbdError> {
     let request = Request {
         kind: request::FLUSH,
         ..Request::DISCONNECT

@@ -5,67 +5,67 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::attached::Attached;
-use super::bell::ring;
-use super::dial::{Call, NbdError, Target};
-use super::fence::{Fence, Fences};
-use super::handshake::Export;
-use super::link::{Link, dial, fit, process_of};
-use super::traffic::Ledger;
-use super::unflushed::Unflushed;
-use super::{NbdSpec, replay, wire};
+use crate::attached::Attached;
+use crate::bell::ring;
+use crate::dial::{Call, NbdError, Target};
+use crate::fence::{Fence, Fences};
+use crate::handshake::Export;
+use crate::link::{Link, dial, fit, process_of};
+use crate::traffic::Ledger;
+use crate::unflushed::Unflushed;
+use crate::{NbdSpec, replay, wire};
 
 /// State that the ports, the dialler and the disk share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) spec: NbdSpec,
-    pub(super) name: String,
-    pub(super) targets: Vec<Target>,
-    pub(super) export: Export,
+pub(crate) struct Shared {
+    pub(crate) spec: NbdSpec,
+    pub(crate) name: String,
+    pub(crate) targets: Vec<Target>,
+    pub(crate) export: Export,
     /// Connections of each store.
-    pub(super) connections: u16,
-    pub(super) workers_max: u16,
-    pub(super) is_read_only: bool,
-    pub(super) opened_at: Instant,
+    pub(crate) connections: u16,
+    pub(crate) workers_max: u16,
+    pub(crate) is_read_only: bool,
+    pub(crate) opened_at: Instant,
     /// No store gets a connection any more.
-    pub(super) is_abandoned: AtomicBool,
-    pub(super) size_bytes: AtomicU64,
+    pub(crate) is_abandoned: AtomicBool,
+    pub(crate) size_bytes: AtomicU64,
     /// Written when the size has changed, and when the server may have lost changes or was sent them again.
-    pub(super) changed: OwnedFd,
+    pub(crate) changed: OwnedFd,
     /// Connections that were made when the disk was opened, for its first stores.
-    pub(super) spares: Mutex<Vec<Link>>,
-    pub(super) attached: Mutex<Attached>,
-    pub(super) waiting: AtomicU64,
-    pub(super) lost: AtomicU64,
-    pub(super) reconnects: AtomicU64,
-    pub(super) fences: Mutex<Fences>,
-    pub(super) unflushed: Mutex<Unflushed>,
+    pub(crate) spares: Mutex<Vec<Link>>,
+    pub(crate) attached: Mutex<Attached>,
+    pub(crate) waiting: AtomicU64,
+    pub(crate) lost: AtomicU64,
+    pub(crate) reconnects: AtomicU64,
+    pub(crate) fences: Mutex<Fences>,
+    pub(crate) unflushed: Mutex<Unflushed>,
     /// Bytes that the changes under way will occupy in `unflushed`. Added to under its lock.
-    pub(super) reserved_bytes: AtomicU64,
-    pub(super) replayed_bytes: AtomicU64,
-    pub(super) lossy: AtomicU64,
-    pub(super) lossy_bytes: AtomicU64,
+    pub(crate) reserved_bytes: AtomicU64,
+    pub(crate) replayed_bytes: AtomicU64,
+    pub(crate) lossy: AtomicU64,
+    pub(crate) lossy_bytes: AtomicU64,
     /// The server refused to do again what it had done, or nobody has it any more.
-    pub(super) has_lost_data: AtomicBool,
+    pub(crate) has_lost_data: AtomicBool,
     /// A flush failed, or data was lost, and no flush of the guest has failed since.
-    pub(super) has_untold_loss: AtomicBool,
+    pub(crate) has_untold_loss: AtomicBool,
     /// Eventfds of ports that are gone, for those to come: a thread that serves a guest can make none.
-    pub(super) bells: Mutex<Vec<Arc<OwnedFd>>>,
-    pub(super) traffic: Mutex<Ledger>,
+    pub(crate) bells: Mutex<Vec<Arc<OwnedFd>>>,
+    pub(crate) traffic: Mutex<Ledger>,
     /// When a lost connection, a new one, and a guest that left while its server was away were last told of.
-    pub(super) told: [Mutex<Option<Instant>>; 3],
+    pub(crate) told: [Mutex<Option<Instant>>; 3],
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A connection that was not made.
 #[derive(Debug)]
-pub(super) struct Failed {
-    pub(super) error: NbdError,
+pub(crate) struct Failed {
+    pub(crate) error: NbdError,
     /// If changes were sent again on it and may not have been answered.
-    pub(super) fence: Option<Fence>,
+    pub(crate) fence: Option<Fence>,
 }
 
 impl From<NbdError> for Failed {
@@ -75,16 +75,16 @@ impl From<NbdError> for Failed {
 }
 
 impl Shared {
-    pub(super) fn is_unix(&self) -> bool {
-        matches!(self.spec.address, super::Address::Unix(_))
+    pub(crate) fn is_unix(&self) -> bool {
+        matches!(self.spec.address, crate::Address::Unix(_))
     }
 
-    pub(super) fn is_abandoned(&self) -> bool {
+    pub(crate) fn is_abandoned(&self) -> bool {
         self.is_abandoned.load(Ordering::SeqCst)
     }
 
     /// Returns what those changes occupy that a lost server may lack and was not sent again.
-    pub(super) fn owed_bytes(&self) -> u64 {
+    pub(crate) fn owed_bytes(&self) -> u64 {
         match lock(&self.attached).is_lossy() {
             true => lock(&self.unflushed).bytes(),
             false => 0,
@@ -93,12 +93,12 @@ impl Shared {
 
     /// Returns true if changes are kept until the server has flushed them. A server without flushes has nothing that is not
     /// durable, or cannot make it so.
-    pub(super) fn keeps_changes(&self) -> bool {
+    pub(crate) fn keeps_changes(&self) -> bool {
         !self.is_read_only && self.export.has(wire::export::FLUSH)
     }
 
     /// Connects and negotiates. While no store has a connection, the changes that the server may have lost are written again first.
-    pub(super) fn connect(&self, time: Duration, is_alone: bool) -> Result<Link, Failed> {
+    pub(crate) fn connect(&self, time: Duration, is_alone: bool) -> Result<Link, Failed> {
         let (mut call, export) = dial(&self.targets, &self.spec, time)?;
         fit(&self.export, &export, self.is_read_only)?;
         if is_alone {
@@ -111,7 +111,7 @@ impl Shared {
         Ok(Link::of(call, export, self.is_unix())?)
     }
 
-    pub(super) fn lose_data(&self) {
+    pub(crate) fn lose_data(&self) {
         self.has_untold_loss.store(true, Ordering::SeqCst);
         self.has_lost_data.store(true, Ordering::SeqCst);
     }

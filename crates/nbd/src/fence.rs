@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use super::bell::is_ready;
+use crate::bell::is_ready;
 
 /// After the server's process has ended: what it handed to the kernel may take so long. A process does not wait at its end for what
 /// it began with io_uring.
@@ -13,30 +13,30 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// The fence of changes that were sent again and not answered.
 #[derive(Debug)]
-pub(super) struct Fence {
-    pub(super) until: Instant,
+pub(crate) struct Fence {
+    pub(crate) until: Instant,
     /// The server's process, if it is known and was not seen to end.
-    pub(super) server: Option<OwnedFd>,
+    pub(crate) server: Option<OwnedFd>,
 }
 
 /// The ends of a disk's fences.
 #[derive(Debug, Default)]
-pub(super) struct Fences(Vec<Instant>);
+pub(crate) struct Fences(Vec<Instant>);
 
 impl Fences {
-    pub(super) fn add(&mut self, until: Instant, now: Instant) {
+    pub(crate) fn add(&mut self, until: Instant, now: Instant) {
         self.0.retain(|end| *end > now);
         self.0.push(until);
     }
 
     /// Returns when the last fence ends.
-    pub(super) fn last(&self) -> Option<Instant> {
+    pub(crate) fn last(&self) -> Option<Instant> {
         self.0.iter().max().copied()
     }
 
     /// Returns the longest sleep until a fence is over, or may be; `None`: it is over. It ends soon after the server's process,
     /// which is looked at here.
-    pub(super) fn left(
+    pub(crate) fn left(
         &mut self,
         until: &mut Instant,
         server: &mut Option<OwnedFd>,

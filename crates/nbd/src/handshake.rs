@@ -1,7 +1,7 @@
 //! The negotiation of fixed newstyle: structured replies where offered, then GO with the sizes of blocks.
 
-use super::dial::{Call, NbdError};
-use super::wire::{self, answer, export, info, option};
+use crate::dial::{Call, NbdError};
+use crate::wire::{self, answer, export, info, option};
 
 /// Most answers to one option.
 const ANSWERS_MAX: usize = 64;

@@ -1,56 +1,81 @@
-//! The bytes of replies as frames: arithmetic without a socket, so that a test can cut them at each byte.
+//! The bytes of replies as frames: arithmetic without a socket, so that a test can cut them at each byte. It runs for each
+//! request, so it is inlined into the engine.
 
-use cleave_disk::nbd::wire::{self, chunk};
+use crate::wire::{self, chunk};
 
 /// Bytes of the longest head of a frame, as far as they are read at once.
-pub(crate) const HEAD_MAX: usize = 32;
+pub const HEAD_MAX: usize = 32;
 /// Longest content of an error's chunk: numbers, and a message.
 const ERROR_MAX: u32 = 14 + wire::TEXT_MAX as u32;
 
 /// The content of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Content {
+pub enum FrameContent {
     /// A simple reply: 0, or the server's error. The data of a read follows a success.
-    Simple { error: u32 },
+    Simple {
+        /// The server's number of it.
+        error: u32,
+    },
     /// The end of a structured reply.
     End,
     /// Data at this offset of the disk follows.
-    Data { offset: u64, len: u32 },
+    Data {
+        /// Bytes from the beginning of the export.
+        offset: u64,
+        /// Bytes that follow.
+        len: u32,
+    },
     /// Zeroes at this offset of the disk.
-    Hole { offset: u64, len: u32 },
-    /// An error; so many bytes that say more follow.
-    Error { error: u32, skip: u32 },
+    Hole {
+        /// Bytes from the beginning of the export.
+        offset: u64,
+        /// Bytes of zeroes.
+        len: u32,
+    },
+    /// An error.
+    Error {
+        /// The server's number of it.
+        error: u32,
+        /// Bytes that follow and say more.
+        skip: u32,
+    },
 }
 
 /// The head of a reply, or of one chunk of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Frame {
-    pub(crate) cookie: u64,
+pub struct Frame {
+    /// The request that it answers.
+    pub cookie: u64,
     /// The last of its reply.
-    pub(crate) is_last: bool,
-    pub(crate) content: Content,
+    pub is_last: bool,
+    /// What the frame says.
+    pub content: FrameContent,
     /// Bytes of the head.
-    pub(crate) head_bytes: usize,
+    pub head_bytes: usize,
 }
 
-/// The server breaks the protocol, in this way.
+/// A breach of the protocol by the server, in words for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Breach(pub(crate) &'static str);
+pub struct Breach(pub &'static str);
 
+#[inline]
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
+#[inline]
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
+#[inline]
 fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 /// Reads the frame at the beginning of `bytes`. `None`: more bytes are needed.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
+#[inline]
+pub fn parse(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
     match u32_at(bytes, 0) {
         None => Ok(None),
         Some(wire::SIMPLE_REPLY) => Ok(simple(bytes)),
@@ -59,9 +84,10 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
     }
 }
 
+#[inline]
 fn simple(bytes: &[u8]) -> Option<Frame> {
     Some(Frame {
-        content: Content::Simple {
+        content: FrameContent::Simple {
             error: u32_at(bytes, 4)?,
         },
         cookie: u64_at(bytes, 8)?,
@@ -70,6 +96,7 @@ fn simple(bytes: &[u8]) -> Option<Frame> {
     })
 }
 
+#[inline]
 fn structured(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
     let head = || {
         let flags = u16_at(bytes, 4)?;
@@ -81,7 +108,7 @@ fn structured(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
     };
     let is_last = flags & chunk::DONE != 0;
     let content = match kind {
-        chunk::NONE if len == 0 && is_last => Some((Content::End, 20)),
+        chunk::NONE if len == 0 && is_last => Some((FrameContent::End, 20)),
         chunk::DATA if len > 8 => data(bytes, len),
         chunk::HOLE if len == 12 => hole(bytes),
         _ if kind & chunk::ERROR != 0 && (6..=ERROR_MAX).contains(&len) => error(bytes, len)?,
@@ -99,18 +126,19 @@ fn structured(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
     }))
 }
 
-fn data(bytes: &[u8], len: u32) -> Option<(Content, usize)> {
+#[inline]
+fn data(bytes: &[u8], len: u32) -> Option<(FrameContent, usize)> {
     let offset = u64_at(bytes, 20)?;
     let len = len.checked_sub(8)?;
-    Some((Content::Data { offset, len }, 28))
+    Some((FrameContent::Data { offset, len }, 28))
 }
 
-fn hole(bytes: &[u8]) -> Option<(Content, usize)> {
+fn hole(bytes: &[u8]) -> Option<(FrameContent, usize)> {
     let (offset, len) = (u64_at(bytes, 20)?, u32_at(bytes, 28)?);
-    Some((Content::Hole { offset, len }, 32))
+    Some((FrameContent::Hole { offset, len }, 32))
 }
 
-fn error(bytes: &[u8], len: u32) -> Result<Option<(Content, usize)>, Breach> {
+fn error(bytes: &[u8], len: u32) -> Result<Option<(FrameContent, usize)>, Breach> {
     let (Some(error), Some(text)) = (u32_at(bytes, 20), u16_at(bytes, 24)) else {
         return Ok(None);
     };
@@ -121,7 +149,7 @@ fn error(bytes: &[u8], len: u32) -> Result<Option<(Content, usize)>, Breach> {
         return Err(Breach("an error is none"));
     }
     Ok(Some((
-        Content::Error {
+        FrameContent::Error {
             error,
             skip: len - 6,
         },
@@ -131,7 +159,7 @@ fn error(bytes: &[u8], len: u32) -> Result<Option<(Content, usize)>, Breach> {
 
 /// The errno of a server's error: NBD has numbers of its own, which are those of Linux. Numbers that it does not define, and
 /// those that speak of the server's own state, are I/O errors, so that `--on-error` can have the request repeated.
-pub(crate) fn errno(error: u32) -> i32 {
+pub fn errno(error: u32) -> i32 {
     match i32::try_from(error) {
         Ok(errno @ (libc::EINVAL | libc::ENOSPC | libc::EOPNOTSUPP | libc::ESHUTDOWN)) => errno,
         Ok(libc::EPERM) => libc::EROFS,
@@ -160,11 +188,11 @@ mod tests {
         let with = |more: &[u8]| [&offset, more].concat();
         let simple = b"\x67\x44\x66\x98\0\0\0\x05\x01\x02\x03\x04\x05\x06\x07\x08".to_vec();
         let rows = [
-            (simple, Content::Simple { error: 5 }, 16, true),
-            (chunk(1, 0, b""), Content::End, 20, true),
+            (simple, FrameContent::Simple { error: 5 }, 16, true),
+            (chunk(1, 0, b""), FrameContent::End, 20, true),
             (
                 chunk(0, 1, &with(b"abc")),
-                Content::Data {
+                FrameContent::Data {
                     offset: 4096,
                     len: 3,
                 },
@@ -173,7 +201,7 @@ mod tests {
             ),
             (
                 chunk(1, 2, &with(&[0, 0, 2, 0])),
-                Content::Hole {
+                FrameContent::Hole {
                     offset: 4096,
                     len: 512,
                 },
@@ -182,14 +210,14 @@ mod tests {
             ),
             (
                 chunk(1, 0x8001, b"\0\0\0\x1c\0\x04full"),
-                Content::Error { error: 28, skip: 4 },
+                FrameContent::Error { error: 28, skip: 4 },
                 26,
                 true,
             ),
             // A type of errors that is not known, with an offset behind the message.
             (
                 chunk(0, 0xfff0, b"\0\0\0\x05\0\0\0\0\0\0\0\0\0\0"),
-                Content::Error { error: 5, skip: 8 },
+                FrameContent::Error { error: 5, skip: 8 },
                 26,
                 false,
             ),

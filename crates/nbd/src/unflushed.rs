@@ -6,10 +6,10 @@
 
 use std::collections::VecDeque;
 
-use super::wire::request;
+use crate::wire::request;
 
 /// What a change costs besides its data.
-pub(super) const CHANGE_BYTES: u64 = 64;
+pub(crate) const CHANGE_BYTES: u64 = 64;
 
 /// A write, a trim or a write-zeroes that the server answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Change {
     }
 
     /// Returns true if both touch the same byte.
-    pub(super) fn overlaps(&self, other: &Change) -> bool {
+    pub(crate) fn overlaps(&self, other: &Change) -> bool {
         self.offset < other.offset + other.len && other.offset < self.offset + self.len
     }
 }
@@ -40,7 +40,7 @@ impl Change {
 /// The changes since the last flush, in the order in which they were answered. A change that a guest sent after the answer to
 /// another one therefore follows it, whichever connections they went through.
 #[derive(Debug, Default)]
-pub(super) struct Unflushed {
+pub(crate) struct Unflushed {
     changes: VecDeque<Change>,
     /// Number of the first of them.
     first: u64,
@@ -49,7 +49,7 @@ pub(super) struct Unflushed {
 
 impl Unflushed {
     /// Adds a change that was answered. A durable one is needed only while it must follow another that is not.
-    pub(super) fn add(&mut self, change: Change) {
+    pub(crate) fn add(&mut self, change: Change) {
         if change.flags & request::FUA != 0 && self.changes.is_empty() {
             return;
         }
@@ -58,17 +58,17 @@ impl Unflushed {
     }
 
     /// Returns the number of the first change; those before it are durable.
-    pub(super) fn start(&self) -> u64 {
+    pub(crate) fn start(&self) -> u64 {
         self.first
     }
 
     /// Returns the number of the next change. A flush that is sent now covers those before it.
-    pub(super) fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.first + self.changes.len() as u64
     }
 
     /// Gives back the changes before number `end`, which are durable, so that the caller can free them without the lock.
-    pub(super) fn flushed(&mut self, end: u64) -> VecDeque<Change> {
+    pub(crate) fn flushed(&mut self, end: u64) -> VecDeque<Change> {
         let count = (end.saturating_sub(self.first) as usize).min(self.changes.len());
         let rest = self.changes.split_off(count);
         let durable = std::mem::replace(&mut self.changes, rest);
@@ -78,18 +78,18 @@ impl Unflushed {
     }
 
     /// Lends the changes, to be sent again. They are still owed, and what they occupy counts, but nobody may add one or flush.
-    pub(super) fn lend(&mut self) -> VecDeque<Change> {
+    pub(crate) fn lend(&mut self) -> VecDeque<Change> {
         std::mem::take(&mut self.changes)
     }
 
     /// Takes the lent changes back.
-    pub(super) fn give_back(&mut self, lent: VecDeque<Change>) {
+    pub(crate) fn give_back(&mut self, lent: VecDeque<Change>) {
         debug_assert!(self.changes.is_empty());
         self.changes = lent;
     }
 
     /// Returns what the changes occupy.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 }

@@ -9,26 +9,26 @@ use std::sync::Weak;
 /// knows nothing of what was answered before. What it may lack is written again while no store has a connection, so that nothing
 /// newer can be overtaken by it.
 #[derive(Debug, Default)]
-pub(super) struct Attached {
-    pub(super) count: usize,
+pub(crate) struct Attached {
+    pub(crate) count: usize,
     /// One was lost since the last time that there was none.
-    pub(super) is_lossy: bool,
-    pub(super) sockets: Vec<Weak<OwnedFd>>,
+    pub(crate) is_lossy: bool,
+    pub(crate) sockets: Vec<Weak<OwnedFd>>,
 }
 
 impl Attached {
     /// Returns true if no connection may be handed out now.
-    pub(super) fn is_closing(&self) -> bool {
+    pub(crate) fn is_closing(&self) -> bool {
         self.is_lossy && self.count > 0
     }
 
     /// Returns true if a connection was lost, and none was made since.
-    pub(super) fn is_lossy(&self) -> bool {
+    pub(crate) fn is_lossy(&self) -> bool {
         self.is_lossy
     }
 
     /// Ends every connection, as if the server had closed it, if one was lost. Returns true if so.
-    pub(super) fn cut(&self) -> bool {
+    pub(crate) fn cut(&self) -> bool {
         let live = self.sockets.iter().filter(|_| self.is_lossy);
         for socket in live.filter_map(Weak::upgrade) {
             let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);

@@ -4,19 +4,19 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::NbdError;
+use crate::NbdError;
 
-pub(super) fn new_bell() -> Result<OwnedFd, NbdError> {
+pub(crate) fn new_bell() -> Result<OwnedFd, NbdError> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 /// A full counter signals as well.
-pub(super) fn ring(bell: &OwnedFd) {
+pub(crate) fn ring(bell: &OwnedFd) {
     let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
 }
 
 /// Returns true if a descriptor can be read: a socket that has data or is closed, a process that has ended.
-pub(super) fn is_ready(fd: &OwnedFd) -> bool {
+pub(crate) fn is_ready(fd: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(fd, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }

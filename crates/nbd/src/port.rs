@@ -6,13 +6,13 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::NbdError;
-use super::bell::{new_bell, ring};
-use super::link::Link;
-use super::mailbox::{Attachment, Mailbox, Order, Store, Want};
-use super::shared::{Shared, lock};
-use super::traffic::Traffic;
-use super::unflushed::{CHANGE_BYTES, Change};
+use crate::NbdError;
+use crate::bell::{new_bell, ring};
+use crate::link::Link;
+use crate::mailbox::{Attachment, Mailbox, Order, Store, Want};
+use crate::shared::{Shared, lock};
+use crate::traffic::Traffic;
+use crate::unflushed::{CHANGE_BYTES, Change};
 
 /// The log tells of lost and of new connections at most this often.
 const TELL_EVERY: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ pub struct Kept {
 }
 
 impl Port {
-    pub(super) fn new(
+    pub(crate) fn new(
         shared: &Arc<Shared>,
         orders: &Sender<Order>,
         store: &Arc<Store>,
@@ -272,7 +272,7 @@ impl Port {
         self.mailbox.bell.as_fd()
     }
 
-    pub(super) fn bell_fd(&self) -> &OwnedFd {
+    pub(crate) fn bell_fd(&self) -> &OwnedFd {
         &self.mailbox.bell
     }
 
