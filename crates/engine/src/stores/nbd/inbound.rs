@@ -120,23 +120,12 @@ impl Nbd {
     /// Takes so many received bytes: first those that went to guest memory, then the staged ones.
     fn take_in(&mut self, line: u8, count: u64) -> Result<(), Breach> {
         let mut staged = count;
-        if let Inbound::Data {
-            index,
-            at,
-            left,
-            is_last,
-        } = self.line(line).inbound
-        {
-            let direct = left.min(count);
-            staged -= direct;
-            self.line_mut(line).inbound = Inbound::Data {
-                index,
-                at: at + direct,
-                left: left - direct,
-                is_last,
-            };
-        }
         let state = self.line_mut(line);
+        if let Inbound::Data { at, left, .. } = &mut state.inbound {
+            let direct = count.min(*left);
+            (*at, *left) = (*at + direct, *left - direct);
+            staged -= direct;
+        }
         state.staged = (state.staged + staged as usize).min(STAGING_BYTES);
         let mut read = 0;
         let result = loop {
