@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cleave_api::Operation;
 use cleave_tests::http::{Response, converse, events};
-use cleave_tests::{Node, Scratch, schema, small, wait_until};
+use cleave_tests::{Node, Scratch, TIMEOUT, schema, small, wait_until};
 use serde_json::{Value, json};
 
 /// Method, path, the rest of the URL, body, and the status of the answer. In order: later ones need what earlier ones made.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cleave_blk::Limits;
-use cleave_nbd::NbdServer;
+use cleave_nbd::NbdClient;
 use cleave_rbd::{Closing, Image};
 use vm_memory::MmapRegion;
 
@@ -49,7 +49,7 @@ pub enum Backing {
         drive: Arc<Mutex<Shared>>,
     },
     /// An export of an NBD server.
-    Nbd(Box<NbdServer>),
+    Nbd(Box<NbdClient>),
     /// An image of a Ceph cluster.
     Rbd(Box<Image>),
 }

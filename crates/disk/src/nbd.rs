@@ -3,7 +3,7 @@
 use cleave_blk::Limits;
 use cleave_nbd::wire::export;
 pub use cleave_nbd::{Address, NbdSpec};
-use cleave_nbd::{Export, NbdServer};
+use cleave_nbd::{Export, NbdClient};
 
 use crate::probe::{Remote, probe_remote};
 use crate::{OpenError, OpenOptions};
@@ -13,9 +13,9 @@ pub(crate) fn open(
     spec: &NbdSpec,
     name: &str,
     options: &OpenOptions,
-) -> Result<(NbdServer, Limits), OpenError> {
+) -> Result<(NbdClient, Limits), OpenError> {
     let failed = |error| OpenError::Nbd(name.to_owned(), error);
-    let nbd = NbdServer::open(spec, name, options.read_only, options.workers).map_err(failed)?;
+    let nbd = NbdClient::open(spec, name, options.read_only, options.workers).map_err(failed)?;
     let promised: &Export = nbd.export();
     if promised.has(export::READ_ONLY) && !options.read_only {
         return Err(OpenError::ReadOnlyExport(name.to_owned()));

@@ -5,6 +5,15 @@
 //! It has two entry points. A [`Reactor`] (`reactor/`) belongs to a worker thread: its io_uring, in which the thread
 //! sleeps, watches descriptors and calls guests. A [`Store`] is one disk on that thread (`stores/` has the kinds, `ops/`
 //! what they have in common). Several stores share a reactor; `stores/null.rs` is the smallest complete store.
+//!
+//! | Store | Disk | Where its ops complete |
+//! |---|---|---|
+//! | `Files` | files and block devices, also as a stripe | in the rings of the reactor |
+//! | `Ram` | memory | in `push` or `at_once`; long ones in parts, one in each lap |
+//! | [`Null`] | none: reads are zeroes | as those of `Ram` |
+//! | [`Model`] | a modelled drive | in its arithmetic; waits by itself, because a timer is too inexact |
+//! | [`Nbd`] | the export of an NBD server | in messages on sockets, which go through the ring |
+//! | [`Rbd`] | images of a Ceph cluster, also as a stripe | in threads of librbd, which fill an inbox |
 
 mod error;
 mod iopoll;

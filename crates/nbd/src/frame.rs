@@ -10,7 +10,7 @@ const ERROR_MAX: u32 = 14 + wire::TEXT_MAX as u32;
 
 /// The content of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Content {
+pub enum FrameContent {
     /// A simple reply: 0, or the server's error. The data of a read follows a success.
     Simple {
         /// The server's number of it.
@@ -49,7 +49,7 @@ pub struct Frame {
     /// The last of its reply.
     pub is_last: bool,
     /// What the frame says.
-    pub content: Content,
+    pub content: FrameContent,
     /// Bytes of the head.
     pub head_bytes: usize,
 }
@@ -87,7 +87,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
 #[inline]
 fn simple(bytes: &[u8]) -> Option<Frame> {
     Some(Frame {
-        content: Content::Simple {
+        content: FrameContent::Simple {
             error: u32_at(bytes, 4)?,
         },
         cookie: u64_at(bytes, 8)?,
@@ -108,7 +108,7 @@ fn structured(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
     };
     let is_last = flags & chunk::DONE != 0;
     let content = match kind {
-        chunk::NONE if len == 0 && is_last => Some((Content::End, 20)),
+        chunk::NONE if len == 0 && is_last => Some((FrameContent::End, 20)),
         chunk::DATA if len > 8 => data(bytes, len),
         chunk::HOLE if len == 12 => hole(bytes),
         _ if kind & chunk::ERROR != 0 && (6..=ERROR_MAX).contains(&len) => error(bytes, len)?,
@@ -127,18 +127,18 @@ fn structured(bytes: &[u8]) -> Result<Option<Frame>, Breach> {
 }
 
 #[inline]
-fn data(bytes: &[u8], len: u32) -> Option<(Content, usize)> {
+fn data(bytes: &[u8], len: u32) -> Option<(FrameContent, usize)> {
     let offset = u64_at(bytes, 20)?;
     let len = len.checked_sub(8)?;
-    Some((Content::Data { offset, len }, 28))
+    Some((FrameContent::Data { offset, len }, 28))
 }
 
-fn hole(bytes: &[u8]) -> Option<(Content, usize)> {
+fn hole(bytes: &[u8]) -> Option<(FrameContent, usize)> {
     let (offset, len) = (u64_at(bytes, 20)?, u32_at(bytes, 28)?);
-    Some((Content::Hole { offset, len }, 32))
+    Some((FrameContent::Hole { offset, len }, 32))
 }
 
-fn error(bytes: &[u8], len: u32) -> Result<Option<(Content, usize)>, Breach> {
+fn error(bytes: &[u8], len: u32) -> Result<Option<(FrameContent, usize)>, Breach> {
     let (Some(error), Some(text)) = (u32_at(bytes, 20), u16_at(bytes, 24)) else {
         return Ok(None);
     };
@@ -149,7 +149,7 @@ fn error(bytes: &[u8], len: u32) -> Result<Option<(Content, usize)>, Breach> {
         return Err(Breach("an error is none"));
     }
     Ok(Some((
-        Content::Error {
+        FrameContent::Error {
             error,
             skip: len - 6,
         },
@@ -188,11 +188,11 @@ mod tests {
         let with = |more: &[u8]| [&offset, more].concat();
         let simple = b"\x67\x44\x66\x98\0\0\0\x05\x01\x02\x03\x04\x05\x06\x07\x08".to_vec();
         let rows = [
-            (simple, Content::Simple { error: 5 }, 16, true),
-            (chunk(1, 0, b""), Content::End, 20, true),
+            (simple, FrameContent::Simple { error: 5 }, 16, true),
+            (chunk(1, 0, b""), FrameContent::End, 20, true),
             (
                 chunk(0, 1, &with(b"abc")),
-                Content::Data {
+                FrameContent::Data {
                     offset: 4096,
                     len: 3,
                 },
@@ -201,7 +201,7 @@ mod tests {
             ),
             (
                 chunk(1, 2, &with(&[0, 0, 2, 0])),
-                Content::Hole {
+                FrameContent::Hole {
                     offset: 4096,
                     len: 512,
                 },
@@ -210,14 +210,14 @@ mod tests {
             ),
             (
                 chunk(1, 0x8001, b"\0\0\0\x1c\0\x04full"),
-                Content::Error { error: 28, skip: 4 },
+                FrameContent::Error { error: 28, skip: 4 },
                 26,
                 true,
             ),
             // A type of errors that is not known, with an offset behind the message.
             (
                 chunk(0, 0xfff0, b"\0\0\0\x05\0\0\0\0\0\0\0\0\0\0"),
-                Content::Error { error: 5, skip: 8 },
+                FrameContent::Error { error: 5, skip: 8 },
                 26,
                 false,
             ),

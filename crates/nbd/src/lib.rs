@@ -8,6 +8,7 @@
 
 mod attached;
 mod bell;
+mod client;
 mod dial;
 mod dialler;
 mod fence;
@@ -17,17 +18,16 @@ mod link;
 mod mailbox;
 mod port;
 mod replay;
-mod server;
 mod shared;
 mod spec;
 mod traffic;
 mod unflushed;
 pub mod wire;
 
+pub use client::{NbdClient, NbdState};
 pub use dial::NbdError;
 pub use handshake::Export;
 pub use link::{Link, PATIENCE};
 pub use port::{Kept, Port};
-pub use server::{NbdServer, NbdState};
 pub use spec::{Address, NbdSpec, is_uri};
 pub use unflushed::Change;

@@ -86,7 +86,7 @@ pub(crate) struct Table<T> {
 }
 
 /// Properties of an op's host ranges after all have been collected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Gathered {
     /// The bitwise OR of all addresses.
     pub(crate) addr_bits: u64,
@@ -204,7 +204,7 @@ impl<T> Table<T> {
     ) -> Result<(Ranges, Gathered), i32> {
         let mut gather = Gather::new(self.block(index));
         with(&mut gather)?;
-        if gather.count > 1 {
+        if gather.gathered.count > 1 {
             self.blocks_used = self.blocks_used.max(index + 1);
         }
         gather.finish()
@@ -309,9 +309,7 @@ impl<T> Table<T> {
 pub(super) struct Gather {
     block: *mut iovec,
     last: iovec,
-    count: usize,
-    addr_bits: u64,
-    len_bits: u64,
+    gathered: Gathered,
 }
 
 impl Gather {
@@ -323,75 +321,64 @@ impl Gather {
         Gather {
             block,
             last,
-            count: 0,
-            addr_bits: 0,
-            len_bits: 0,
+            gathered: Gathered::default(),
         }
     }
 
     #[inline]
     pub(super) fn add(&mut self, start: *mut u8, len: usize) {
-        if self.count > 0 && self.last.iov_base.wrapping_byte_add(self.last.iov_len) == start.cast()
-        {
+        let Gathered { count, .. } = self.gathered;
+        if count > 0 && self.last.iov_base.wrapping_byte_add(self.last.iov_len) == start.cast() {
             self.last.iov_len += len;
             return;
         }
-        if self.count > 0 {
+        if count > 0 {
             self.store_last();
         }
         self.last = iovec {
             iov_base: start.cast(),
             iov_len: len,
         };
-        self.count += 1;
+        self.gathered.count += 1;
+    }
+
+    #[inline]
+    fn note_last(&mut self) {
+        self.gathered.addr_bits |= self.last.iov_base.addr() as u64;
+        self.gathered.len_bits |= self.last.iov_len as u64;
     }
 
     fn store_last(&mut self) {
-        self.addr_bits |= self.last.iov_base.addr() as u64;
-        self.len_bits |= self.last.iov_len as u64;
-        if self.count <= RANGES_MAX {
+        self.note_last();
+        let Gathered { count, .. } = self.gathered;
+        if count <= RANGES_MAX {
             // SAFETY: `count` - 1 < RANGES_MAX, the length of the block, which belongs to this entry alone.
-            unsafe { self.block.add(self.count - 1).write(self.last) };
+            unsafe { self.block.add(count - 1).write(self.last) };
         }
     }
 
     fn finish(mut self) -> Result<(Ranges, Gathered), i32> {
-        let ranges = match self.count {
-            0 => Ranges::default(),
+        let lone = match self.gathered.count {
+            0 => None,
             1 => {
-                self.addr_bits = self.last.iov_base.addr() as u64;
-                self.len_bits = self.last.iov_len as u64;
-                Ranges {
-                    lone: Some(self.last),
-                    count: 1,
-                    ..Ranges::default()
-                }
+                self.note_last();
+                Some(self.last)
             }
             _ => {
                 self.store_last();
-                Ranges {
-                    count: self.count,
-                    ..Ranges::default()
-                }
+                None
             }
         };
-        if self.count > RANGES_MAX {
+        let Gathered { count, .. } = self.gathered;
+        if count > RANGES_MAX {
             return Err(libc::EFAULT);
         }
-        let Gather {
-            addr_bits,
-            len_bits,
+        let ranges = Ranges {
+            lone,
             count,
-            ..
-        } = self;
-        Ok((
-            ranges,
-            Gathered {
-                addr_bits,
-                len_bits,
-                count,
-            },
-        ))
+            ..Ranges::default()
+        };
+        Ok((ranges, self.gathered))
     }
 }
 

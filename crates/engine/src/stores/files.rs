@@ -468,13 +468,7 @@ impl Files {
             (Step::Sync | Step::Idle, _) => {
                 return self.sync_failed(reactor, index, errno);
             }
-            (Step::Direct | Step::Spill, kind)
-                if self.leg(entry.leg).facts.writes_durably(kind)
-                    && progress::taints_sync(errno) =>
-            {
-                self.taint_sync(errno);
-            }
-            _ => {}
+            _ => self.judge_failed_write(index, errno),
         }
         self.finish(index, Err(errno));
     }
@@ -497,13 +491,14 @@ impl Files {
     /// Ends the op: releases everything that it holds, and reports its result.
     #[inline]
     fn finish(&mut self, index: u16, result: Result<(), i32>) {
-        if self.ops.get(index).own.held != Hold::None {
+        let FileOp { held, buffer, .. } = self.ops.get(index).own;
+        if held != Hold::None {
             self.release_hold(index);
         }
-        if let Some(buffer) = self.ops.get_mut(index).own.buffer.take() {
+        self.ops.finish(index, result);
+        if let Some(buffer) = buffer {
             self.pool.give(buffer);
         }
-        self.ops.finish(index, result);
     }
 
     #[inline]
@@ -566,20 +561,24 @@ impl Files {
     /// recorded, because the kernel reports it to nobody else.
     fn completed_closing(&mut self, index: u16, result: i32) {
         self.submitted = self.submitted.saturating_sub(1);
-        let verdict = self.step_progress(index, result);
-        let entry = self.ops.get(index);
-        let is_durable = self.leg(entry.leg).facts.writes_durably(entry.kind);
-        match (entry.own.step, verdict) {
-            (Step::Sync, Progress::Failed(errno)) => self.taint_sync(errno),
-            (Step::Direct | Step::Spill, Progress::Failed(errno))
-                if is_durable && progress::taints_sync(errno) =>
-            {
-                self.taint_sync(errno);
+        if let Progress::Failed(errno) = self.step_progress(index, result) {
+            match self.ops.get(index).own.step {
+                Step::Sync => self.taint_sync(errno),
+                _ => self.judge_failed_write(index, errno),
             }
-            _ => {}
         }
         self.release_hold(index);
         self.ops.get_mut(index).epoch = None;
+    }
+
+    /// Has every later fsync fail if the op's failed step was a durable write that may have dropped earlier ones.
+    fn judge_failed_write(&self, index: u16, errno: i32) {
+        let entry = self.ops.get(index);
+        let is_durable = self.leg(entry.leg).facts.writes_durably(entry.kind);
+        let is_write = matches!(entry.own.step, Step::Direct | Step::Spill);
+        if is_durable && is_write && progress::taints_sync(errno) {
+            self.taint_sync(errno);
+        }
     }
 
     fn taint_sync(&self, errno: i32) {

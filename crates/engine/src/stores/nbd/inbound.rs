@@ -1,7 +1,7 @@
 //! Replies on their way from the server. The server is not trusted: a reply must name a request that was asked on this
 //! connection, and its data must lie inside the request; anything else ends the connection.
 
-use cleave_nbd::frame::{self, Breach, Content, Frame, HEAD_MAX};
+use cleave_nbd::frame::{self, Breach, Frame, FrameContent, HEAD_MAX};
 use cleave_nbd::wire::request;
 use io_uring::opcode;
 use io_uring::squeue::Flags;
@@ -120,23 +120,12 @@ impl Nbd {
     /// Takes so many received bytes: first those that went to guest memory, then the staged ones.
     fn take_in(&mut self, line: u8, count: u64) -> Result<(), Breach> {
         let mut staged = count;
-        if let Inbound::Data {
-            index,
-            at,
-            left,
-            is_last,
-        } = self.line(line).inbound
-        {
-            let direct = left.min(count);
-            staged -= direct;
-            self.line_mut(line).inbound = Inbound::Data {
-                index,
-                at: at + direct,
-                left: left - direct,
-                is_last,
-            };
-        }
         let state = self.line_mut(line);
+        if let Inbound::Data { at, left, .. } = &mut state.inbound {
+            let direct = count.min(*left);
+            (*at, *left) = (*at + direct, *left - direct);
+            staged -= direct;
+        }
         state.staged = (state.staged + staged as usize).min(STAGING_BYTES);
         let mut read = 0;
         let result = loop {
@@ -244,10 +233,10 @@ impl Nbd {
         let part = self.flight(index).part;
         let is_read = part.kind == request::READ;
         match frame.content {
-            Content::Simple { error: 0 } if is_read && is_structured => {
+            FrameContent::Simple { error: 0 } if is_read && is_structured => {
                 Err(Breach("it answered a read without structure"))
             }
-            Content::Simple { error: 0 } if is_read => {
+            FrameContent::Simple { error: 0 } if is_read => {
                 self.flight_mut(index).got = part.len;
                 self.line_mut(line).data_begins(part.len);
                 self.line_mut(line).inbound = Inbound::Data {
@@ -258,11 +247,11 @@ impl Nbd {
                 };
                 Ok(())
             }
-            Content::Simple { error: 0 } => self.answered(index, Ok(())),
-            Content::Simple { error } => self.answered(index, Err(frame::errno(error))),
+            FrameContent::Simple { error: 0 } => self.answered(index, Ok(())),
+            FrameContent::Simple { error } => self.answered(index, Err(frame::errno(error))),
             _ if !is_structured => Err(Breach("it structures replies without being asked to")),
-            Content::End => self.end_frame(index, true),
-            Content::Data { offset, len } => {
+            FrameContent::End => self.end_frame(index, true),
+            FrameContent::Data { offset, len } => {
                 let at = self.place(index, offset, len)?;
                 self.line_mut(line).data_begins(len.into());
                 self.line_mut(line).inbound = Inbound::Data {
@@ -273,7 +262,7 @@ impl Nbd {
                 };
                 Ok(())
             }
-            Content::Hole { offset, len } => {
+            FrameContent::Hole { offset, len } => {
                 let at = self.place(index, offset, len)?;
                 let skip = self.ops.get(index).pos + at;
                 cut(self.ops.host_ranges(index), skip, len.into(), |range| {
@@ -282,7 +271,7 @@ impl Nbd {
                 });
                 self.end_frame(index, frame.is_last)
             }
-            Content::Error { error, skip } => {
+            FrameContent::Error { error, skip } => {
                 let flight = self.flight_mut(index);
                 flight.error.get_or_insert(frame::errno(error));
                 self.line_mut(line).inbound = Inbound::Skip {

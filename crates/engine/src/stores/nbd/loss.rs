@@ -28,7 +28,7 @@ impl Nbd {
         }
         let needs_fence = self.has_unanswered_changes(line);
         let lost_at = Instant::now();
-        let fence_at = needs_fence.then(|| lost_at + self.times.fence);
+        let fence_at = needs_fence.then(|| lost_at + self.spec.fence);
         self.line(line).port.lost(why, fence_at);
         self.line_mut(line).phase = Phase::Ending { lost_at, fence_at };
     }
@@ -95,7 +95,7 @@ impl Nbd {
     /// could connect before the fence, which would use it up otherwise.
     fn leave(&mut self, line: u8) {
         let now = Instant::now();
-        let reconnect = self.times.reconnect;
+        let reconnect = self.spec.reconnect;
         let state = self.line_mut(line);
         let lost_at = match state.phase {
             Phase::Ending { lost_at, .. } => lost_at,
@@ -190,7 +190,7 @@ impl Nbd {
             return None;
         }
         let since = self.line(line).port.fenced(since);
-        let left = (since + self.times.reconnect).saturating_duration_since(Instant::now());
+        let left = (since + self.spec.reconnect).saturating_duration_since(Instant::now());
         if !left.is_zero() {
             return Some(left);
         }
@@ -235,7 +235,7 @@ impl Nbd {
     /// From now on there are requests whose age matters.
     pub(super) fn check_ages_later(&mut self) {
         if self.check_at.is_none() {
-            self.check_at = Some(self.now + self.times.timeout / PATIENCE);
+            self.check_at = Some(self.now + self.spec.timeout / PATIENCE);
         }
     }
 
@@ -250,7 +250,7 @@ impl Nbd {
         if now < at {
             return Some(at - now);
         }
-        let pause = self.times.timeout / PATIENCE;
+        let pause = self.spec.timeout / PATIENCE;
         self.check_at = Some(now + pause);
         for line in self.line_numbers() {
             let state = self.line_mut(line);
@@ -283,15 +283,15 @@ impl Nbd {
             }
         }
         let most = match has_slow {
-            true => self.times.timeout * PATIENCE,
-            false => self.times.timeout,
+            true => self.spec.timeout * PATIENCE,
+            false => self.spec.timeout,
         };
         let since = asked_at.map(|at| at.max(self.line(line).heard_at));
         since.is_some_and(|since| now.saturating_duration_since(since) >= most)
     }
 
     fn has_old_request(&self, line: u8, now: Instant) -> bool {
-        let age_max = self.times.timeout * PATIENCE;
+        let age_max = self.spec.timeout * PATIENCE;
         self.flights(line).any(|flight| {
             // A request that waits to be sent is not the server's to answer. If nothing moves at all, the connection is silent.
             let is_slow = flight.sent == Sent::Whole && flight.part.is_slow();

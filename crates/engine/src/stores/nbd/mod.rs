@@ -24,7 +24,6 @@ mod line;
 mod loss;
 mod next;
 mod outbound;
-mod times;
 
 use std::collections::VecDeque;
 use std::io;
@@ -36,7 +35,7 @@ use std::time::{Duration, Instant};
 use cleave_blk::{Op, OpKind};
 use cleave_disk::{Backing, Disk};
 use cleave_guest::Epoch;
-use cleave_nbd::Export;
+use cleave_nbd::{Export, NbdSpec};
 use io_uring::types::Fixed;
 use io_uring::{opcode, squeue};
 use libc::iovec;
@@ -44,7 +43,6 @@ use libc::iovec;
 use self::flight::{Flight, Part, Sent};
 use self::line::{Entry as RingEntry, Line, Phase};
 use self::next::{Next, ZEROES_BYTES};
-use self::times::Times;
 use crate::ops::area::{Access, Area};
 use crate::ops::memory::remote_range;
 use crate::ops::progress;
@@ -55,6 +53,8 @@ use crate::{Completion, Reactor, Store, Wait};
 /// Bytes of the place of a request's head.
 const HEADER_BYTES: usize = 32;
 
+/// Least time for the first connection of a store, which needs no more than this to find that the server does not answer.
+const FIRST_TIME_MIN: Duration = Duration::from_secs(10);
 /// Ops of the store's own: a flush.
 const OWN_OPS: u16 = 1;
 /// The token of the flush of the store's own (`kept.rs`). No owner pushes it: a token holds a slot and a part.
@@ -71,7 +71,8 @@ pub struct Nbd {
     zeroes: Area,
     /// Used where a connection's own promises are not known.
     export: Export,
-    times: Times,
+    /// The times that the operator chose, and the rest of the disk's name.
+    spec: NbdSpec,
     /// The clock, read once a lap while ops are in flight.
     now: Instant,
     /// The next look at the age of the requests.
@@ -95,17 +96,18 @@ pub struct Nbd {
 impl Nbd {
     /// For an NBD disk, on a reactor that was created for it. The connections come later.
     pub(crate) fn new(reactor: &mut Reactor, disk: Arc<Disk>, ops: u16) -> io::Result<Nbd> {
-        let Backing::Nbd(source) = disk.backing() else {
+        let Backing::Nbd(client) = disk.backing() else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         let now = Instant::now();
-        let (export, times) = (*source.export(), Times::of(source.spec()));
+        let (export, spec) = (*client.export(), client.spec().clone());
         let slots = ops.saturating_add(OWN_OPS);
+        // The wait for the first connections begins later, so that it does not end too soon.
+        let since = now + FIRST_TIME_MIN.saturating_sub(spec.reconnect);
         let mut lines = Vec::new();
-        for mut port in source.ports().map_err(io::Error::other)? {
+        for mut port in client.ports().map_err(io::Error::other)? {
             port.request();
-            let since = times.first_since(now);
-            lines.push(Line::new(port, usize::from(slots), since, source.is_tcp())?);
+            lines.push(Line::new(port, usize::from(slots), since, client.is_tcp())?);
         }
         // The place of the socket has the bell until there is a socket.
         let bells = lines.iter().flat_map(|line| [line.port.bell(); 2]);
@@ -120,7 +122,7 @@ impl Nbd {
             headers: Area::new(usize::from(slots) * HEADER_BYTES, 4096, Access::ReadWrite)?,
             zeroes: Area::new(ZEROES_BYTES as usize, 4096, Access::Read)?,
             export,
-            times,
+            spec,
             now,
             check_at: None,
             next_cookie: 1,
@@ -227,11 +229,11 @@ impl Nbd {
     /// Ends an op. Nothing that the kernel does refers to it any more.
     fn finish(&mut self, index: u16, result: Result<(), i32>) {
         self.interrupt(index);
-        let flight = self.flight_mut(index);
-        flight.sent = Sent::Free;
-        let line = flight.line;
+        let entry = self.ops.get_mut(index);
+        entry.own.sent = Sent::Free;
+        let (token, line) = (entry.token, entry.own.line);
         self.line_mut(line).ops -= 1;
-        match self.ops.get(index).token {
+        match token {
             OWN_FLUSH => {
                 self.is_flushing = false;
                 self.ops.free(index);

@@ -23,9 +23,9 @@ use crate::{NbdSpec, replay, wire};
 /// Most connections of a disk.
 const CONNECTIONS_MAX: usize = 256;
 
-/// The server of an export that is open. Its thread ends when it and its ports are dropped.
+/// The client of an export that is open. Its thread ends when it and its ports are dropped.
 #[derive(Debug)]
-pub struct NbdServer {
+pub struct NbdClient {
     shared: Arc<Shared>,
     orders: Sender<Order>,
 }
@@ -57,7 +57,7 @@ pub struct NbdState {
     pub lossy_bytes: u64,
 }
 
-impl NbdServer {
+impl NbdClient {
     /// Connects and negotiates, which blocks for at most ten seconds after the name has been looked up, and two more if the
     /// server does not let in as many connections as `workers` need.
     pub fn open(
@@ -65,7 +65,7 @@ impl NbdServer {
         name: &str,
         is_read_only: bool,
         workers: u16,
-    ) -> Result<NbdServer, NbdError> {
+    ) -> Result<NbdClient, NbdError> {
         let targets = resolve(&spec.address)?;
         let is_unix = matches!(spec.address, crate::Address::Unix(_));
         let (call, mut export) = dial(&targets, spec, DIAL_TIME)?;
@@ -128,7 +128,7 @@ impl NbdServer {
         });
         let (orders, inbox) = channel();
         Dialler::start(Arc::clone(&shared), inbox)?;
-        Ok(NbdServer { shared, orders })
+        Ok(NbdClient { shared, orders })
     }
 
     /// The server's promises when the disk was opened. Later connections are refused if they promise less.
