@@ -14,7 +14,7 @@ pub struct Config {
     pub segment_bytes_max: Option<u32>,
     /// Number of vrings offered.
     pub vrings: u16,
-    /// Whether the cache is write-back (the `writeback` field, which a guest may set with CONFIG_WCE).
+    /// True if the cache is write-back (the `writeback` field, which a guest may set with CONFIG_WCE).
     pub writeback: bool,
     /// The disk.
     pub limits: Limits,
