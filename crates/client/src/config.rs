@@ -23,7 +23,7 @@ pub struct Config {
     pub min_io_size: u16,
     /// Optimal maximum transfer, in logical blocks.
     pub opt_io_size: u32,
-    /// Whether the write-back cache is on.
+    /// One if the write-back cache is on.
     pub writeback: u8,
     /// Vrings offered.
     pub num_queues: u16,
@@ -37,7 +37,7 @@ pub struct Config {
     pub max_write_zeroes_sectors: u32,
     /// Most segments in a write-zeroes.
     pub max_write_zeroes_seg: u32,
-    /// Whether write-zeroes may deallocate.
+    /// One if write-zeroes may deallocate.
     pub write_zeroes_may_unmap: u8,
 }
 

@@ -245,7 +245,7 @@ impl Client {
         Ok(())
     }
 
-    /// Whether the daemon records the requests in flight.
+    /// Returns true if the daemon records the requests in flight.
     pub fn keeps_inflight(&self) -> bool {
         self.inflight.is_some()
     }

@@ -1,4 +1,4 @@
-//! Driving a vring at depth: the loop behind benchmarks, the demo and long tests.
+//! Driving a vring at depth: the loop of benchmarks, the demo and long tests.
 //!
 //! Every slot reuses its chain, so a request costs the driver a header, an available entry and a used entry. The
 //! clock is read once for each batch, and nothing is allocated or looked up.

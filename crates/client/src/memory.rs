@@ -23,7 +23,7 @@ pub struct RegionOptions {
     pub guest_addr: u64,
     /// Length in bytes, a multiple of the page size.
     pub len_bytes: u64,
-    /// Whether the memfd is sealed against shrinking.
+    /// True if the memfd is sealed against shrinking.
     pub sealed: bool,
 }
 
@@ -77,7 +77,7 @@ impl GuestMemory {
         self.regions.len()
     }
 
-    /// Whether there are no regions.
+    /// Returns true if there are no regions.
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
     }
@@ -331,7 +331,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: made by `new` with this length; who held pointers held the memory by `Arc`.
+        // SAFETY: made by `new` with this length; every holder of a pointer held the memory by `Arc`.
         let _ = unsafe { munmap(self.host.as_ptr().cast(), self.len_bytes as usize) };
     }
 }

@@ -82,7 +82,7 @@ pub struct Request {
     pub sector: u64,
     /// Data in guest memory: address and length.
     pub data: (u64, u32),
-    /// Whether the device writes the data.
+    /// True if the device writes the data.
     pub writable: bool,
 }
 
@@ -319,7 +319,7 @@ impl Queue {
         woken
     }
 
-    /// Whether the daemon signals this vring's err descriptor in time.
+    /// Returns true if the daemon signals this vring's err descriptor in time.
     pub fn err_signalled(&self, time: Duration) -> bool {
         let signalled = readable(self.err.as_fd(), time);
         if signalled {
@@ -328,7 +328,7 @@ impl Queue {
         signalled
     }
 
-    /// Whether the daemon has called; consumes the call.
+    /// Returns true if the daemon has called, and consumes the call.
     pub fn called(&self, time: Duration) -> bool {
         match &self.call {
             Some(call) if readable(call.reader.as_fd(), time) => {

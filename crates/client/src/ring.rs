@@ -328,7 +328,7 @@ impl DriverRing {
         self.next_avail = self.next_avail.wrapping_add(1);
     }
 
-    /// Stores the available index once for everything that was pushed; returns whether the daemon wants a kick.
+    /// Stores the available index once for everything that was pushed. Returns true if the daemon wants a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.next_avail == self.published {
@@ -338,7 +338,7 @@ impl DriverRing {
         self.avail_index().store(self.next_avail, Ordering::Release);
         let old = std::mem::replace(&mut self.published, self.next_avail);
         // The index must be visible before we check whether the daemon sleeps. The daemon arms before it checks the
-        // index; without the fence both sides could check too early, and the daemon would sleep for ever.
+        // index; without the fence both sides could check too early, and the daemon would never wake.
         fence(Ordering::SeqCst);
         if self.event_idx {
             passes(self.avail_event(), self.next_avail, old)
@@ -363,7 +363,7 @@ impl DriverRing {
         count
     }
 
-    /// Whether there are used entries to reap.
+    /// Returns true if there are used entries to reap.
     #[inline]
     pub fn has_used(&self) -> bool {
         self.used_index_word().load(Ordering::Acquire) != self.next_used
@@ -480,7 +480,7 @@ pub(crate) fn write_table(memory: &GuestMemory, table: u64, buffers: &[Buffer]) 
     }
 }
 
-/// Whether an index that went from `old` to `new` has passed `event` (virtio 1.3 §2.7.10.1).
+/// Returns true if an index that went from `old` to `new` has passed `event` (virtio 1.3 §2.7.10.1).
 fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }

@@ -156,7 +156,7 @@ impl Socket {
     }
 }
 
-/// Whether a descriptor becomes readable (or is hung up) in time.
+/// Returns true if a descriptor becomes readable (or is hung up) in time.
 pub(crate) fn readable(fd: BorrowedFd<'_>, time: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let time = Timespec {

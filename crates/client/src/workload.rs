@@ -25,7 +25,7 @@ pub enum Stop {
     Requests(u64),
 }
 
-/// Whether data is checked.
+/// How data is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verify {
     /// Data is not checked.
@@ -91,7 +91,7 @@ pub struct Workload<'a> {
     pub seed: u64,
     /// When the loop ends.
     pub stop: Stop,
-    /// Whether data is checked.
+    /// How data is checked.
     pub verify: Verify,
     /// Start requests at a rate; latency then counts from the intended start.
     pub offered: Option<Offered>,
@@ -127,7 +127,7 @@ impl Workload<'_> {
 /// A completed request.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
-    /// Whether it was a write.
+    /// True if it was a write.
     pub write: bool,
     /// Size.
     pub bytes: u32,
@@ -175,7 +175,7 @@ pub fn pattern_word(seed: u64, index: u64) -> u64 {
     mixed ^ (mixed >> 32) ^ seed.rotate_left(17)
 }
 
-/// Whether each byte has this value. Not generic: so it is optimised with this crate, even for tests that are not.
+/// Returns true if each byte has this value. Not generic: so it is optimised with this crate, even for tests that are not.
 pub fn all_are(bytes: &[u8], value: u8) -> bool {
     first_other(bytes, value).is_none()
 }

@@ -18,7 +18,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// Of a process by its ID. Values that cannot be read count as zero.
+    /// Reads the cost of a process by its ID. Values that cannot be read count as zero.
     pub(crate) fn of(pid: u32) -> Cost {
         let process = Path::new("/proc").join(pid.to_string());
         let mut cost = Cost::default();
@@ -33,7 +33,7 @@ impl Cost {
         cost
     }
 
-    /// Of this process, with the threads that have exited, whose wake-ups are in `ended`.
+    /// Reads the cost of this process, including threads that have exited, whose wake-ups are in `ended`.
     pub(crate) fn own(ended: Cost) -> Cost {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         let (user_ticks, kernel_ticks) = ticks(Path::new("/proc/self"));
@@ -45,7 +45,7 @@ impl Cost {
         }
     }
 
-    /// Of the calling thread since its start.
+    /// Reads the cost of the calling thread since its start.
     pub(crate) fn of_this_thread() -> Cost {
         let mut cost = Cost::default();
         cost.add_task(Path::new("/proc/thread-self"));
