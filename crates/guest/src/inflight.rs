@@ -79,7 +79,7 @@ impl InflightLayout {
 /// Why a region is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum InflightError {
-    /// It has no room for its vrings.
+    /// The region has no room for its vrings.
     #[error("an in-flight region of {found} bytes for {needed}")]
     Short {
         /// Bytes that its vrings need.
@@ -93,7 +93,7 @@ pub enum InflightError {
     /// Its words would not be aligned.
     #[error("an in-flight region at offset {0} of its file")]
     Align(u64),
-    /// It cannot be mapped.
+    /// The region cannot be mapped.
     #[error("an in-flight region: {0}")]
     Map(#[from] MapError),
 }
@@ -212,7 +212,7 @@ pub(crate) fn shown_since(noted: u16, used: u16, entries: u16) -> Option<u16> {
     (shown <= entries).then_some(shown)
 }
 
-/// Position of the chain behind those that are to be taken again: every chain before it is shown as used or one of these.
+/// Position of the chain after those that are to be taken again: every chain before it is shown as used or one of these.
 pub(crate) fn goes_on_at(used: u16, again: u16) -> u16 {
     used.wrapping_add(again)
 }
@@ -380,7 +380,7 @@ impl Journal {
     ///
     /// They are found by the links of the region rather than by a copy of ours. A frontend that spoils those makes a wrong
     /// entry, in its own region, look finished. A guest that offers a head again before it has seen it used makes a link
-    /// to itself: the entries behind it stay, and the next daemon repeats those requests of that guest.
+    /// to itself: the entries after it stay, and the next daemon repeats those requests of that guest.
     #[inline]
     pub(crate) fn shown(&mut self, count: u16, used: u16) {
         compiler_fence(Ordering::SeqCst);

@@ -100,7 +100,7 @@ impl Mapping {
         watchers.unwrap_or_else(PoisonError::into_inner).push(alive);
     }
 
-    /// Whether a page of it was replaced by zeroes.
+    /// Returns true if a page of it was replaced by zeroes.
     pub(crate) fn is_lost(&self) -> bool {
         self.watch.as_ref().is_some_and(Watch::is_lost)
     }
@@ -115,7 +115,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Refuses a file that is no memory file or is too short: an access behind the file's end would be a SIGBUS.
+/// Refuses a file that is not a memory file or is too short: an access beyond the file's end would be a SIGBUS.
 fn check_file(spec: &RegionSpec) -> Result<Origin, MapError> {
     let guest_addr = spec.guest_addr;
     let refuse = |source: io::Error| MapError::Map { guest_addr, source };

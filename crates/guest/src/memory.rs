@@ -250,8 +250,8 @@ impl Memory {
         Departure(gone)
     }
 
-    /// Whether both tables map the same bytes of the same files at this range, even if twice. `false` unless
-    /// each table covers it by one region.
+    /// Returns true if both tables map the same bytes of the same files at this range, even if twice. `false` unless each table
+    /// covers it by one region.
     pub(crate) fn has_same_bytes(&self, other: &Memory, addr: u64, len_bytes: u64) -> bool {
         let origin = |memory: &Memory| {
             let region = memory.region_at(addr)?;
@@ -269,8 +269,8 @@ impl Memory {
         })
     }
 
-    /// Whether a memory file was cut while mapped and a page of it was replaced by zeroes: this connection
-    /// cannot continue. Costs one load as long as no connection has lost memory.
+    /// Returns true if a memory file was cut while mapped and a page of it was replaced by zeroes: this connection cannot
+    /// continue. Costs one load as long as no connection has lost memory.
     #[inline]
     pub fn is_lost(&self) -> bool {
         sigbus::any_lost() && self.any_region_lost()
@@ -289,7 +289,7 @@ impl Memory {
             self.resolve(segment, |host, len| {
                 if let Some(piece) = out.get_mut(done..done + len) {
                     // SAFETY: `resolve` checked that `len` bytes are mapped while `self` lives; the slice
-                    // does not outlive this call and is no reference to guest memory.
+                    // does not outlive this call and is not a reference to guest memory.
                     unsafe { VolatileSlice::new(host, len) }.copy_to(piece);
                 }
                 done += len;
@@ -345,7 +345,7 @@ impl Memory {
         (!self.is_lost()).then_some(copy)
     }
 
-    /// Whether all bytes of the segment are mapped. An empty segment always is.
+    /// Returns true if all bytes of the segment are mapped. An empty segment always is.
     pub fn covers(&self, segment: Segment) -> bool {
         self.each_range(segment, |_, _| ())
     }

@@ -62,7 +62,7 @@ impl Positions {
         self.seen_avail.wrapping_sub(self.next_avail)
     }
 
-    /// The entry of the available ring that is `ahead` behind the next one.
+    /// The entry of the available ring that follows the next one by `ahead`.
     #[inline]
     pub(crate) fn entry(&self, ahead: u16) -> u16 {
         self.next_avail.wrapping_add(ahead) & self.mask

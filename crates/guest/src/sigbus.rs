@@ -111,7 +111,7 @@ impl Watch {
         Ok(Watch { slot })
     }
 
-    /// Whether a page of the mapping was replaced.
+    /// Returns true if a page of the mapping was replaced.
     pub(crate) fn is_lost(&self) -> bool {
         TABLE[self.slot].lost.load(Acquire)
     }
@@ -129,7 +129,7 @@ impl Drop for Watch {
     }
 }
 
-/// Whether any mapping of the process has lost a page.
+/// Returns true if any mapping of the process has lost a page.
 #[inline]
 pub(crate) fn any_lost() -> bool {
     LOST.load(Acquire) != 0

@@ -9,15 +9,15 @@
 pub(crate) trait Words {
     /// The guest's index. Acquire: everything that the guest wrote before it is visible afterwards.
     fn avail_index(&self) -> u16;
-    /// Whether the guest wants calls, without EVENT_IDX.
+    /// Returns the guest's flags, which say if it wants calls, without EVENT_IDX.
     fn avail_flags(&self) -> u16;
-    /// With EVENT_IDX: the used entry for which the guest wants a call.
+    /// Returns the used entry for which the guest wants a call, with EVENT_IDX.
     fn used_event(&self) -> u16;
     /// Our index. Release: everything written before it is visible to a guest that sees it.
     fn set_used_index(&self, index: u16);
-    /// Whether we want kicks, without EVENT_IDX.
+    /// Stores our flags, which say if we want kicks, without EVENT_IDX.
     fn set_used_flags(&self, flags: u16);
-    /// With EVENT_IDX: the available entry for which we want a kick.
+    /// Stores the available entry for which we want a kick, with EVENT_IDX.
     fn set_avail_event(&self, position: u16);
     /// A full fence: all earlier accesses take effect before all later ones, for every thread.
     fn fence(&self);
@@ -87,7 +87,7 @@ impl Signals {
         }
     }
 
-    /// Whether the guest has added the entry at `position`. The request for its kick must have been stored, and a full
+    /// Returns true if the guest has added the entry at `position`. The request for its kick must have been stored, and a full
     /// fence made, before; otherwise a kick could be lost.
     #[inline]
     pub(crate) fn has_come(words: &impl Words, position: u16) -> bool {
@@ -116,8 +116,8 @@ impl Signals {
     }
 }
 
-/// Whether going from `old` to `new` passes the entry at `event` (virtio 1.3 §2.7.10.1). The distance is at
-/// most a vring's size, so the arithmetic modulo 2^16 is exact.
+/// Returns true if going from `old` to `new` passes the entry at `event` (virtio 1.3 §2.7.10.1). The distance is at most a
+/// vring's size, so the arithmetic modulo 2^16 is exact.
 #[inline]
 fn passed(event: u16, old: u16, new: u16) -> bool {
     // From 8 to 10, event 9: 10 - 9 - 1 = 0 < 2, so call; event 10: 65535 < 2 is false, so do not.

@@ -30,7 +30,7 @@ impl VringLayout {
         Parts::find(memory, self).map(drop)
     }
 
-    /// Address and length of descriptor table, available ring and used ring. The event fields behind the
+    /// Address and length of descriptor table, available ring and used ring. The event fields after the
     /// rings are included even if EVENT_IDX was not negotiated (virtio 1.3 §2.7).
     fn parts(self) -> [(u64, u64); 3] {
         let size = u64::from(self.size);
@@ -94,7 +94,7 @@ pub struct Taken {
 
 /// Largest vring (virtio 1.3 §2.7).
 const SIZE_MAX: u16 = 32768;
-/// Offset of `idx` in both rings, behind `flags`.
+/// Offset of `idx` in both rings, after `flags`.
 const INDEX_OFFSET: usize = 2;
 /// Offset of the entries in both rings.
 const ENTRIES_OFFSET: usize = 4;
@@ -266,7 +266,7 @@ pub struct Vring {
     layout: VringLayout,
     signals: Signals,
     positions: Positions,
-    /// Whether a chain has been available since the start, so that the used positions are those of the ring.
+    /// True if a chain has been available since the start, so that the used positions are those of the ring.
     has_begun: bool,
     /// The record of the requests in flight.
     journal: Option<Journal>,
@@ -274,11 +274,11 @@ pub struct Vring {
     marked: Option<Journal>,
     /// Requests that a dead daemon had taken, to be taken before any other; the first of them is last.
     again: Vec<u16>,
-    /// Whether `take` returns only those requests.
+    /// True if `take` returns only those requests.
     drains: bool,
     /// Why the vring cannot be served.
     fault: Option<VringFault>,
-    /// Whether at least one of the last three fields is set.
+    /// True if at least one of the last three fields is set.
     is_special: bool,
 }
 
@@ -320,7 +320,7 @@ impl Vring {
     ///
     /// A journal without room for the vring records nothing but that it is served. Returns how many requests are lost: if a
     /// daemon died that served it like that, those that wait for an answer may or may not have been done, and may
-    /// stand in the available ring behind heads that are free again. None of them is taken. Otherwise `base` counts.
+    /// stand in the available ring after heads that are free again. None of them is taken. Otherwise `base` counts.
     pub fn keep(&mut self, mut journal: Journal) -> u16 {
         let Some(Place { parts, .. }) = &self.place else {
             return 0;
@@ -354,7 +354,7 @@ impl Vring {
         0
     }
 
-    /// Whether the requests in flight are recorded.
+    /// Returns true if the requests in flight are recorded.
     pub fn is_kept(&self) -> bool {
         self.journal.is_some()
     }
@@ -409,13 +409,13 @@ impl Vring {
         self.positions.forget_added();
     }
 
-    /// Whether it holds no memory.
+    /// Returns true if it does not hold memory.
     pub fn is_detached(&self) -> bool {
         self.place.is_none()
     }
 
-    /// Whether another table maps this very ring: the same bytes of the same files, mapped again or shared.
-    /// If so, the vring can move there at any time.
+    /// Returns true if another table maps this very ring: the same bytes of the same files, mapped again or shared. If so, the
+    /// vring can move there at any time.
     pub fn is_in(&self, epoch: &Epoch) -> bool {
         let Some(Place { epoch: here, .. }) = &self.place else {
             return false;
@@ -445,7 +445,7 @@ impl Vring {
         self.layout.size
     }
 
-    /// Whether the available index, read now, shows nothing to take.
+    /// Returns true if the available index, read now, shows nothing to take.
     pub fn is_empty(&self) -> bool {
         let index = self.place.as_ref().map(|place| place.parts.avail_index());
         index == Some(self.positions.next_avail())
@@ -602,7 +602,7 @@ impl Vring {
         }
     }
 
-    /// Whether there is work that needs no kick, so take it; else the guest kicks for the next. [`Vring::ask`] comes
+    /// Returns true if there is work that needs no kick, so take it; else the guest kicks for the next. [`Vring::ask`] comes
     /// before.
     #[inline]
     pub fn has_come(&self, _: &Asked) -> bool {

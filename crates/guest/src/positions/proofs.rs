@@ -14,8 +14,8 @@ fn distance(from: u16, to: u16) -> u32 {
     (i32::from(to) - i32::from(from)).rem_euclid(1 << 16) as u32
 }
 
-/// Whether `event` is one of `count` entries from `from` on, which are the only ones for which a notification
-/// was requested.
+/// Returns true if `event` is one of `count` entries from `from` on, which are the only ones for which a notification was
+/// requested.
 fn is_among(event: u16, from: u16, count: u16) -> bool {
     distance(from, event) < u32::from(count)
 }
@@ -248,7 +248,7 @@ impl Words for Still {
 }
 
 impl Still {
-    /// Whether a driver that adds `count` entries from `from` on has to kick (virtio 1.3 §2.7.10).
+    /// Returns true if a driver that adds `count` entries from `from` on has to kick (virtio 1.3 §2.7.10).
     fn wants_kick(&self, event_idx: bool, from: u16, count: u16) -> bool {
         match event_idx {
             true => is_among(self.avail_event.get(), from, count),
