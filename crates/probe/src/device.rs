@@ -19,7 +19,7 @@ pub struct Identity {
     pub size_bytes: u64,
     /// Smallest op that the store runs without read-modify-write, at least 512.
     pub block_bytes: u32,
-    /// Whether the page cache was bypassed.
+    /// True if the page cache was bypassed.
     pub direct: bool,
 }
 

@@ -33,7 +33,7 @@ pub struct Judgement {
     pub chunks: Vec<Recommendation>,
     /// Number of in-flight ops beyond which the disk gets no faster. `None`: not measured.
     pub useful_depth: Option<u32>,
-    /// Whether some class gains from splitting.
+    /// True if some class gains from splitting.
     pub pays: bool,
 }
 

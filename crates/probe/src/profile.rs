@@ -34,9 +34,9 @@ pub struct ProfileError(String);
 pub struct Profile {
     #[allow(dead_code, reason = "checked before the rest is read")]
     version: i64,
-    /// Whether points are missing.
+    /// True if points are missing.
     pub partial: bool,
-    /// Whether this disk must never be split.
+    /// True if this disk must never be split.
     pub never: bool,
     /// The measured disk.
     pub device: Identity,
@@ -253,8 +253,8 @@ direct = {}
     text
 }
 
-/// Whether to rule out splitting. Requires that the rotational flag agrees with the measurement, because
-/// virtual disks and loop devices set it too, and that the measurement is complete.
+/// Returns true if splitting is ruled out. Requires that the rotational flag agrees with the measurement, because virtual disks
+/// and loop devices set it too, and that the measurement is complete.
 fn is_never(report: &Report) -> bool {
     report.rotational && !report.partial && report.sides.iter().all(|side| !side.judgement.pays)
 }

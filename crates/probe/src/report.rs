@@ -68,9 +68,9 @@ pub struct Report {
     pub host: Host,
     /// The disk's rotational flag, which many virtual disks set too.
     pub rotational: bool,
-    /// Whether the timings are those of a model, not of a drive.
+    /// True if the timings are those of a model, not of a drive.
     pub modelled: bool,
-    /// Whether points are missing.
+    /// True if points are missing.
     pub partial: bool,
     /// Share of the disk that was ever written, if known.
     pub stored_share: Option<f64>,
@@ -93,7 +93,7 @@ pub struct Circumstances {
     pub pace: Pace,
     /// See [`Report::seed`].
     pub seed: u64,
-    /// Whether points are missing.
+    /// True if points are missing.
     pub partial: bool,
 }
 
