@@ -64,8 +64,8 @@ pub(crate) fn io(result: i32) -> io::Error {
 }
 
 impl RbdError {
-    /// Whether the cluster may answer later: it does not now, or the names of its monitors cannot be looked up, which librados
-    /// reports as invalid.
+    /// Returns true if the cluster may answer later: it does not now, or the names of its monitors cannot be looked up, which
+    /// librados reports as invalid.
     pub fn may_pass(&self) -> bool {
         use io::ErrorKind::{InvalidInput, TimedOut};
         matches!(self, RbdError::Connect(_, error) if matches!(error.kind(), TimedOut | InvalidInput))

@@ -43,12 +43,12 @@ pub enum Access {
     Write,
 }
 
-/// Whether a range that is zeroed keeps its space.
+/// What becomes of the space of a range that is zeroed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thickness {
-    /// Its space may be given back.
+    /// The range's space may be given back.
     Thin,
-    /// It stays allocated.
+    /// The range stays allocated.
     Thick,
 }
 
@@ -237,17 +237,17 @@ impl Image {
         self.object_bytes
     }
 
-    /// Whether it shared objects with a parent when it was opened. librbd copies such an object before it changes it.
+    /// Returns true if it shared objects with a parent when it was opened. librbd copies such an object before it changes it.
     pub fn is_clone(&self) -> bool {
         self.is_clone
     }
 
-    /// Whether it was opened with the exclusive lock.
+    /// Returns true if it was opened with the exclusive lock.
     pub fn is_locked(&self) -> bool {
         self.access == Access::Write
     }
 
-    /// Whether the cluster refuses this client for good, because another one has taken the lock.
+    /// Returns true if the cluster refuses this client for good, because another one has taken the lock.
     pub fn is_fenced(&self) -> bool {
         self.is_fenced.load(Ordering::Relaxed)
     }
@@ -518,7 +518,7 @@ impl Cluster {
         }
     }
 
-    /// Of a setting that this version does not have, there is nothing to change.
+    /// Sets an option. There is nothing to change if this version does not have it.
     fn set(&self, key: &CStr, value: &CStr) {
         // SAFETY: the texts are valid during the call.
         let _ = unsafe { (self.calls.rados_conf_set)(self.handle, key.as_ptr(), value.as_ptr()) };

@@ -85,7 +85,7 @@ impl Inbox {
         Some((slot.number as u16, result))
     }
 
-    /// Whether `take` would return one.
+    /// Returns true if `take` would return one.
     #[inline]
     pub fn has_any(&self) -> bool {
         self.taken != END || self.shared.head.load(Ordering::Relaxed) != END
