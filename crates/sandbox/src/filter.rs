@@ -130,7 +130,7 @@ fn x32() -> BpfProgram {
     vec![
         // The number is the first field of what the kernel shows.
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        // The others go on behind the end.
+        // The others go on after the end.
         step(jump, 0, 2, X32),
         step(jump, 1, 0, BEYOND),
         step(end, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),

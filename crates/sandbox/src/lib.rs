@@ -68,9 +68,9 @@ impl Sandbox {
         Sandbox::begin(reaches, None, Role::Control)
     }
 
-    /// The same for a process that goes on to open disks and to make sockets below `reaches`. Its threads that serve a guest
-    /// reach no more than `served`, and have no more privileges than with [`Sandbox::process`], once they have called
-    /// [`Sandbox::thread`].
+    /// Confines a process that goes on to open disks and to make sockets below `reaches`, as [`Sandbox::process`] does otherwise.
+    /// Its threads that serve a guest reach no more than `served`, and have no more privileges than with [`Sandbox::process`],
+    /// once they have called [`Sandbox::thread`].
     pub fn node(reaches: Reaches, served: Reaches, keep: Keep) -> Result<Sandbox, Error> {
         privileges::drop_for_opening(keep).map_err(Error::Privileges)?;
         let serving = Serving {

@@ -84,7 +84,7 @@ pub(crate) fn restrict(reaches: &Reaches) -> Result<Option<Missing>, Error> {
     restrict_to(reaches, AccessNet::from_all(NEWEST))
 }
 
-/// The same, but the thread, or one that it starts, goes on to connect over TCP. Nothing listens.
+/// Confines the calling thread to these rules, but lets it, and the threads that it starts, connect over TCP. Nothing listens.
 pub(crate) fn restrict_but_connecting(reaches: &Reaches) -> Result<Option<Missing>, Error> {
     restrict_to(reaches, AccessNet::BindTcp.into())
 }

@@ -33,14 +33,14 @@ pub(crate) fn drop_all(keep: Keep) -> io::Result<()> {
     keep_only(kept(keep)?)
 }
 
-/// The same for a thread that opens disks.
+/// Empties the capabilities of a thread that opens disks but for what that needs and what is kept.
 pub(crate) fn drop_for_opening(keep: Keep) -> io::Result<()> {
     seal()?;
     let permitted = capabilities(None)?.permitted;
     keep_only(kept(keep)? | (permitted & OPENING))
 }
 
-/// The same for the threads of a library.
+/// Empties the capabilities of the threads of a library but for what they need.
 pub(crate) fn drop_for_library(becomes_another: bool) -> io::Result<()> {
     seal()?;
     let wanted = match becomes_another {

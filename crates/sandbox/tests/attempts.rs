@@ -121,8 +121,8 @@ const SERVE: [Role; 7] = [
     Role::Dial,
 ];
 
-/// The same in a process of many disks: the control thread and those that open disks, a session, a worker, an offload thread and
-/// the size thread. All but the first are narrowed as in [`TABLE`].
+/// The attempts in a process of many disks: the control thread and those that open disks, a session, a worker, an offload thread
+/// and the size thread. All but the first are narrowed as in [`TABLE`].
 const NODE_TABLE: &[(&str, [End; 6])] = &[
     (
         "open a foreign file",
@@ -205,7 +205,7 @@ const NODE: [Role; 6] = [
     Role::Dial,
 ];
 
-/// The same on a thread of a library whose calls are in no list.
+/// The attempts on a thread of a library whose calls are in no list.
 const LIBRARY_TABLE: &[(&str, End)] = &[
     ("open a foreign file", Done),
     ("execute a program", Killed),
