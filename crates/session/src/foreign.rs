@@ -107,7 +107,7 @@ impl Foreign {
         }
     }
 
-    /// Whether it is a pipe, or a socket that can be closed for reading.
+    /// Returns true if it is a pipe, or a socket that can be closed for reading.
     pub(crate) fn is_stream(&self) -> bool {
         let is_pipe = |fd| socket_type(fd) == Err(Errno::NOTSOCK);
         self.fd()
@@ -117,7 +117,7 @@ impl Foreign {
     /// Closes a local stream socket for reading. `false`: it is not one.
     ///
     /// Nothing is ever read from it, so queued data is discarded and no more can arrive. The queue could hold
-    /// the frontend's end of the connection, which would then stay open for ever and keep other frontends out.
+    /// the frontend's end of the connection, which would then never close and keep other frontends out.
     /// If this socket is that end itself, [`Connection::probe`] detects it: the connection cannot be written
     /// once it is closed for reading.
     ///
@@ -215,7 +215,7 @@ fn kind(fd: &OwnedFd) -> Kind {
     }
 }
 
-/// May wait for a server for ever.
+/// Returns true if it is a file of this host. May never return, if the file's server does not answer.
 fn is_local_file(fd: &OwnedFd) -> bool {
     let is_local = |kind: u64| LOCAL.contains(&(kind & 0xffff_ffff));
     fstatfs(fd).is_ok_and(|stat| is_local(stat.f_type as u64))

@@ -1,7 +1,7 @@
 //! Calls through a pipe or a socket, which user-mode Linux passes in place of eventfds.
 //!
 //! Both can block a writer in spite of O_NONBLOCK, for example a pipe while another process splices into it;
-//! not even SIGKILL ends that wait. So a worker writes an eventfd of ours, and a thread that may block for ever
+//! not even SIGKILL ends that wait. So a worker writes an eventfd of ours, and a thread that may stay blocked
 //! forwards each signal.
 
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! Threads for operations that may block for ever: closing, querying and writing descriptors that a frontend
+//! Threads for operations that may never return: closing, querying and writing descriptors that a frontend
 //! sent.
 //!
 //! Such a descriptor can be anything, and closing some kinds blocks: a TCP socket that lingers until unread
@@ -73,7 +73,7 @@ impl Offload {
         self.close(stream);
     }
 
-    /// Whether nothing may be accepted now that may have to be closed here.
+    /// Returns true if nothing may be accepted now that may have to be closed here.
     pub fn is_full(&self) -> bool {
         self.lock().is_full()
     }

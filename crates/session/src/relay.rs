@@ -2,7 +2,7 @@
 //!
 //! The crate needs a socket that it alone reads and writes. A whole message is in this one before the crate
 //! reads, and there is always room for its answer, so neither can block. No message with a descriptor is passed
-//! this way: the crate retries for ever if descriptors do not fit, and leaves them open across `exec`.
+//! this way: the crate never stops retrying if descriptors do not fit, and leaves them open across `exec`.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;

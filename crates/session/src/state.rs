@@ -106,7 +106,7 @@ impl State {
         })
     }
 
-    /// Whether a message that asks for an acknowledgement gets one.
+    /// Returns true if a message that asks for an acknowledgement gets one.
     pub(crate) fn acknowledges(&self) -> bool {
         self.features_seen && self.took(VhostUserProtocolFeatures::REPLY_ACK)
     }
@@ -137,7 +137,7 @@ impl State {
         self.config().features() | feature::VHOST_USER_PROTOCOL
     }
 
-    /// Whether SET_FEATURES with these features would be accepted.
+    /// Refuses features that SET_FEATURES must not set.
     pub(crate) fn check_features(&self, features: u64) -> Result<(), Refusal> {
         let offered = self.config().features() | feature::VHOST_USER_PROTOCOL;
         if features & !offered != 0 {

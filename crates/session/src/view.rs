@@ -20,9 +20,9 @@ pub struct VringView {
     pub index: u16,
     /// Number of its entries.
     pub size: u16,
-    /// Whether it is served; a frontend can disable it.
+    /// True if it is served; a frontend can disable it.
     pub enabled: bool,
-    /// The frontend keeps its requests in flight, so that another daemon can repeat them.
+    /// True if the frontend keeps its requests in flight, so that another daemon can repeat them.
     pub recovery: bool,
 }
 

@@ -78,7 +78,7 @@ pub(crate) struct Settings {
     /// The answer to GET_VRING_BASE: where the vring starts or stopped. Separate from `base`, because a reset
     /// keeps it.
     pub(crate) position: u16,
-    /// It stopped and left requests in flight, so there is no such position.
+    /// True if it stopped and left requests in flight, so there is no such position.
     pub(crate) has_left: bool,
     /// Moved to the worker at the start, so that a stopped vring waits for a new one.
     pub(crate) kick: Kick,
@@ -136,7 +136,7 @@ pub(crate) struct Entry {
     pub(crate) settings: Settings,
     /// Its addresses while a worker serves it.
     pub(crate) running: Option<VringLayout>,
-    /// Whether its requests in flight are recorded while it runs.
+    /// True if its requests in flight are recorded while it runs.
     pub(crate) is_recorded: bool,
 }
 
@@ -182,8 +182,8 @@ impl Vrings {
         self.0.iter().any(|entry| entry.running.is_some())
     }
 
-    /// Whether the guest may be notified. With all vrings stopped or disabled the device is suspended and must
-    /// be silent (vhost-user "Suspended device state").
+    /// Returns true if the guest may be notified. With all vrings stopped or disabled the device is suspended and must be silent
+    /// (vhost-user "Suspended device state").
     pub(crate) fn any_served(&self, all_enabled: bool) -> bool {
         self.0
             .iter()

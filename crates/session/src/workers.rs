@@ -61,7 +61,7 @@ impl Workers {
         Ok(slot.insert(handle))
     }
 
-    /// Whether a worker has failed.
+    /// Returns true if a worker has failed.
     pub(crate) fn have_failed(&self) -> bool {
         self.handles.iter().flatten().any(Handle::has_ended)
     }

@@ -237,7 +237,7 @@ fn random_bytes_in_a_region_retire_only_its_vring() {
 }
 
 /// They cannot be taken while the ring is not in memory, so they stay in the region: a stop that waited for them would wait
-/// for ever.
+/// without end.
 #[test]
 fn a_vring_stops_without_its_ring_although_an_earlier_daemon_left_requests() {
     let region = longs(&[0, 0, MEM_BYTES, USER, 0]);
