@@ -167,7 +167,7 @@ impl Machine {
     pub fn say(&mut self, lines: &str) -> Result {
         let sent = self.input.write_all(lines.as_bytes());
         let sent = sent.and_then(|()| self.input.flush());
-        sent.map_err(|error| self.explain(&format!("takes no answer: {error}")))
+        sent.map_err(|error| self.explain(&format!("does not take an answer: {error}")))
     }
 
     /// Sets a new time limit, which starts now.
