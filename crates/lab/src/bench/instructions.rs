@@ -163,7 +163,7 @@ fn judge(counts: &BTreeMap<String, Count>, reference: &Known, are_all: bool) -> 
     }
     if are_all {
         let gone = reference.keys().filter(|case| !counts.contains_key(*case));
-        faults.extend(gone.map(|case| format!("{REFERENCE} has `{case}`, which is no case")));
+        faults.extend(gone.map(|case| format!("{REFERENCE} has `{case}`, which is not a case")));
     }
     let remedy =
         "find them with --annotate; where they are worth it, --accept and say why in the commit";
@@ -212,7 +212,7 @@ fn last_run(folder: &Path) -> Known {
 fn reference(text: &str) -> Result<Known> {
     let known: Known = toml::from_str(text).at(REFERENCE)?;
     match known.iter().find(|(_, count)| **count <= 0.0) {
-        Some((case, count)) => Err(format!("{REFERENCE}: {case} = {count} is no count")),
+        Some((case, count)) => Err(format!("{REFERENCE}: {case} = {count} is not a count")),
         None => Ok(known),
     }
 }

@@ -66,7 +66,7 @@ pub(super) enum Suite {
     Idle,
     /// One disk and 64, one vring and 16
     Scale,
-    /// Disks behind NBD servers and in a Ceph cluster
+    /// Disks of NBD servers and of a Ceph cluster
     Network,
     /// From exec to the first answer
     Start,

@@ -104,7 +104,7 @@ impl Subject {
     }
 }
 
-/// QEMU's words for a file, behind a throttle where it is to be slow. QEMU takes one dash, its daemon two.
+/// QEMU's words for a file, with a throttle where it is to be slow. QEMU takes one dash, its daemon two.
 fn block_nodes(dash: &str, disk: &Attached<'_>, n: usize, name: &str) -> Vec<String> {
     // A comma in a path is doubled, or it would begin the next property.
     let path = disk.image.to_string_lossy().replace(',', ",,");
