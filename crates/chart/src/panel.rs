@@ -16,7 +16,7 @@ use crate::text::{printable, short, width};
 const GRID: RGBColor = RGBColor(228, 228, 228);
 /// The grid shows through.
 const BAND: RGBAColor = RGBAColor(102, 102, 102, 0.2);
-/// A wider bar shows no more.
+/// A wider bar does not show more.
 const BAR_MAX: f64 = 90.0;
 /// The share of a group's room that stays empty beside its bars.
 const GAP_SHARE: f64 = 0.2;
