@@ -52,7 +52,7 @@ impl Drop for Disk {
 pub enum Resized {
     /// The size has not changed.
     No,
-    /// It has grown to this many bytes, and the guest can be told.
+    /// The disk has grown to this many bytes, and the guest can be told.
     Grown(u64),
     /// The leg with this index ends after this many bytes, before the size that the guest knows.
     Short(u16, u64),
@@ -247,7 +247,7 @@ impl Disk {
         &mut self.legs
     }
 
-    /// Whether its reads and writes bypass the page cache (O_DIRECT); of a stripe, those of all its legs. `None`: it is
+    /// Returns true if its reads and writes bypass the page cache (O_DIRECT); of a stripe, those of all its legs. `None`: it is
     /// in memory and has no page cache.
     pub fn is_direct(&self) -> Option<bool> {
         let each = self.legs.iter().map(|leg| match leg.backing() {
@@ -424,7 +424,7 @@ impl Disk {
         }
     }
 
-    /// Whether it was given up, so that a request which fails was not done.
+    /// Returns true if the disk was given up, so that a request which fails was not done.
     pub fn is_abandoned(&self) -> bool {
         matches!(self.backing(), Backing::Nbd(nbd) if nbd.is_abandoned())
     }

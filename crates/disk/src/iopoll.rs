@@ -41,7 +41,7 @@ impl Disk {
         self
     }
 
-    /// Whether reads and writes of any leg are polled.
+    /// Returns true if reads and writes of any leg are polled.
     pub fn is_polled(&self) -> bool {
         self.legs().iter().any(Leg::is_polled)
     }

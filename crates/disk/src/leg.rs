@@ -37,7 +37,7 @@ pub enum Backing {
     Ram(MmapRegion),
     /// Nothing.
     Null {
-        /// Whether reads store zeroes; otherwise they leave their memory unchanged.
+        /// True if reads store zeroes; otherwise they leave their memory unchanged.
         zeroes: bool,
     },
     /// Anonymous memory with the timing of a modelled drive.
@@ -131,13 +131,13 @@ pub struct Leg {
     backing: Backing,
     /// Open file descriptions of the second and further workers.
     more_files: Box<[File]>,
-    /// The open file description of those that are no worker.
+    /// The open file description for everything but workers.
     sync_file: Option<File>,
     locks: RangeLocks,
     served_bytes: AtomicU64,
     unused_bytes: u64,
     polling: Option<Polling>,
-    /// Whether `polling` is used.
+    /// True if `polling` is used.
     is_polled: AtomicBool,
 }
 
@@ -185,7 +185,7 @@ impl Leg {
     }
 
     /// Bytes from its beginning that may be read and written: those that belong to the disk, minus those that
-    /// [`refresh`](crate::Disk::refresh) found cut off. A write behind the end of a file would make the file grow again, and the lost
+    /// [`refresh`](crate::Disk::refresh) found cut off. A write beyond the end of a file would make the file grow again, and the lost
     /// bytes before it would then read as zeroes instead of failing.
     #[inline]
     pub fn served_bytes(&self) -> u64 {
@@ -233,7 +233,7 @@ impl Leg {
         Ok(())
     }
 
-    /// Makes everything durable that was written so far, for a caller that is no worker. It has an open file description of its
+    /// Makes everything durable that was written so far, for a caller that is not a worker. It has an open file description of its
     /// own, because the kernel reports a failed write-back once to each description. If a worker's were used, this call could
     /// take the report, and the guest's flush would succeed.
     pub(crate) fn sync(&self) -> io::Result<()> {
@@ -261,7 +261,7 @@ impl Leg {
 
     /// The open file description for this worker's ops; workers count from 0. The kernel reports a failed
     /// write-back once to each description, so workers that shared one would miss failures. `None` for a
-    /// backing that is no file, and for a worker beyond [`workers_max`](crate::Disk::workers_max).
+    /// backing that is not a file, and for a worker beyond [`workers_max`](crate::Disk::workers_max).
     pub fn file_for(&self, worker: usize) -> Option<BorrowedFd<'_>> {
         let Backing::File { file, .. } = &self.backing else {
             return None;
@@ -277,13 +277,13 @@ impl Leg {
         matches!(self.backing, Backing::File { has_server, .. } if has_server)
     }
 
-    /// Whether its reads and writes may be polled: this was requested and has not been given up.
+    /// Returns true if its reads and writes may be polled: this was requested and has not been given up.
     #[inline]
     pub fn is_polled(&self) -> bool {
         self.is_polled.load(Ordering::Relaxed)
     }
 
-    /// Whether a read or write at this range may be polled.
+    /// Returns true if a read or write at this range may be polled.
     #[inline]
     pub fn polls(&self, offset: u64, len: u64) -> bool {
         self.is_polled()

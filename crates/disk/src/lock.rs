@@ -70,8 +70,8 @@ impl RangeLocks {
                 self.touched(offset_bytes, len_bytes)
                     .take(taken)
                     .for_each(give_exclusive);
-                // On all of them, including free ones; otherwise shared holders would enter the first while
-                // the last drains, for ever.
+                // On all of them, including free ones; otherwise shared holders could always enter the first while
+                // the last drains, and the writer would never get all.
                 self.touched(offset_bytes, len_bytes).for_each(ask_patience);
                 return false;
             }
@@ -91,7 +91,7 @@ impl RangeLocks {
     }
 
     /// The entries of a range, each once, in ascending order. Because the order is always the same,
-    /// concurrent attempts on overlapping sets cannot refuse each other for ever: the one that got furthest
+    /// concurrent attempts on overlapping sets cannot keep refusing each other: the one that got furthest
     /// is stopped only by a holder that will finish.
     fn touched(&self, offset_bytes: u64, len_bytes: u64) -> impl Iterator<Item = &AtomicU32> {
         let (wrapped, first) = touched_ranges(offset_bytes, len_bytes);

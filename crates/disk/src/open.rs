@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use crate::nbd::NbdError;
 use crate::{StripeError, qemu_lock};
 
-/// Whether the page cache is bypassed.
+/// Use of the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direct {
     /// Use O_DIRECT, or refuse the disk.
@@ -25,7 +25,7 @@ pub enum Direct {
     Auto,
 }
 
-/// The kind of file behind a path.
+/// The kind of file at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file; space is deallocated by punching holes.
@@ -39,7 +39,7 @@ pub enum FileKind {
 pub struct OpenOptions {
     /// Opened without write permission; the lock is shared.
     pub read_only: bool,
-    /// Whether the page cache is bypassed.
+    /// Use of the page cache.
     pub direct: Direct,
     /// Logical block size for the guest instead of the probed one.
     pub block_bytes: Option<u32>,

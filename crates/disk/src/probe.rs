@@ -78,8 +78,8 @@ pub(crate) fn size_bytes(file: &File, kind: FileKind) -> io::Result<u64> {
     })
 }
 
-/// Whether a program serves this file ([`crate::Backing::File`]). A file system whose server does not know the question is
-/// certainly served by one.
+/// Returns true if a program serves this file ([`crate::Backing::File`]). A file system whose server does not know the question
+/// is certainly served by one.
 pub(crate) fn has_server(file: &File) -> bool {
     rustix::fs::fstatfs(file).map_or(true, |found| found.f_type as u32 == FUSE_MAGIC)
 }

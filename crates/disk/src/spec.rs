@@ -14,7 +14,7 @@ use crate::size::{format_size, parse_size};
 pub enum DiskSpec {
     /// A regular file or a block device, distinguished when opened; an image of another format is refused.
     Path(PathBuf),
-    /// The same, with any contents.
+    /// A file or device like that of `Path`, but an image of any format is accepted.
     Raw(PathBuf),
     /// Memory of this many bytes; the contents are lost at shutdown.
     Ram(u64),
@@ -65,7 +65,7 @@ impl FromStr for DiskSpec {
                     parse_kind("null", size).map(DiskSpec::Untouched)
                 }
                 Some((_, option)) => Err(format!(
-                    "`{option}` is no option of null; write null:1G,read-zeroes=off, or ./{text} for a file of that name"
+                    "`{option}` is not an option of null; write null:1G,read-zeroes=off, or ./{text} for a file of that name"
                 )),
             };
         }

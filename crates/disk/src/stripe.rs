@@ -35,12 +35,12 @@ pub enum StripeKind {
     Raw,
 }
 
-/// Whether `create_stripe` takes legs that contain data.
+/// What `create_stripe` does with legs that contain data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overwrite {
-    /// Refused.
+    /// They are refused.
     No,
-    /// Their data is lost.
+    /// They are taken, and their data is lost.
     Yes,
 }
 
@@ -226,7 +226,7 @@ fn refuse_mix(specs: &[DiskSpec]) -> Result<(), StripeError> {
 enum Identity {
     /// File system and number of a file, or a device.
     File(u64, u64),
-    /// Without the user, which makes no other image of it.
+    /// Without the user, because the image is the same for every user.
     Image(Place),
 }
 
@@ -389,7 +389,7 @@ pub fn create_stripe(
 }
 
 /// Refuses a leg that could not be served afterwards, before any data is lost. Probed through the page cache,
-/// like the superblock is written: a leg that does not support O_DIRECT is no reason to refuse.
+/// like the superblock is written: a leg that does not support O_DIRECT is not refused for it.
 fn refuse_unservable(member: &mut Opened, stripe: Stripe) -> Result<(), OpenError> {
     let options = OpenOptions {
         direct: Direct::Off,

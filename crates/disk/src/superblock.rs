@@ -31,7 +31,7 @@ const HEAD_BYTES: usize = 60;
 /// One leg's superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Superblock {
-    /// The same on all legs of a set, and on no other leg.
+    /// Identifies the set: equal on all its legs, and on no other leg.
     pub(crate) set: [u8; 16],
     /// Index of this leg.
     pub(crate) leg: u32,
@@ -130,7 +130,7 @@ impl Fields<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// Everything behind the version, if it is valid.
+    /// Reads everything after the version. `None`: it is not valid.
     fn body(mut self, block: &[u8]) -> Option<Superblock> {
         let set = self.take()?;
         let leg = self.u32()?;

@@ -1,4 +1,4 @@
-//! The syntax of an RBD disk: that of `rbd` itself, with options of ours behind commas.
+//! The syntax of an RBD disk: that of `rbd` itself, with options of ours after commas.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ const PREFIX: &str = "rbd:";
 pub struct RbdSpec {
     /// Where it is.
     pub place: Place,
-    /// It may be written to although it is one leg of a stripe.
+    /// True if it may be written to although it is one leg of a stripe.
     pub is_raw: bool,
 }
 
@@ -24,7 +24,7 @@ impl FromStr for RbdSpec {
     fn from_str(text: &str) -> Result<RbdSpec, String> {
         let refuse = |why: &str| {
             format!(
-                "`{text}` is no RBD disk: {why}; write rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][,id=USER][,conf=PATH][,raw=on]"
+                "`{text}` is not an RBD disk: {why}; write rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][,id=USER][,conf=PATH][,raw=on]"
             )
         };
         let rest = text

@@ -90,7 +90,7 @@ fn legs_of_no_stripe_are_refused_with_the_remedy() {
         file.set_len(bytes).unwrap();
         says(open(&[&a, &b]), wanted);
     }
-    // A new stripe over two old ones: the remaining legs of each are no stripe.
+    // A new stripe over two old ones: the remaining legs of each are not a stripe.
     create_stripe(&[a.clone(), c.clone()], CHUNK, Overwrite::Yes).unwrap();
     open(&[&a, &c]).unwrap();
     says(open(&[&c, &d]), "belongs to another stripe");
@@ -178,7 +178,7 @@ fn a_crash_during_creation_leaves_the_old_stripe_or_the_new_one_or_none() {
     assert_eq!((states, served), (4 * 48, [2 * 6, 4 * 6, 2 * 6 + 4 * 36]));
 }
 
-/// Which sectors behind the first one are written; different on each leg.
+/// The sectors after the first one that are written; different on each leg.
 fn tail(tear: u8, leg: usize) -> u8 {
     tear.rotate_left(leg as u32) & !1
 }
