@@ -85,16 +85,15 @@ disk_options! {
         /// and written.
         #[arg(long, value_name = "SIZE")]
         block_size: Option<Size<512, 65_536>>,
-        /// Whether a completed write may still be in a cache
+        /// Cache mode, which decides when a completed write is durable
         ///
-        /// writeback: durable when the guest flushes. writethrough: durable when it completes. The guest
-        /// may change it.
+        /// writeback: a write is durable when the guest flushes. writethrough: when it completes. The guest may change it.
         #[arg(long, value_name = "MODE", default_value_t)]
         cache: Given<Cache>,
-        /// Whether the host's page cache is bypassed (O_DIRECT)
+        /// Bypass the host's page cache (O_DIRECT)
         ///
-        /// auto: if the disk can. on: always; refused at start if the disk cannot, and for one that is no file or device.
-        /// off: never.
+        /// auto: if the disk can. on: always; refused at start if the disk cannot, and for a disk that is neither a file nor a
+        /// device. off: never.
         #[arg(long, value_name = "WHEN", default_value_t)]
         direct: Given<When>,
         /// Poll the device for completions instead of waiting for interrupts (IOPOLL)
@@ -105,7 +104,7 @@ disk_options! {
         /// interrupts, and so does an I/O that the device refuses to poll for.
         #[arg(long, value_name = "SWITCH", default_value_t)]
         iopoll: Given<Switch<false>>,
-        /// Whether the guest may give space back
+        /// Let the guest give space back
         #[arg(long, value_name = "SWITCH", default_value_t)]
         discard: Given<Switch<true>>,
         /// Most vrings offered, 1 to 256; a worker starts only for one that the guest uses
@@ -128,7 +127,7 @@ disk_options! {
         /// It is refused for another disk and for one that shrank.
         #[arg(long, value_name = "FILE")]
         profile: Option<PathBuf>,
-        /// Whether times and counts are recorded for each vring, direction and size of request
+        /// Record times and counts for each vring, direction and size of request
         ///
         /// off: only a few sums are recorded.
         #[arg(long, value_name = "SWITCH", default_value_t)]
@@ -150,7 +149,7 @@ disk_options! {
         /// Group of the socket of the disk, by name or number [default: the node's]
         #[arg(long, value_name = "GROUP")]
         socket_group: Option<String>,
-        /// Whether the disk comes back when the node starts again
+        /// Serve the disk again after the node was restarted
         #[arg(long, value_name = "BOOL", default_value_t)]
         persistent: Given<Persistent>,
     }
@@ -160,7 +159,7 @@ disk_options! {
         /// report: the guest gets an I/O error. retry or retry:SECONDS: the request is repeated after 10 ms, 20 ms and so
         /// on, up to once a second, until SECONDS have passed since it first failed (1 to 86400, 30 by default). Then it is
         /// reported, or with `:hold` held. hold: the request waits until `cleave resume` repeats it or `cleave fail` ends
-        /// it. Its vring takes no new requests meanwhile; other vrings continue. `cleave serve` needs --control for it. A
+        /// it. Meanwhile its vring does not take new requests; other vrings continue. `cleave serve` needs --control for it. A
         /// request that is held because an NBD server is away goes on by itself when the server is back.
         ///
         /// Each kind of error can have its own policy: read=..., write=..., enospc=..., separated by commas. write includes
@@ -186,13 +185,13 @@ disk_options! {
         /// and sleeps otherwise. An idle disk costs nothing.
         #[arg(long, value_name = "HOW")]
         completion: Wait,
-        /// Most CPU time that adaptive may spin in vain, in per cent of one core, 0 to 25600
+        /// Most CPU time that adaptive may spin without finding work, in per cent of one core, 0 to 25600
         ///
         /// For the whole disk, however many workers serve it. When it is used up, workers sleep until some has accrued
         /// again. 0: adaptive never spins. Refused beside interrupt and poll, unless --control could change the mode later.
         #[arg(long, value_name = "PCT")]
         spin_cpu_max: Number<0, SPIN_MAX, { Tuning::SPIN_CPU_MAX }>,
-        /// Most CPU time that adaptive may spin at all, in vain or not [default: as much as pays]
+        /// Most CPU time that adaptive may spin at all, also where it finds work [default: as much as pays]
         ///
         /// In per cent of one core, 1 to 25600, for all workers of this daemon together. Refused in the same cases as
         /// --spin-cpu-max.
@@ -222,11 +221,11 @@ disk_options! {
         /// Needs --coalesce-us above 0.
         #[arg(long, value_name = "N")]
         coalesce_max: Number<0, COALESCE_MAX_MAX>,
-        /// Whether large requests become several smaller ones: off, auto, or the size of the pieces
+        /// Split large requests into several smaller ones: off, auto, or the size of the pieces
         ///
-        /// auto: if that pays, in the size that pays best, as measured while serving. A size is a power of two from 4K to
-        /// 4M, no less than the disk's block: every request that is larger and has 32K or more is cut into pieces of that
-        /// size, or into at most 64 larger ones.
+        /// auto: if that pays, in the size that pays best, as measured while serving. A size is a power of two from 4K to 4M, no
+        /// less than the disk's block: every request that is larger and has 32K or more is cut into pieces of that size, or into
+        /// at most 64 larger ones.
         #[arg(long, value_name = "HOW")]
         split: SplitOption,
     }

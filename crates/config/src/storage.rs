@@ -16,7 +16,7 @@ pub enum Storage {
         legs: Vec<DiskSpec>,
         /// Bytes that lie together on a leg.
         chunk_bytes: u32,
-        /// Whether the legs have superblocks.
+        /// How the legs are identified: by superblocks, or by their order alone.
         kind: StripeKind,
     },
 }

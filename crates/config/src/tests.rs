@@ -303,7 +303,10 @@ fn what_is_wrong_with_a_change_is_named() {
             "on_error: retry takes 1 to 86400",
         ),
         (r#"{"limits": 5}"#, "limits: "),
-        (r#"{"limits": {"iops": 5}}"#, "limits: \"iops\" is no limit"),
+        (
+            r#"{"limits": {"iops": 5}}"#,
+            "limits: \"iops\" is not a limit",
+        ),
         (r#"{"limits": {"iops-total": "5"}}"#, "limits.iops-total: "),
         (r#"{"limits": {"iops-total": -1}}"#, "limits.iops-total: "),
         (

@@ -87,7 +87,7 @@ const AT_ONCE_AWAKE: usize = 16;
 /// Consecutive publishes without a call after which the guest counts as awake.
 const ASLEEP_PUBLISHES: u8 = 64;
 
-/// Whether the guest had to be woken lately.
+/// A memory of the last calls, which tells whether the guest had to be woken lately.
 #[derive(Debug, Default)]
 struct CallHistory {
     /// Publishes that are left until the guest counts as awake.
@@ -162,7 +162,7 @@ impl Lane {
         self.empty_kicks == 2
     }
 
-    /// Whether the guest has made a request available in any vring of the device.
+    /// Returns true if the guest has made a request available in any vring of the device.
     pub(crate) fn has_shown(&self, has_shown: &AtomicBool) -> bool {
         if !has_shown.load(Ordering::Relaxed)
             && (self.vring.base() != self.begins_at || !self.vring.is_empty())
@@ -177,13 +177,13 @@ impl Lane {
         matches!(self.state, State::Running) && !self.is_closed
     }
 
-    /// Whether it has stalled requests, and a ring to read them from again.
+    /// Returns true if it has stalled requests, and a ring to read them from again.
     pub(crate) fn can_retry(&self) -> bool {
         let is_served = matches!(self.state, State::Running | State::Disabled);
         is_served && !self.is_quiet && self.stalls.waiting() > 0
     }
 
-    /// Whether chains are taken. A vring that stops still takes those that an earlier daemon left in flight.
+    /// Returns true if chains are taken. A vring that stops still takes those that an earlier daemon left in flight.
     #[inline]
     pub(crate) fn takes(&self) -> bool {
         match self.state {
@@ -193,12 +193,12 @@ impl Lane {
         }
     }
 
-    /// Whether the disk may be given what an earlier daemon left in flight.
+    /// Returns true if the disk may be given what an earlier daemon left in flight.
     fn may_repeat(&self) -> bool {
         !self.is_quiet && self.settled_ns.is_none()
     }
 
-    /// Whether it is not served because its ring is not in the memory table.
+    /// Returns true if it is not served because its ring is not in the memory table.
     pub(crate) fn rests(&self) -> bool {
         matches!(self.state, State::Resting { .. })
     }
@@ -214,7 +214,7 @@ impl Lane {
         self.features & feature::EVENT_IDX == 0
     }
 
-    /// Whether its next request may not go yet.
+    /// Returns true if its next request may not go yet.
     pub(crate) fn is_throttled(&self, device: &Device) -> bool {
         let due_ns = self.throttled.map(|throttled| throttled.due_ns);
         due_ns.is_some_and(|due_ns| device.now_ns() < due_ns)
@@ -268,12 +268,12 @@ impl Lane {
         }
     }
 
-    /// Whether it is not served but still holds memory.
+    /// Returns true if it is not served but still holds memory.
     pub(crate) fn holds_unused_memory(&self) -> bool {
         matches!(self.state, State::Resting { .. } | State::Retired) && !self.vring.is_detached()
     }
 
-    /// Whether it holds memory that none of its requests needs.
+    /// Returns true if it holds memory that none of its requests needs.
     pub(crate) fn can_release_memory(&self) -> bool {
         self.holds_unused_memory() && self.has_answered()
     }
@@ -292,7 +292,7 @@ impl Lane {
         }
     }
 
-    /// Whether control waits for it and nothing is in flight.
+    /// Returns true if control waits for it and nothing is in flight.
     pub(crate) fn is_drained(&self) -> bool {
         // Requests of an earlier daemon cannot be taken from a ring that is away, and while control waits no table brings it
         // back; nor may they go to a disk that is quiesced or not settled. They stay where that daemon left them.
@@ -301,7 +301,7 @@ impl Lane {
         matches!(self.state, State::Stopping(_)) && self.has_answered() && !takes_on
     }
 
-    /// Whether requests stay behind in the in-flight region.
+    /// Returns true if requests stay behind in the in-flight region.
     pub(crate) fn leaves_requests(&self) -> bool {
         self.left || self.vring.again() > 0
     }

@@ -57,7 +57,7 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// Whether it was cut into several ops by choice, not because of a stripe.
+    /// Returns true if the request was cut into several ops by choice, not because of a stripe.
     #[inline]
     pub(crate) fn is_split(&self) -> bool {
         let chunk = self.timing.and_then(|timing| timing.chunk_bytes);
@@ -101,7 +101,7 @@ impl Slots {
         self.filled.wrapping_sub(self.ended) as u32
     }
 
-    /// Whether a request with this head is in flight or stalled.
+    /// Returns true if a request with this head is in flight or stalled.
     #[inline]
     pub(crate) fn is_taken(&self, head: u16) -> bool {
         self.table
@@ -159,7 +159,7 @@ impl Slots {
         }
     }
 
-    /// Whether the request with this position in the order is in flight.
+    /// Returns true if the request with this position in the order is in flight.
     pub(crate) fn has(&self, head: u16, order: u64) -> bool {
         let entry = self.table.get(usize::from(head));
         matches!(entry, Some(Entry::Busy(slot)) if slot.order == order)

@@ -22,7 +22,7 @@ pub(crate) enum Phase {
     Held,
     /// The end of its vring's rest, when it fails. The operator ordered that while there was no ring for the answer.
     Failing,
-    /// A time. `closes`: the request was held, so its vring takes no new requests until it is in flight.
+    /// A time. `closes`: the request was held, so its vring does not take new requests until it is in flight.
     Due { at_ns: u64, closes: bool },
     /// Nothing: it is in flight again, or has completed since.
     UnderWay,

@@ -7,12 +7,12 @@ use std::time::Duration;
 /// The way a worker waits when it has no work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// It sleeps, because it was configured to or because nothing is expected soon.
+    /// Sleeping, because it was configured to or because nothing is expected soon.
     #[default]
     Sleeps,
-    /// It spins, because that pays.
+    /// Spinning, because that pays.
     Spins,
-    /// It polls, because it was configured to or because a guest never kicks.
+    /// Polling, because it was configured to or because a guest never kicks.
     Polls,
 }
 
@@ -139,7 +139,7 @@ counters! {
     wakeups,
     /// Nanoseconds of spinning that ended with work.
     spin_hit_ns,
-    /// Nanoseconds of spinning in vain.
+    /// Nanoseconds of spinning that ended without work.
     spin_wasted_ns,
     /// Times that a worker started to spin because events arrived fast enough.
     switches_fast,
@@ -251,7 +251,7 @@ impl Totals {
         write!(
             f,
             "{kicks} kicks, slept {sleeps} times and dozed {dozes}, spun {spun_ms} ms, {wasted_ms} of \
-             them in vain; {experiments} experiments, started to spin {switches_fast} times, and stopped \
+             them without finding work; {experiments} experiments, started to spin {switches_fast} times, and stopped \
              {switches_slow} times for lack of requests, {switches_vain} of gain, {switches_budget} of budget"
         )
     }

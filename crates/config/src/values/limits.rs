@@ -19,7 +19,7 @@ use crate::id::{ID_CHARS_MAX, is_id};
 /// The name of the group among the limits.
 const GROUP: &str = "group";
 
-/// The limits of a disk, and the group with whose disks it shares them. Zero is no limit.
+/// The limits of a disk, and the group with whose disks it shares them. Zero means no limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiskLimits {
     /// The group.

@@ -14,7 +14,7 @@ const SHOWN_CHARS_MAX: usize = 40;
 pub trait Text: FromStr<Err = String> + Display {
     /// The kind of value, to complete "expected …".
     const EXPECTED: &'static str;
-    /// Whether a number stands for the text of its digits.
+    /// True if a number stands for the text of its digits.
     const TAKES_NUMBERS: bool = false;
 
     /// All texts, if they are few.

@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 
 use super::text::{Text, shown};
 
-/// Whether a completed write may still be in a cache.
+/// The cache mode of a disk: when a completed write is durable.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Cache {
-    /// It is durable when the guest flushes.
+    /// A write is durable when the guest flushes.
     #[default]
     Writeback,
-    /// It is durable.
+    /// A write is durable when it completes.
     Writethrough,
 }
 
-/// Whether something is done.
+/// When a feature is used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum When {
     /// Always.
@@ -34,11 +34,11 @@ pub enum When {
 /// How a worker waits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Wait {
-    /// It sleeps.
+    /// A worker without work sleeps.
     Interrupt,
-    /// It spins.
+    /// A worker without work spins.
     Poll,
-    /// It does what pays.
+    /// A worker without work spins where that pays, and sleeps otherwise.
     #[default]
     Adaptive,
 }
@@ -148,7 +148,7 @@ impl From<Wait> for cleave_worker::Completion {
     }
 }
 
-/// Whether a disk comes back when its node starts again.
+/// True for a disk that is served again when its node starts again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Persistent(pub bool);

@@ -28,7 +28,7 @@ pub enum Incident {
         /// How it failed.
         errno: i32,
     },
-    /// A guest broke a vring, which is served no more.
+    /// A guest broke a vring, which is no longer served.
     Retired {
         /// The vring.
         vring: u16,

@@ -63,7 +63,7 @@ pub struct Device {
     pub disk: Arc<Disk>,
     /// Answer to GET_ID, padded with zeroes.
     pub serial: [u8; ID_BYTES],
-    /// Whether the cache is write-back now. The guest can change it with CONFIG_WCE.
+    /// True if the cache is write-back now. The guest can change it with CONFIG_WCE.
     pub writeback: AtomicBool,
     /// Settings of its workers.
     pub config: WorkerConfig,
@@ -159,7 +159,7 @@ impl Device {
         self.has_shown.store(false, Ordering::Relaxed);
     }
 
-    /// Whether its workers share their threads with those of other disks.
+    /// Returns true if its workers share their threads with those of other disks.
     pub fn is_pooled(&self) -> bool {
         self.pool.is_some()
     }
@@ -217,13 +217,14 @@ impl Device {
         self.registry.quiesce(false);
     }
 
-    /// Whether it is quiesced and nothing is in flight. Requests that are held, or wait for a retry, stay where they are.
+    /// Returns true if the disk is quiesced and nothing is in flight. Requests that are held, or wait for a retry, stay where
+    /// they are.
     pub fn is_still(&self) -> bool {
         self.registry.is_still()
     }
 
-    /// Whether a worker was left behind with requests in flight, which may come at any time. No guest may be served any more: its newer
-    /// writes could be overtaken.
+    /// Returns true if a worker was left behind with requests in flight, which may still complete at any time. No guest may be
+    /// served any more: its newer writes could be overtaken by those.
     pub fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Acquire)
     }
@@ -279,7 +280,7 @@ impl Device {
         self.splitter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long the workers may spin in vain from now on, and the size of that budget.
+    /// Returns how long the workers may still spin without finding work, and the size of that budget.
     pub fn spin_left(&self) -> (Duration, Duration) {
         let tuning = self.tuning();
         let left_ns = self.budget.left_ns(nanoseconds(self.began), &tuning);
@@ -310,8 +311,8 @@ impl Device {
         }
     }
 
-    /// Whether a write must be on stable storage before it completes: the cache is write-through, or the guest
-    /// did not negotiate FLUSH and so cannot ask for durability (virtio 1.3 §5.2.5).
+    /// Returns true if a write must be on stable storage before it completes: the cache is write-through, or the guest did not
+    /// negotiate FLUSH and so cannot ask for durability (virtio 1.3 §5.2.5).
     pub(crate) fn is_write_through(&self, features: u64) -> bool {
         !self.writeback.load(Ordering::Relaxed) || features & feature::FLUSH == 0
     }

@@ -64,7 +64,7 @@ pub(crate) struct Orders {
 }
 
 impl Orders {
-    /// Whether no requests are to be taken.
+    /// Returns true if the workers are to take no requests.
     pub(crate) fn is_quiet(self) -> bool {
         self.quiet % 2 == 1
     }
@@ -144,7 +144,7 @@ impl Registry {
         }
     }
 
-    /// Whether the disk is quiesced, and no worker has anything in flight.
+    /// Returns true if the disk is quiesced, and no worker has anything in flight.
     pub(crate) fn is_still(&self) -> bool {
         let members = self.lock();
         let orders = self.orders();
@@ -221,7 +221,7 @@ impl Registry {
         sums
     }
 
-    /// Whether no worker runs.
+    /// Returns true if no worker runs.
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().live.is_empty()
     }

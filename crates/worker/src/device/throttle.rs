@@ -229,7 +229,7 @@ struct State {
 #[derive(Debug, Clone, Copy, Default)]
 struct Bucket {
     level: f64,
-    /// The same against the burst's own rate.
+    /// Units above what has leaked away at the burst's own rate.
     burst_level: f64,
 }
 
@@ -294,7 +294,8 @@ struct Slot {
     /// The class for which it waits longest.
     class: Class,
     is_read: bool,
-    /// It is admitted when it comes. Otherwise more of the others may come first than can be waited for at once.
+    /// True if it is admitted at `due_ns` in any case. Otherwise it is judged again then: the others that may come first are more
+    /// than it can wait for at once.
     is_reserved: bool,
 }
 
@@ -437,7 +438,7 @@ impl State {
             if wait_ns > longest_ns {
                 longest_ns = wait_ns;
                 longest = Some(Slot {
-                    // A float's cast saturates. At least a nanosecond, or it would ask in vain.
+                    // A float's cast saturates. At least a nanosecond, or it would ask too early.
                     due_ns: now_ns.saturating_add((wait_ns as u64).max(1)),
                     class,
                     is_read: demand.is_read,

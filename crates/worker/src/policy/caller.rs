@@ -2,7 +2,7 @@
 
 use crate::Coalesce;
 
-/// Whether a published batch needs a call.
+/// The decision about a call for a published batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
     /// None: the guest does not want one.

@@ -116,7 +116,7 @@ impl Finding {
     }
 }
 
-/// An experiment that is repeated for ever.
+/// An experiment that is repeated without end.
 #[derive(Debug)]
 pub(crate) struct Experiment {
     lasts: Stretch,
@@ -181,7 +181,7 @@ impl Experiment {
         self.stretch.is_some()
     }
 
-    /// Whether `spent`, counted since the last [`pass`](Experiment::pass), completes a stretch or a window.
+    /// Returns true if `spent`, counted since the last [`pass`](Experiment::pass), completes a stretch or a window.
     #[inline]
     pub(crate) fn wants(&self, spent: &Spent) -> bool {
         match self.stretch {
@@ -479,6 +479,6 @@ mod tests {
         assert_eq!(stretches, 7);
         experiment.decide(now_ns, Arm::Plain);
         let rested = rest(&mut experiment, &mut now_ns, 10_000) / MS;
-        assert!(rested < 500, "an hour's pause is no part of it: {rested}");
+        assert!(rested < 500, "an hour's pause does not count: {rested}");
     }
 }

@@ -1,8 +1,8 @@
-//! Whether a worker without work spins or sleeps.
+//! Decides if a worker without work spins or sleeps.
 //!
 //! While requests arrive fast enough (`RateBucket`) a trial compares spinning with sleeping on this load, again and again
-//! (`Trial`): what it gains, and how much CPU time it costs. If spinning pays, the worker spins in each gap for as long as gaps of
-//! this kind lately took (`Window`), within the budget. Otherwise it sleeps at once.
+//! (`Trial`): what it gains, and how much CPU time it costs. If spinning pays, the worker spins in each gap for as long as gaps
+//! of this kind lately took (`Window`), within the budget. Otherwise it sleeps at once.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub(crate) struct LapWork {
 }
 
 impl LapWork {
-    /// Whether the lap had work.
+    /// Returns true if the lap had work.
     #[inline]
     pub(crate) fn any(self) -> bool {
         self.arrived + self.ended > 0
@@ -86,7 +86,7 @@ enum GapPhase {
 enum Reason {
     /// Requests arrive too slowly.
     Slow,
-    /// It does not pay.
+    /// Spinning does not pay.
     Vain,
     Budget,
 }
@@ -135,7 +135,7 @@ pub(crate) struct Pacer {
     /// When the clock was last read, and ops in flight since.
     at_ns: u64,
     in_flight: u32,
-    /// Whether spinning is considered, and why not otherwise.
+    /// `Ok` if spinning is considered; otherwise why it is not.
     spins: Result<(), Reason>,
     /// The budget was found empty. It has to be nearly full before it is used again.
     is_exhausted: bool,
@@ -261,7 +261,7 @@ impl Pacer {
         Pace::Spin
     }
 
-    /// Like [`Pacer::decide`], for a lap after which the worker sleeps in any case: the time asleep is no spin.
+    /// Like [`Pacer::decide`], for a lap after which the worker sleeps in any case: the time asleep does not count as a spin.
     pub(crate) fn rest(
         &mut self,
         work: LapWork,
@@ -283,8 +283,8 @@ impl Pacer {
         Pace::Sleep
     }
 
-    /// Whether the budget suffices if the spin turns out to be in vain. A budget that was found empty is not
-    /// used until it is nearly full.
+    /// Returns true if the budget suffices for a spin that finds no work. A budget that was found empty is not used until it is
+    /// nearly full.
     fn has_budget(&mut self, spin_ns: u64, now_ns: u64, context: PacerContext<'_>) -> bool {
         let left_ns = context.budget.left_ns(now_ns, context.tuning);
         if left_ns < spin_ns {
@@ -406,7 +406,7 @@ impl Pacer {
         now_ns.saturating_sub(self.since_ns)
     }
 
-    /// Ends a spin in vain.
+    /// Ends a spin that found no work.
     fn end_vain_spin(&mut self, now_ns: u64, context: PacerContext<'_>) {
         if self.phase == GapPhase::Spin {
             let spun_ns = self.gap_ns(now_ns);

@@ -275,7 +275,7 @@ impl Comparison {
         self.gain(|spent| spent.wall_ns as f32 / spent.requests.max(1) as f32)
     }
 
-    /// Whether each window of one way had more requests than any of the other.
+    /// Returns true if each window of one way had more requests than any of the other.
     pub(crate) fn asks_otherwise(&self) -> bool {
         let rates = |windows: &[Spent; WINDOWS]| {
             sorted(windows, |spent| {

@@ -119,9 +119,9 @@ pub enum ErrorKind {
     Space,
     /// Its data was outside guest memory.
     Memory,
-    /// It was not valid for this disk: out of range, of a wrong length, or a write to a read-only disk.
+    /// The request was not valid for this disk: out of range, of a wrong length, or a write to a read-only disk.
     Invalid,
-    /// Its type is not supported by this disk, or was found to be unsupported by its store.
+    /// The request's type is not supported by this disk, or was found to be unsupported by its store.
     Unsupported,
     /// The chain was too broken to carry a status.
     Broken,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-/// Of this many laps with work, the first few are timed if requests complete inline: reading the clock costs a
+/// Laps with work, of which the first few are timed if requests complete inline: reading the clock costs a
 /// third of such a request. Several successive laps are timed, since the time between two of them bounds how
 /// long a chain waited.
 const LAPS: u32 = 512;
@@ -80,7 +80,7 @@ impl Laps {
         ns.max(1)
     }
 
-    /// Whether the length of this lap is to be recorded.
+    /// Returns true if the length of this lap is to be recorded.
     #[inline]
     pub(crate) fn is_timed(&self) -> bool {
         self.timed
@@ -104,8 +104,8 @@ impl Laps {
         self.fresh.then_some(self.now_ns)
     }
 
-    /// Whether the previous lap had no work, or the worker has slept since. A chain that was not in the ring
-    /// then has just arrived, or has woken the worker.
+    /// Returns true if the previous lap had no work, or the worker has slept since. A chain that was not in the ring then has
+    /// just arrived, or has woken the worker.
     #[inline]
     pub(crate) fn was_idle(&self) -> bool {
         self.idle
@@ -126,7 +126,7 @@ impl Laps {
         Some(self.read().saturating_sub(taken_ns))
     }
 
-    /// Whether to time the publishing of this request.
+    /// Returns true if the publishing of this request is to be timed.
     pub(crate) fn wants_publish(&mut self) -> bool {
         std::mem::take(&mut self.probe.publish)
     }

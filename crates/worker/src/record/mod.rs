@@ -41,7 +41,7 @@ impl Records {
         }
     }
 
-    /// Whether times are recorded, and [`Records::all`] shows them.
+    /// Returns true if times are recorded, and [`Records::all`] shows them.
     pub fn is_on(&self) -> bool {
         self.on
     }
@@ -90,7 +90,7 @@ impl Records {
     }
 }
 
-/// Whether workers record times.
+/// What workers record.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Recording {
     /// Counts and times.

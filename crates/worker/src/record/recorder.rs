@@ -11,7 +11,7 @@ use super::{ErrorKind, Kind, Laps, Stalled, VringEvent, VringRecord};
 use crate::counter::add;
 use crate::slots::Ended;
 
-/// Whether a lap left chains in a ring.
+/// What a lap left in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RingState {
     /// Nothing.
@@ -27,7 +27,7 @@ pub(crate) struct RingCheck {
     pub(crate) seen: u16,
     pub(crate) left: u16,
     pub(crate) state: RingState,
-    /// Whether chains were taken in this lap.
+    /// True if chains were taken in this lap.
     pub(crate) took: bool,
 }
 
@@ -171,7 +171,7 @@ impl Recorder {
         }
     }
 
-    /// It was pushed. `data`: the destination of a read's data.
+    /// Records that a request was pushed. `data`: the destination of a read's data.
     #[inline]
     pub(crate) fn began(
         &mut self,
@@ -205,7 +205,7 @@ impl Recorder {
         }
     }
 
-    /// Whether details of an inline request are needed, also outside timed laps.
+    /// Returns true if details of an inline request are needed, also outside timed laps.
     #[inline]
     pub(crate) fn watches(&self) -> bool {
         self.open.as_ref().is_some_and(|open| open.zeroes.wants())
@@ -288,7 +288,7 @@ impl Recorder {
         }
     }
 
-    /// It failed and is about to be repeated. The events that follow are those of a new request.
+    /// Records that a request failed and is about to be repeated. The events that follow are those of a new request.
     #[cold]
     pub(crate) fn redone(&mut self, head: u16) {
         self.record.count(VringEvent::Redone);
@@ -313,7 +313,7 @@ impl Recorder {
         self.record.show_stalled(stalled);
     }
 
-    /// It was refused before it reached the store.
+    /// Records that a request was refused before it reached the store.
     #[cold]
     pub(crate) fn refused(&mut self, status: Status) {
         count(&self.record.refused, ErrorKind::of_status(status));

@@ -75,7 +75,7 @@ impl Limits {
         self.limits[kind as usize]
     }
 
-    /// Whether anything is limited.
+    /// Returns true if anything is limited.
     pub fn any(&self) -> bool {
         self.limits.iter().any(|limit| limit.average > 0)
     }
@@ -122,13 +122,13 @@ impl Limits {
             return Ok(());
         }
         Err(format!(
-            "{:?} is no limit; there are iops-total, iops-read, iops-write, bps-total, bps-read, bps-write, each also with \
+            "{:?} is not a limit; there are iops-total, iops-read, iops-write, bps-total, bps-read, bps-write, each also with \
              -max and -max-length, and iops-size",
             name.chars().take(40).collect::<String>()
         ))
     }
 
-    /// Whether the settings make sense together, by QEMU's rules.
+    /// Refuses settings that do not make sense together, by QEMU's rules.
     pub fn check(&self) -> Result<(), String> {
         for [total, read, write] in [
             [LimitKind::BpsTotal, LimitKind::BpsRead, LimitKind::BpsWrite],
@@ -221,7 +221,7 @@ impl FromStr for Limits {
             limits.set(name, number.unwrap_or(0))?;
             if number.is_none() {
                 return Err(format!(
-                    "{name} takes a whole number, with K, M, G or T behind it if need be"
+                    "{name} takes a whole number, followed by K, M, G or T if need be"
                 ));
             }
             if names.contains(&name) {
@@ -284,13 +284,13 @@ mod tests {
             ),
             ("iops-size=8K", "needs an iops limit"),
             ("iops-size=8K,bps-total=1M", "needs an iops limit"),
-            ("iops=5", "is no limit"),
+            ("iops=5", "is not a limit"),
             ("iops-read", "whole number"),
             ("iops-read=-1", "whole number"),
             ("iops-read=1KK", "whole number"),
             ("iops-read=2000T", "at most"),
             ("iops-read=1,iops-read=2", "twice"),
-            ("", "is no limit"),
+            ("", "is not a limit"),
         ] {
             let said = text.parse::<Limits>().unwrap_err();
             assert!(said.contains(why), "{text}: {said}");

@@ -19,7 +19,7 @@ pub enum Action {
         /// Afterwards hold it; otherwise it is reported.
         hold: bool,
     },
-    /// Keep it until the operator has it repeated or failed. Its vring takes no new requests meanwhile.
+    /// Keep it until the operator has it repeated or failed. Meanwhile its vring does not take new requests.
     Hold,
 }
 
@@ -44,7 +44,7 @@ pub struct OnError {
 }
 
 impl OnError {
-    /// Whether any action can hold requests for the operator.
+    /// Returns true if any action can hold requests for the operator.
     pub fn may_hold(&self) -> bool {
         let holds = |action| matches!(action, Action::Hold | Action::Retry { hold: true, .. });
         [self.read, self.write, self.enospc].into_iter().any(holds)

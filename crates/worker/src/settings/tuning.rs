@@ -42,9 +42,9 @@ pub struct Tuning {
     pub completion: Completion,
     /// Exceptions from `completion`, by vring index.
     pub vrings: BTreeMap<u16, Completion>,
-    /// Maximum time that `adaptive` may spin in vain, over all workers, in per cent of one core.
+    /// Maximum time that `adaptive` may spin without finding work, over all workers, in per cent of one core.
     pub spin_cpu_max: u32,
-    /// Maximum time that `adaptive` may spin at all, in vain or not, over all workers, in per cent of one core.
+    /// Maximum time that `adaptive` may spin at all, over all workers, in per cent of one core.
     /// `None`: no limit beside `spin_cpu_max`.
     pub spin_cpu_total: Option<u32>,
     /// Requests per second below which `adaptive` does not spin.
@@ -62,7 +62,7 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// Default share of one core that may be spun in vain, in per cent.
+    /// Default share of one core that may be spun without finding work, in per cent.
     pub const SPIN_CPU_MAX: u32 = 25;
     /// Default request rate below which `adaptive` does not spin. At such rates CPU time matters more than
     /// latency, and a worker that sleeps uses the least.

@@ -146,7 +146,7 @@ impl Splitter {
         &self.split
     }
 
-    /// Whether it has to be notified of the completion of each large request.
+    /// Returns true if it has to be notified of the completion of each large request.
     #[inline]
     pub fn learns(&self) -> bool {
         matches!(&self.split, Split::Auto(prior) if !prior.never)

@@ -1,4 +1,4 @@
-//! Whether another thread wants the core that this thread runs on.
+//! Finds out if another thread wants the core that this thread runs on.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

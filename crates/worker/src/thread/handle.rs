@@ -75,8 +75,7 @@ impl Handle {
         Ok(Handle::new(control, Runs::Alone(Some(thread))))
     }
 
-    /// Whether the worker has ended. A worker that failed keeps buffers for ever that the kernel may still
-    /// write to.
+    /// Returns true if the worker has ended. A worker that failed never releases buffers that the kernel may still write to.
     pub fn has_ended(&self) -> bool {
         match &self.runs {
             Runs::Alone(thread) => thread.as_ref().is_none_or(JoinHandle::is_finished),

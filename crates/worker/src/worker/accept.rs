@@ -58,11 +58,11 @@ pub(super) struct Accepted {
     pub(super) more: bool,
 }
 
-/// Whether a chain was handled.
+/// Result of handling a chain.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Begun {
     Yes,
-    /// It exceeds the disk's limits.
+    /// The chain exceeds the disk's limits.
     OverLimit,
 }
 
@@ -183,7 +183,7 @@ impl<S: Store> Acceptance<'_, S> {
             return self.judge(lane, &header, shape, cut);
         }
         let mut head = [0; HEADER_BYTES + RANGE_BYTES];
-        // Only discard and write-zeroes have a range behind the header. The data of a write must not be read
+        // Only discard and write-zeroes have a range after the header. The data of a write must not be read
         // here.
         let head_bytes = if ranged { head.len() } else { HEADER_BYTES };
         let head = head.get_mut(..head_bytes).unwrap_or_default();

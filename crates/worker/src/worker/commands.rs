@@ -21,7 +21,7 @@ fn reply<T>(waiter: &SyncSender<T>, answer: T) {
 }
 
 impl<S: Store> Worker<S> {
-    /// Whether control waits for something that a later lap completes.
+    /// Returns true if control waits for something that a later lap completes.
     pub(crate) fn has_waiters(&self) -> bool {
         let Inbox {
             stopping,
@@ -33,7 +33,7 @@ impl<S: Store> Worker<S> {
         stopping > 0 || exiting || holds_old_memory || draining || self.wants_sync()
     }
 
-    /// Whether a flush for the operator waits for room in the store. A store that is to be closed gets none.
+    /// Returns true if a flush for the operator waits for room in the store. A store that is to be closed is not given one.
     fn wants_sync(&self) -> bool {
         !self.inbox.exiting
             && self.inbox.syncing.is_none()
@@ -57,13 +57,13 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Whether something that control waits for has completed.
+    /// Returns true if something that control waits for has completed.
     #[inline]
     pub(crate) fn can_reply(&self) -> bool {
         self.has_waiters() && self.has_completed()
     }
 
-    /// Whether something that control may wait for has completed.
+    /// Returns true if something that control may wait for has completed.
     #[cold]
     fn has_completed(&self) -> bool {
         let mut lanes = self.lanes.iter().flatten();
@@ -83,7 +83,7 @@ impl<S: Store> Worker<S> {
         store.in_flight() == 0
     }
 
-    /// Whether the disk has nothing to do for this worker, and its guests have been shown every answer.
+    /// Returns true if the disk has nothing to do for this worker, and its guests have been shown every answer.
     fn is_at_rest(&self) -> bool {
         self.store().in_flight() == 0 && self.lanes.iter().flatten().all(|lane| !lane.dirty)
     }

@@ -85,7 +85,7 @@ pub struct Worker<S: Store> {
 pub(crate) struct Taking {
     pub(crate) chain: Chain,
     /// The lane that accepts first: the one after the lane that accepted the store's last room. Without this a busy
-    /// vring would starve those behind it.
+    /// vring would starve those after it.
     pub(crate) first: usize,
     /// Rest of `DESCRIPTORS_MAX` in this lap.
     pub(crate) descriptors_left: u32,

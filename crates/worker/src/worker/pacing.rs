@@ -202,7 +202,7 @@ impl<S: Store> Worker<S> {
                 Pace::Spin
             }
             WaitMode::PollAlways => Pace::Spin,
-            // The end of the contention is no event, so a timer has to end the sleep.
+            // The end of the contention is not an event, so a timer has to end the sleep.
             _ => backoff.until_ns().map_or(Pace::Sleep, Pace::Doze),
         }
     }

@@ -84,7 +84,7 @@ impl<S: Store> Worker<S> {
         self.report(ended);
     }
 
-    /// Whether control or the guest has ended this vring.
+    /// Returns true if control or the guest has ended this vring.
     fn is_ending(&self, number: usize) -> bool {
         let lane = self.lanes.get(number).and_then(Option::as_ref);
         let is_ending = |lane: &Lane| matches!(lane.state, State::Stopping(_) | State::Retired);

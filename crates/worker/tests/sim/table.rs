@@ -82,7 +82,7 @@ fn all_well(answers: &[Answer]) {
     }
 }
 
-/// Whether the worker releases the memory within a lap or two after the last completion.
+/// Returns true if the worker releases the memory within a lap or two after the last completion.
 fn soon_over(bench: &mut Bench, departure: &Departure) -> bool {
     (0..3).any(|_| {
         bench.lap();

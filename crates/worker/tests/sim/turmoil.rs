@@ -24,10 +24,10 @@ struct Turmoil {
     is_enabled: bool,
     is_quiet: bool,
     has_rings: bool,
-    /// It is never stopped, and no daemon dies.
+    /// True if it is never stopped, and no daemon dies.
     goes_on: bool,
     call: OwnedFd,
-    /// The guest collects nothing until it is called.
+    /// True if the guest collects nothing until it is called.
     sleeps: bool,
     is_called: bool,
     /// Laps in which the worker slept without a time limit and with nothing in flight, since anybody did anything.

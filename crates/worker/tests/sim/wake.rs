@@ -135,7 +135,7 @@ impl Store for Stage {
             Ends::Told => {}
             Ends::Asked => panic!("asleep on an op that has to be polled"),
             Ends::Never => {
-                let until = until.expect("asleep for ever on an op that has to be polled");
+                let until = until.expect("asleep without end on an op that has to be polled");
                 world
                     .naps
                     .push(until.saturating_duration_since(Instant::now()));
@@ -421,7 +421,7 @@ fn a_guest_that_never_kicks_is_polled_within_the_budget() {
     );
 }
 
-/// While the next request waits for the disk's limits and nothing is in flight, the worker sleeps; that is no spinning.
+/// While the next request waits for the disk's limits and nothing is in flight, the worker sleeps, which does not count as spinning.
 #[test]
 fn a_worker_that_sleeps_for_the_limits_is_not_said_to_spin() {
     let config = SimConfig {

@@ -157,7 +157,7 @@ fn shares(text: &str, sizes: &[u64], seconds: u64, seed: u64) -> Vec<u64> {
     group_shares(text, &[sizes], seconds, seed).remove(0)
 }
 
-/// The same for disks that share limits. Each vring has a worker that comes a little late.
+/// Returns the bytes that each vring of disks with shared limits was admitted. Each vring has a worker that comes a little late.
 fn group_shares(text: &str, disks: &[&[u64]], seconds: u64, seed: u64) -> Vec<Vec<u64>> {
     let (group, mut random) = (members(text, disks.len()), Random(seed));
     let mut bytes: Vec<Vec<u64>> = disks.iter().map(|sizes| vec![0; sizes.len()]).collect();
@@ -350,7 +350,7 @@ fn a_greedy_vring_gets_no_more_than_its_share() {
 struct Load {
     disk: usize,
     bytes: u64,
-    /// It asks so long after the time that it was told.
+    /// How long after the time that it was told it asks again.
     late_ns: u64,
     /// Longest pause between two requests.
     pause_ns: u64,

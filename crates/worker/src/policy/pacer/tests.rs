@@ -228,7 +228,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
     }
     let mut totals = Totals::default();
     totals.add(&stats);
-    // Spinning in vain stays within its share and the accumulated budget, give or take one clock reading.
+    // Spinning without finding work stays within its share and the accumulated budget, give or take one clock reading.
     let granted_ns = now_ns / 100 * u64::from(tuning.spin_cpu_max) + Budget::size_ns(tuning);
     assert!(
         totals.spin_wasted_ns <= granted_ns + now_ns / 1000,

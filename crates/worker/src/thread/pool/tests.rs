@@ -97,7 +97,7 @@ fn is_rung(alarm: &OwnedFd) -> bool {
     rustix::io::read(alarm, &mut [0; 8]).is_ok()
 }
 
-/// Whether it comes true before the test gives up.
+/// Returns true if the condition becomes true before the test gives up.
 fn becomes(is_so: impl Fn() -> bool) -> bool {
     let end = Instant::now() + Duration::from_secs(10);
     while Instant::now() < end {
