@@ -716,7 +716,7 @@ fn the_guest_is_notified_of_a_grown_image() {
     daemon.finish();
 }
 
-/// Whether a line of an inotify descriptor's fdinfo describes a watch for writes (IN_MODIFY), not only for files that
+/// Returns true if a line of an inotify descriptor's fdinfo describes a watch for writes (IN_MODIFY), not only for files that
 /// other programs close.
 fn tells_writes(line: &str) -> bool {
     let mask = line
@@ -728,7 +728,7 @@ fn tells_writes(line: &str) -> bool {
     line.starts_with("inotify wd:") && mask.is_some_and(|mask| mask & 2 != 0)
 }
 
-/// Whether the daemon's inotify watches for writes now.
+/// Returns true if the daemon's inotify watches for writes now.
 fn is_watching(daemon: &Daemon) -> bool {
     let process = std::path::PathBuf::from(format!("/proc/{}", daemon.pid()));
     let watching = |entry: std::fs::DirEntry| {

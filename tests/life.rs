@@ -1,4 +1,4 @@
-//! Frontends connect and disconnect, signals end the program, and it takes no socket or image from another program.
+//! Frontends connect and disconnect, signals end the program, and it never takes a socket or an image from another program.
 #![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::fs::File;

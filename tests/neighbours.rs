@@ -419,7 +419,7 @@ fn a_device_without_free_tags_delays_its_disk_alone() {
     street.node.daemon.finish();
 }
 
-/// Whether the device has as many reads in flight as it has tags.
+/// Returns true if the device has as many reads in flight as it has tags.
 fn tags_in_use(device: &LoopDevice) -> bool {
     let name = device.path.file_name().unwrap().to_string_lossy();
     let read = |what: &str| std::fs::read_to_string(format!("/sys/block/{name}/{what}")).unwrap();

@@ -60,7 +60,7 @@ struct Place {
     status: u64,
 }
 
-/// Writes a request with this data into memory. The status byte is behind the data.
+/// Writes a request with this data into memory. The status byte follows the data.
 fn place(queue: &Queue, kind: u32, sector: u64, data: &[u8]) -> Place {
     let (header, _) = queue.data_area();
     let memory = queue.memory();

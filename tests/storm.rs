@@ -55,7 +55,7 @@ const WCE_AT: u32 = 32;
 enum Expected {
     Well,
     Fails,
-    /// It reads into memory that may have been removed when the daemon takes it.
+    /// The request reads into memory that may have been removed when the daemon takes it.
     Either,
 }
 
@@ -90,7 +90,7 @@ struct Driver<'a> {
     failed: usize,
 }
 
-/// Whether a driver is asked to pause, and has paused.
+/// The states of a driver: it runs, is asked to pause, has paused.
 const RUN: u8 = 0;
 const REST: u8 = 1;
 const RESTS: u8 = 2;

@@ -196,7 +196,7 @@ fn a_faulty_dashboard_is_noticed() {
         (
             at("targets/0/expr"),
             query("sum(rate(cleave_laps_total{@}[1s]))"),
-            "[1s] is no interval",
+            "[1s] is not an interval",
         ),
         (
             at("targets/0/expr"),
@@ -227,12 +227,12 @@ fn a_faulty_dashboard_is_noticed() {
         (
             at("fieldConfig/defaults/unit"),
             json!("iosp"),
-            "\"iosp\" is no unit",
+            "\"iosp\" is not a unit",
         ),
         (
             at("fieldConfig/defaults/unit"),
             Value::Null,
-            "null is no unit",
+            "null is not a unit",
         ),
         (
             at("datasource/uid"),
@@ -242,7 +242,7 @@ fn a_faulty_dashboard_is_noticed() {
         (
             at("type"),
             json!("flamegraph-of-others"),
-            "is no core panel",
+            "is not a core panel",
         ),
         (at("id"), json!(1), "id 1 twice"),
         (at("gridPos/x"), json!(20), "beyond the grid"),

@@ -15,7 +15,7 @@ use crate::{report, serve};
 fn number(value: &Value) -> u64 {
     value
         .as_u64()
-        .unwrap_or_else(|| panic!("{value} is no number"))
+        .unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 /// Requests and bytes of the lists called `requests` in a value.

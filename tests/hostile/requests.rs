@@ -191,7 +191,7 @@ fn kinds(rows: &mut Vec<Row>) {
             0x8000_0000.. => policy(rows, "virtio 1.3 §5.2.6", add),
             _ => add(rows),
         }
-        // How a device counts the status behind data that it did not write is open.
+        // How a device counts the status after data that it did not write is open.
         policy(rows, "virtio 1.3 §2.7.8.2", |rows| {
             let readable = header(request, 0).to_vec();
             let name = format!("type {request:#x} with writable data");

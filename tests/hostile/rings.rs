@@ -46,7 +46,7 @@ fn heads(rows: &mut Vec<Row>) {
             },
         ));
     }
-    rows.push(row("a bad head behind good ones in one batch", |daemon| {
+    rows.push(row("a bad head after good ones in one batch", |daemon| {
         let mut client = open(daemon)?;
         let queue = client.queue(0);
         flood(queue, 4, 4096);
@@ -213,8 +213,8 @@ fn indices(rows: &mut Vec<Row>) {
     );
 }
 
-/// The same head again while it may be in flight. A daemon that has completed the first before it sees the second may
-/// serve both.
+/// Adds rows in which a head comes again while it may be in flight. A daemon that has completed the first before it sees the
+/// second may serve both.
 fn twice(rows: &mut Vec<Row>) {
     for times in [2u16, 3, 64] {
         rows.push(row(

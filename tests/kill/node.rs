@@ -1,4 +1,4 @@
-//! The same for a node: it is killed while many disks are busy, and each of their guests goes on with the next node.
+//! A node is killed while many disks are busy, and each of their guests goes on with the next node.
 
 use std::path::Path;
 use std::process::Command;

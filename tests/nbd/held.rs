@@ -50,7 +50,7 @@ pub(crate) fn a_write_and_a_flush_are_held_until_their_server_is_back() {
     daemon.finish();
 }
 
-/// It says nothing of a server that is back, and may be there still.
+/// An error of the disk says nothing of a server that is back, and may be there still.
 pub(crate) fn an_error_of_the_disk_is_held_when_its_server_is_back() {
     let scratch = Scratch::in_memory();
     let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));

@@ -163,7 +163,7 @@ impl Daemon {
         Daemon::start(scratch, socket, Command::new(program_path()).args(args))
     }
 
-    /// The same under `sh`, after shell commands, which may change the line that they find in `$@`.
+    /// Starts it under `sh`, after shell commands, which may change the line that they find in `$@`.
     pub fn with_args_after<A: AsRef<std::ffi::OsStr>>(
         prelude: &str,
         scratch: Scratch,

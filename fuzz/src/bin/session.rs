@@ -76,7 +76,7 @@ fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     if !fds.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(fds));
     }
-    // A session that has ended takes no more.
+    // A session that has ended does not take more.
     let _ = sendmsg(
         stream,
         &[IoSlice::new(bytes)],

@@ -1,7 +1,7 @@
 //! Circles of files. Files of a crate that need each other, directly or through others, can be neither read nor changed one at a
 //! time.
 //!
-//! A file needs the files that define the names which it imports or writes as a path. A re-export stands for the file behind it, and
+//! A file needs the files that define the names which it imports or writes as a path. A re-export stands for the file that it leads to, and
 //! counts only if its own file uses the name. Code that only tests have does not count, nor does a method that is called on a value.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
