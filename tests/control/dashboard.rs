@@ -6,7 +6,7 @@ use std::fs::File;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use cleave_client::{Client, Order, Stop, Workload};
+use cleave_client::{Client, OffsetOrder, Stop, Workload};
 use cleave_tests::http::fetch;
 use cleave_tests::nbd::{Export, NbdServer};
 use cleave_tests::{Daemon, Scratch, run_to_exit, small, wait_until};
@@ -101,7 +101,7 @@ fn load(client: &mut Client) {
     for (bytes, requests) in [(4096, 1500), (256 << 10, 50)] {
         let mix = Workload {
             read_percent: 50,
-            order: Order::Random,
+            order: OffsetOrder::Random,
             stop: Stop::Requests(requests),
             ..Workload::reads(bytes, 8, 16 << 20, Duration::ZERO)
         };

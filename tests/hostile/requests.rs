@@ -1,7 +1,7 @@
 //! Invalid requests: ranges, lengths, types.
 
 use cleave_blk::spec::{feature, request_type as kind, status};
-use cleave_client::{Client, Options, Queue, all_are};
+use cleave_client::{Client, DeviceOptions, Queue, all_are};
 use cleave_tests::{
     Cut, Outcome, Random, Row, ensure, header, policy, range, row, small, specified, stream,
 };
@@ -413,7 +413,7 @@ fn without_features(rows: &mut Vec<Row>) {
         rows.push(row(format!("{name} without its feature"), move |daemon| {
             let mut client = open_with(
                 daemon,
-                &Options {
+                &DeviceOptions {
                     features: !bit,
                     ..small(2)
                 },
@@ -480,7 +480,7 @@ pub(crate) fn read_only_rows() -> Vec<Row> {
             rows.push(row(name, move |daemon| {
                 let mut client = open_with(
                     daemon,
-                    &Options {
+                    &DeviceOptions {
                         features,
                         ..small(2)
                     },

@@ -24,7 +24,7 @@ pub(crate) struct Selection {
     #[arg(long, conflicts_with = "part")]
     quick: bool,
     #[command(flatten)]
-    guests: guest::Request,
+    guests: guest::GuestArgs,
 }
 
 /// The tests that need a Ceph cluster.
@@ -97,9 +97,8 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
         });
         let packages = scope.spawn(|| match selection.runs(Part::Package) {
             false => Ok(None),
-            true => {
-                dist::run(root, &dist::Request::checked()).map(|()| Some("the packages".to_owned()))
-            }
+            true => dist::run(root, &dist::DistArgs::checked())
+                .map(|()| Some("the packages".to_owned())),
         });
         ended.run(measurements(root, &lab, selection));
         [("packages", packages.join()), ("guests", guests.join())]

@@ -6,7 +6,7 @@ use crate::message::u32_at;
 
 /// The daemon's configuration of its disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Config {
+pub struct DeviceConfig {
     /// Size in sectors.
     pub capacity_sectors: u64,
     /// Longest segment, if SIZE_MAX is offered.
@@ -41,18 +41,18 @@ pub struct Config {
     pub write_zeroes_may_unmap: u8,
 }
 
-impl Config {
+impl DeviceConfig {
     /// Bytes up to the write-zeroes fields, which all current daemons return.
     pub const BYTES: u32 = 60;
     /// Offset of the cache mode, which a driver may write.
     pub const WRITEBACK_OFFSET: u32 = 32;
 
     /// Parses the space; missing bytes read as zero.
-    pub fn parse(bytes: &[u8]) -> Config {
+    pub fn parse(bytes: &[u8]) -> DeviceConfig {
         let u32_of = |at| u32_at(bytes, at).unwrap_or_default();
         let u8_of = |at: usize| bytes.get(at).copied().unwrap_or_default();
         let u16_of = |at| u16::from_le_bytes([u8_of(at), u8_of(at + 1)]);
-        Config {
+        DeviceConfig {
             capacity_sectors: u64::from(u32_of(0)) | u64::from(u32_of(4)) << 32,
             size_max: u32_of(8),
             seg_max: u32_of(12),

@@ -12,7 +12,7 @@ use crate::message::{
     self, FLAG_NEED_REPLY, FLAG_REPLY, RegionBytes, VERSION, VRING_NO_FD, VringAddr, protocol,
     request,
 };
-use crate::{Error, Message, Socket};
+use crate::{Error, ReceivedMessage, Socket};
 
 /// A connection to a daemon. Once REPLY_ACK has been negotiated, setters request an acknowledgement: `Ok` then means
 /// "accepted", and before that only "sent".
@@ -70,7 +70,7 @@ impl Frontend {
         number: u32,
         payload: &[u8],
         fds: &[BorrowedFd<'_>],
-    ) -> Result<Message, Error> {
+    ) -> Result<ReceivedMessage, Error> {
         self.socket
             .send_raw(&message::message(number, VERSION, payload), fds)?;
         self.answer(number)
@@ -87,7 +87,7 @@ impl Frontend {
         }
     }
 
-    fn answer(&self, number: u32) -> Result<Message, Error> {
+    fn answer(&self, number: u32) -> Result<ReceivedMessage, Error> {
         let got = self.socket.recv()?;
         if got.request != number || got.flags & FLAG_REPLY == 0 || got.flags & 3 != VERSION {
             let what = format!("{} (flags {:#x}) answers {number}", got.request, got.flags);
@@ -178,16 +178,16 @@ impl Frontend {
 
 /// A region in which the daemon records requests in flight. The frontend keeps it across daemons.
 #[derive(Debug)]
-pub struct Inflight {
+pub struct InflightRegion {
     /// The payload of both messages: length, offset, number of vrings, their size, padding.
     pub payload: Vec<u8>,
     /// Its file.
     pub fd: OwnedFd,
 }
 
-impl Inflight {
+impl InflightRegion {
     /// A region that nobody has used, as SPDK lays it out: for each vring 16 bytes and 16 for each entry, up to a multiple of 64.
-    pub fn own(vrings: u16, vring_size: u16) -> Result<Inflight, Error> {
+    pub fn own(vrings: u16, vring_size: u16) -> Result<InflightRegion, Error> {
         let part_bytes = (16 + 16 * u64::from(vring_size)).next_multiple_of(64);
         let len_bytes = u64::from(vrings) * part_bytes;
         let made = memfd_create("inflight", MemfdFlags::CLOEXEC)
@@ -195,14 +195,14 @@ impl Inflight {
         let fd = made.map_err(|error| Error::io("make an in-flight region")(error.into()))?;
         let mut payload = message::inflight(vrings, vring_size).to_vec();
         payload[..8].copy_from_slice(&len_bytes.to_le_bytes());
-        Ok(Inflight { payload, fd })
+        Ok(InflightRegion { payload, fd })
     }
 }
 
 /// Requests in flight.
 impl Frontend {
     /// GET_INFLIGHT_FD: a region for so many vrings. `None`: the daemon declines.
-    pub fn inflight(&self, vrings: u16, vring_size: u16) -> Result<Option<Inflight>, Error> {
+    pub fn inflight(&self, vrings: u16, vring_size: u16) -> Result<Option<InflightRegion>, Error> {
         let payload = message::inflight(vrings, vring_size);
         let got = self.request(request::GET_INFLIGHT_FD, &payload, &[])?;
         if got.payload.len() != payload.len() {
@@ -213,14 +213,14 @@ impl Frontend {
             return Err(Error::Protocol(what));
         }
         let fd = got.fds.into_iter().next();
-        Ok(fd.map(|fd| Inflight {
+        Ok(fd.map(|fd| InflightRegion {
             payload: got.payload,
             fd,
         }))
     }
 
     /// SET_INFLIGHT_FD.
-    pub fn set_inflight(&self, region: &Inflight) -> Result<(), Error> {
+    pub fn set_inflight(&self, region: &InflightRegion) -> Result<(), Error> {
         let fd = region.fd.as_fd();
         self.send(request::SET_INFLIGHT_FD, &region.payload, &[fd])
     }
@@ -285,7 +285,7 @@ impl Frontend {
     }
 }
 
-fn word(message: &Message) -> Result<u64, Error> {
+fn word(message: &ReceivedMessage) -> Result<u64, Error> {
     if message.payload.len() != 8 {
         let what = format!(
             "{} bytes in reply to {}",

@@ -16,7 +16,7 @@ const UNREAD: u8 = 0xee;
 
 /// How to wait for completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
+pub enum ReapWait {
     /// Sleep on the call descriptor.
     Sleep,
     /// Poll the used ring.
@@ -75,7 +75,7 @@ impl Notifier {
 
 /// A request with its data range in guest memory.
 #[derive(Debug, Clone, Copy)]
-pub struct Request {
+pub struct DriverRequest {
     /// Type (virtio 1.3 §5.2.6).
     pub kind: u32,
     /// First sector.
@@ -88,7 +88,7 @@ pub struct Request {
 
 /// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completion {
+pub struct RequestResult {
     /// Status byte; 0xff where the device wrote none.
     pub status: u8,
     /// Bytes that the device reports as written.
@@ -119,7 +119,7 @@ pub struct Queue {
     pub(crate) kick: Option<Ends>,
     pub(crate) call: Option<Ends>,
     pub(crate) err: OwnedFd,
-    pub(crate) wait: Wait,
+    pub(crate) wait: ReapWait,
     pub(crate) timeout: Duration,
     pub(crate) arena: Arena,
     pub(crate) indirect: bool,
@@ -210,7 +210,7 @@ impl Queue {
     }
 
     /// Runs one request in the usual layout (header, data, status) and returns its result.
-    pub fn execute(&mut self, request: &Request) -> Result<Completion, Error> {
+    pub fn execute(&mut self, request: &DriverRequest) -> Result<RequestResult, Error> {
         let (header, status_addr) = (self.arena.control, self.arena.control + STATUS_AT);
         self.write_header(request.kind, request.sector);
         let (addr, len) = request.data;
@@ -227,7 +227,7 @@ impl Queue {
         let without = [all[0], all[2]];
         let used = self.chain(if len > 0 { &all } else { &without })?;
         let status = self.ring.memory().bytes(status_addr, 1)[0];
-        Ok(Completion {
+        Ok(RequestResult {
             status,
             used_bytes: used.len,
         })
@@ -288,7 +288,7 @@ impl Queue {
             });
         }
         match self.wait {
-            Wait::Poll => {
+            ReapWait::Poll => {
                 self.ring.disarm();
                 for _ in 0..4096 {
                     if self.ring.has_used() {
@@ -297,7 +297,7 @@ impl Queue {
                     std::hint::spin_loop();
                 }
             }
-            Wait::Sleep => {
+            ReapWait::Sleep => {
                 if !self.ring.arm() {
                     self.sleep(left);
                 }
@@ -359,7 +359,7 @@ impl Queue {
         writable: bool,
     ) -> Result<(), Error> {
         let data = (self.arena.addr, len as u32);
-        let done = self.execute(&Request {
+        let done = self.execute(&DriverRequest {
             kind,
             sector,
             data,
@@ -373,7 +373,7 @@ impl Queue {
         let sector = offset / SECTOR_BYTES;
         let segment = range(sector, (len / SECTOR_BYTES) as u32, flags);
         self.ring.memory().write(self.arena.addr, &segment);
-        let request = Request {
+        let request = DriverRequest {
             kind,
             sector: 0,
             data: (self.arena.addr, 16),
@@ -401,7 +401,7 @@ pub fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
     bytes
 }
 
-fn check(kind: u32, sector: u64, done: Completion, wanted: u32) -> Result<(), Error> {
+fn check(kind: u32, sector: u64, done: RequestResult, wanted: u32) -> Result<(), Error> {
     if done.status != status::OK {
         return Err(Error::Status {
             kind,

@@ -9,7 +9,7 @@ use crate::Error;
 
 /// The order of offsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
+pub enum OffsetOrder {
     /// Sequential, wrapping at the end of the span.
     Sequential,
     /// Uniformly random in the span.
@@ -86,7 +86,7 @@ pub struct Workload<'a> {
     /// Number of bytes of the disk in use.
     pub span_bytes: u64,
     /// Order of offsets.
-    pub order: Order,
+    pub order: OffsetOrder,
     /// Seed of the offsets and of the mix of reads and writes.
     pub seed: u64,
     /// When the loop ends.
@@ -112,7 +112,7 @@ impl Workload<'_> {
             depth,
             offset_bytes: 0,
             span_bytes,
-            order: Order::Random,
+            order: OffsetOrder::Random,
             seed: 1,
             stop: Stop::After(time),
             verify: Verify::Off,
@@ -139,7 +139,7 @@ pub struct Sample {
 
 /// Totals of a run.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Tally {
+pub struct WorkloadTotals {
     /// Completed reads.
     pub reads: u64,
     /// Completed writes.
@@ -156,7 +156,7 @@ pub struct Tally {
     pub elapsed: Duration,
 }
 
-impl Tally {
+impl WorkloadTotals {
     /// Completed requests.
     pub fn requests(&self) -> u64 {
         self.reads + self.writes
@@ -216,8 +216,8 @@ impl Picker {
         self.state ^= self.state >> 27;
         let random = self.state.wrapping_mul(0x2545_f491_4f6c_dd1d);
         let block = match workload.order {
-            Order::Random => ((u128::from(random) * u128::from(self.blocks)) >> 64) as u64,
-            Order::Sequential => {
+            OffsetOrder::Random => ((u128::from(random) * u128::from(self.blocks)) >> 64) as u64,
+            OffsetOrder::Sequential => {
                 let block = self.next;
                 self.next = if block + 1 == self.blocks {
                     0

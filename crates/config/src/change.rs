@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use cleave_worker::Completion;
+use cleave_worker::CompletionPolicy;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
@@ -13,7 +13,7 @@ use crate::values::number::{Number, OrNone};
 use crate::values::policy::ErrorPolicy;
 use crate::values::split::SplitOption;
 use crate::values::text::shown;
-use crate::values::words::Wait;
+use crate::values::words::CompletionOption;
 
 /// A setting that can change while the disk is served.
 pub trait Setting: Sized {
@@ -38,7 +38,7 @@ macro_rules! replaced {
 }
 
 replaced! {
-    [] Wait;
+    [] CompletionOption;
     [] SplitOption;
     [] ErrorPolicy;
     [const MIN: u32, const MAX: u32, const DEFAULT: u32] Number<MIN, MAX, DEFAULT>;
@@ -66,15 +66,15 @@ where
 
 /// How single vrings are waited for, by their numbers; `None`: as the others. They are not kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct VringModes(BTreeMap<u16, Option<Wait>>);
+pub struct VringModes(BTreeMap<u16, Option<CompletionOption>>);
 
 impl VringModes {
     /// The modes of single vrings after the change, of a disk with so many vrings.
     pub fn applied_to(
         &self,
-        now: &BTreeMap<u16, Completion>,
+        now: &BTreeMap<u16, CompletionPolicy>,
         vrings: u16,
-    ) -> Result<BTreeMap<u16, Completion>, String> {
+    ) -> Result<BTreeMap<u16, CompletionPolicy>, String> {
         let mut next = now.clone();
         for (vring, wait) in &self.0 {
             if *vring >= vrings {
@@ -140,7 +140,7 @@ impl JsonSchema for VringModes {
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let mode = Option::<Wait>::json_schema(generator);
+        let mode = Option::<CompletionOption>::json_schema(generator);
         json_schema!({"type": "object", "additionalProperties": mode})
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use cleave_blk::Stripe;
-use cleave_worker::{Limits, Tuning};
+use cleave_worker::{RateLimits, Tuning};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ use crate::values::serial::Serial;
 use crate::values::size::Size;
 use crate::values::spec::WrittenSpec;
 use crate::values::split::SplitOption;
-use crate::values::words::{Cache, Persistent, Switch, Wait, When};
+use crate::values::words::{Cache, CompletionOption, Persistent, Switch, When};
 
 /// The CPU time of 256 workers that never sleep, in per cent of one core.
 const SPIN_MAX: u32 = 25_600;
@@ -184,7 +184,7 @@ disk_options! {
         /// both on the current load, spins if that makes requests faster by enough to be worth the CPU time (--spin-worth),
         /// and sleeps otherwise. An idle disk costs nothing.
         #[arg(long, value_name = "HOW")]
-        completion: Wait,
+        completion: CompletionOption,
         /// Most CPU time that adaptive may spin without finding work, in per cent of one core, 0 to 25600
         ///
         /// For the whole disk, however many workers serve it. When it is used up, workers sleep until some has accrued
@@ -249,7 +249,7 @@ impl DiskConfig {
     }
 
     /// The disk with these limits.
-    pub fn with_limits(&self, values: Limits) -> DiskConfig {
+    pub fn with_limits(&self, values: RateLimits) -> DiskConfig {
         let group = self.limit_group().map(str::to_owned);
         let limits = DiskLimits { group, values };
         DiskConfig {

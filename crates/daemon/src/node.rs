@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use cleave_config::DiskConfig;
 use cleave_engine::Reactor;
-use cleave_worker::Limits;
+use cleave_worker::RateLimits;
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::Semaphore;
 
@@ -187,11 +187,16 @@ async fn tell_when_ready(node: Arc<Node>, manager: Arc<Manager>) {
 
 /// The limits of each group: those of its first disk that names any. A node that was killed during a change may have written it
 /// for some of the disks only.
-fn limits_of_groups<'a>(files: impl Iterator<Item = &'a DiskConfig>) -> BTreeMap<String, Limits> {
+fn limits_of_groups<'a>(
+    files: impl Iterator<Item = &'a DiskConfig>,
+) -> BTreeMap<String, RateLimits> {
     let mut of_groups = BTreeMap::new();
     for file in files {
         let values = file.limits.get().values;
-        if let Some(group) = file.limit_group().filter(|_| values != Limits::default()) {
+        if let Some(group) = file
+            .limit_group()
+            .filter(|_| values != RateLimits::default())
+        {
             of_groups.entry(group.to_owned()).or_insert(values);
         }
     }

@@ -13,14 +13,14 @@ use cleave_blk::{Limits, Stripe};
 use vm_memory::MmapRegion;
 
 use crate::format::image_format;
-use crate::model::Shared;
+use crate::model::SharedDrive;
 use crate::nbd::{Export, Nbd, NbdSpec, wire};
 use crate::open::open_path;
-use crate::probe::{Remote, granule, probe_memory, probe_remote};
+use crate::probe::{RemoteProperties, granule, probe_memory, probe_remote};
 use crate::rbd;
 use crate::serial::{ascii_serial, hashed_serial, path_serial};
-use crate::superblock::{self, Found};
-use crate::{Backing, Content, DiskSpec, FileKind, Leg, OpenError, OpenOptions, format_size};
+use crate::superblock::{self, SuperblockState};
+use crate::{Backing, ContentOrigin, DiskSpec, FileKind, Leg, OpenError, OpenOptions, format_size};
 
 /// An opened, locked and probed disk, shared by the engines of all its workers.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl Disk {
                 let limits = probe_memory(&name, model.size_bytes(), options)?;
                 let backing = Backing::Model {
                     ram: map_ram(&name, model.size_bytes())?,
-                    drive: Arc::new(Mutex::new(Shared::new(model.drive()))),
+                    drive: Arc::new(Mutex::new(SharedDrive::new(model.drive()))),
                 };
                 let serial = ascii_serial(&format!("cleave-{}", model.preset()));
                 (serial, limits, backing)
@@ -467,15 +467,15 @@ impl Disk {
     }
 }
 
-impl Content {
+impl ContentOrigin {
     /// Refuses a disk because of what it holds, unless its guest wrote that.
     fn judge(self, verdict: Result<(), OpenError>) -> Result<(), OpenError> {
         let (name, what) = match (self, &verdict) {
-            (Content::Guest, Err(OpenError::Format(name, format))) => {
+            (ContentOrigin::Guest, Err(OpenError::Format(name, format))) => {
                 (name, format!("a {format} image"))
             }
             (
-                Content::Guest,
+                ContentOrigin::Guest,
                 Err(OpenError::Leg {
                     name, leg, legs, ..
                 }),
@@ -501,7 +501,7 @@ fn refuse_format(path: &Path, file: &File) -> Result<(), OpenError> {
 /// nevertheless.
 fn refuse_leg(name: &str, backing: &Backing, raw: &str) -> Result<(), OpenError> {
     match superblock::read(backing) {
-        Ok((_, Found::Whole(superblock))) => Err(OpenError::Leg {
+        Ok((_, SuperblockState::Whole(superblock))) => Err(OpenError::Leg {
             name: name.to_owned(),
             leg: superblock.leg + 1,
             legs: superblock.stripe.legs(),
@@ -524,7 +524,7 @@ fn open_nbd(spec: &NbdSpec, name: &str, options: &OpenOptions) -> Result<(Nbd, L
     if export.block_min > options.block_bytes.unwrap_or(512) {
         return Err(OpenError::LargeBlock(name.to_owned(), export.block_min));
     }
-    let remote = Remote {
+    let remote = RemoteProperties {
         size_bytes: export.size_bytes,
         physical_bytes: export.block_preferred,
         optimal_bytes: 0,

@@ -12,7 +12,7 @@ use cleave_blk::Limits;
 use cleave_rbd::{Closing, Image};
 use vm_memory::MmapRegion;
 
-use crate::model::Shared;
+use crate::model::SharedDrive;
 use crate::nbd::Nbd;
 use crate::open::reopen;
 use crate::probe::{self, probe_file, size_bytes};
@@ -46,7 +46,7 @@ pub enum Backing {
         ram: MmapRegion,
         /// The drive's timing, one for all workers of the disk. The lock is held briefly, never across a
         /// sleep or an I/O.
-        drive: Arc<Mutex<Shared>>,
+        drive: Arc<Mutex<SharedDrive>>,
     },
     /// An export of an NBD server.
     Nbd(Box<Nbd>),

@@ -25,7 +25,9 @@ pub use disk::{Disk, Resized};
 pub use iopoll::IopollError;
 pub use leg::{Backing, Leg};
 pub use lock::RangeLocks;
-pub use open::{Content, Direct, FileKind, OpenError, OpenOptions};
+pub use open::{ContentOrigin, Direct, FileKind, OpenError, OpenOptions};
 pub use size::{format_size, parse_size};
 pub use spec::DiskSpec;
-pub use stripe::{Created, Overwrite, Shown, StripeError, StripeKind, create_stripe, show_stripe};
+pub use stripe::{
+    Created, Overwrite, StripeError, StripeKind, StripeListing, create_stripe, show_stripe,
+};

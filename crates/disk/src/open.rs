@@ -48,12 +48,12 @@ pub struct OpenOptions {
     /// Most workers that will serve it at the same time.
     pub workers: u16,
     /// Origin of what it holds.
-    pub content: Content,
+    pub content: ContentOrigin,
 }
 
 /// Origin of what a disk holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Content {
+pub enum ContentOrigin {
     /// Unknown. An image of another format and a leg of a stripe are refused, because the guest would see them as they are
     /// and overwrite them.
     Unknown,
@@ -71,7 +71,7 @@ impl Default for OpenOptions {
             block_bytes: None,
             discard: true,
             workers: 1,
-            content: Content::Unknown,
+            content: ContentOrigin::Unknown,
         }
     }
 }

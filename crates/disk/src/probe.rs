@@ -99,7 +99,7 @@ pub(crate) fn probe_memory(
 }
 
 /// The properties of a remote disk, as its server gives them.
-pub(crate) struct Remote {
+pub(crate) struct RemoteProperties {
     pub(crate) size_bytes: u64,
     pub(crate) physical_bytes: u32,
     /// Best transfer size; 0 if unknown.
@@ -114,7 +114,7 @@ pub(crate) struct Remote {
 /// Limits of a disk of a server.
 pub(crate) fn probe_remote(
     name: &str,
-    remote: &Remote,
+    remote: &RemoteProperties,
     options: &OpenOptions,
 ) -> Result<Limits, OpenError> {
     if options.direct == Direct::On {

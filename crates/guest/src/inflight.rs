@@ -198,7 +198,7 @@ pub enum JournalFault {
 
 /// Position at which a vring continues.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Resumed {
+pub(crate) struct ResumePosition {
     /// Position of the next chain.
     pub(crate) next_avail: u16,
     /// Requests to do again, the first that was taken last.
@@ -240,7 +240,11 @@ impl Journal {
     /// Finds out where a vring of `ring_size` entries goes on. `used`: the index that its guest has seen. That one counts,
     /// and not the position that the frontend names: after a crash QEMU names the used index, Cloud Hypervisor the
     /// available one. The part has room for the ring ([`has_room_for`](Journal::has_room_for)).
-    pub(crate) fn resume(&mut self, ring_size: u16, used: u16) -> Result<Resumed, JournalFault> {
+    pub(crate) fn resume(
+        &mut self,
+        ring_size: u16,
+        used: u16,
+    ) -> Result<ResumePosition, JournalFault> {
         let resumed = match self.word(VERSION_AT) {
             0 => self.begin(used),
             VERSION => self.recover(ring_size, used)?,
@@ -282,7 +286,7 @@ impl Journal {
     }
 
     /// Nobody has used this part, or it is of another ring.
-    fn begin(&mut self, used: u16) -> Resumed {
+    fn begin(&mut self, used: u16) -> ResumePosition {
         self.set_word(VERSION_AT, 0);
         for head in 0..self.size {
             self.set_in_flight(head, false);
@@ -294,13 +298,13 @@ impl Journal {
         // Last: only then is the rest true.
         self.set_word(VERSION_AT, VERSION);
         (self.taken, self.last) = (0, 0);
-        Resumed {
+        ResumePosition {
             next_avail: used,
             again: Vec::new(),
         }
     }
 
-    fn recover(&mut self, ring_size: u16, used: u16) -> Result<Resumed, JournalFault> {
+    fn recover(&mut self, ring_size: u16, used: u16) -> Result<ResumePosition, JournalFault> {
         let found = self.word(ENTRIES_AT);
         if found != self.size {
             let expected = self.size;
@@ -335,7 +339,7 @@ impl Journal {
         again.sort_unstable_by(|a, b| b.cmp(a));
         self.taken = taken.checked_add(1).ok_or(JournalFault::Counter)?;
         self.last = self.word(LAST_AT);
-        Ok(Resumed {
+        Ok(ResumePosition {
             // No more than the ring's entries, which are a u16.
             next_avail: goes_on_at(used, again.len() as u16),
             again: again.into_iter().map(|(_, head)| head).collect(),

@@ -14,7 +14,7 @@ use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::param::page_size;
 
-use crate::sigbus::Watch;
+use crate::sigbus::MappingWatch;
 use crate::{MapError, RegionSpec};
 
 /// `statfs` type of hugetlbfs, also reported for a memfd with hugetlb.
@@ -32,7 +32,7 @@ pub(crate) struct Origin {
 #[derive(Debug)]
 pub(crate) struct Mapping {
     /// `None` only during drop.
-    watch: Option<Watch>,
+    watch: Option<MappingWatch>,
     base: *mut u8,
     map_bytes: usize,
     /// Offset of the region's first byte in the mapping.
@@ -84,7 +84,8 @@ impl Mapping {
             end_watchers: Mutex::default(),
         };
         // Watched before anything can touch it. If the watch is refused, `drop` unmaps it.
-        let watch = Watch::new(base as usize, map_bytes, page_bytes as usize).map_err(refuse)?;
+        let watch =
+            MappingWatch::new(base as usize, map_bytes, page_bytes as usize).map_err(refuse)?;
         mapping.watch = Some(watch);
         Ok(mapping)
     }
@@ -102,7 +103,7 @@ impl Mapping {
 
     /// Returns true if a page of it was replaced by zeroes.
     pub(crate) fn is_lost(&self) -> bool {
-        self.watch.as_ref().is_some_and(Watch::is_lost)
+        self.watch.as_ref().is_some_and(MappingWatch::is_lost)
     }
 }
 

@@ -91,13 +91,17 @@ static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A watched mapping. It must be dropped before the mapping is unmapped.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct MappingWatch {
     slot: usize,
 }
 
-impl Watch {
+impl MappingWatch {
     /// Watches `len_bytes` bytes at `start`, whole pages of `page_bytes`.
-    pub(crate) fn new(start: usize, len_bytes: usize, page_bytes: usize) -> io::Result<Watch> {
+    pub(crate) fn new(
+        start: usize,
+        len_bytes: usize,
+        page_bytes: usize,
+    ) -> io::Result<MappingWatch> {
         install()?;
         let mut free = SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
         let used = USED.load(Relaxed);
@@ -108,7 +112,7 @@ impl Watch {
         };
         TABLE[slot].set(start, start.saturating_add(len_bytes), page_bytes);
         USED.store(used.max(slot + 1), Release);
-        Ok(Watch { slot })
+        Ok(MappingWatch { slot })
     }
 
     /// Returns true if a page of the mapping was replaced.
@@ -117,7 +121,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for MappingWatch {
     fn drop(&mut self) {
         let mut free = SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
         // No thread touches the mapping any more, so the mark cannot change.

@@ -83,7 +83,7 @@ pub(crate) fn merged(mut object: Value, more: &Value) -> Value {
 
 /// A run as it was left behind, whether it came to its end or not.
 #[derive(Default)]
-pub(crate) struct Recorded {
+pub(crate) struct RecordedRun {
     pub(crate) folder: PathBuf,
     pub(crate) environment: Value,
     /// Measurements of all suites, in the order in which they were made.
@@ -97,16 +97,16 @@ pub(crate) struct Recorded {
     pub(crate) torn: usize,
 }
 
-impl Recorded {
+impl RecordedRun {
     /// Reads a folder; only one without results is refused.
-    pub(crate) fn read(folder: &Path) -> Result<Recorded> {
+    pub(crate) fn read(folder: &Path) -> Result<RecordedRun> {
         let text = std::fs::read_to_string(folder.join("results.jsonl"))
             .map_err(|error| format!("{}: {error}; no run lies there", folder.display()))?;
         let environment = std::fs::read_to_string(folder.join("environment.json"));
-        let mut run = Recorded {
+        let mut run = RecordedRun {
             folder: folder.to_owned(),
             environment: serde_json::from_str(&environment.unwrap_or_default()).unwrap_or_default(),
-            ..Recorded::default()
+            ..RecordedRun::default()
         };
         for line in text.lines() {
             match serde_json::from_str::<Value>(line) {
@@ -198,12 +198,12 @@ mod tests {
             run.note(suite, &line).unwrap();
         }
         run.warn("cpu", "noise").unwrap();
-        let killed = Recorded::read(&folder).unwrap();
+        let killed = RecordedRun::read(&folder).unwrap();
         assert!(!killed.is_complete);
         let path = run.finish().unwrap().join("results.jsonl");
         let mut whole = OpenOptions::new().append(true).open(path).unwrap();
         whole.write_all(b"{\"kind\":\"meas").unwrap();
-        let whole = Recorded::read(&folder).unwrap();
+        let whole = RecordedRun::read(&folder).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!((whole.is_complete, whole.torn), (true, 1));
         assert_eq!(whole.of("cpu").len(), 1, "the warm-up does not count");

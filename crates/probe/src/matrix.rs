@@ -1,6 +1,6 @@
 //! The points of study A, and the measurement at each.
 
-use cleave_worker::Direction;
+use cleave_worker::SplitDirection;
 use serde::{Serialize, Serializer};
 
 /// Minimum and maximum number of bytes outstanding.
@@ -61,7 +61,7 @@ impl Measured {
 pub struct Matrix {
     /// The direction.
     #[serde(serialize_with = "as_word")]
-    pub direction: Direction,
+    pub direction: SplitDirection,
     /// The points, in order.
     pub measured: Vec<Measured>,
     /// Number of reads whose data was checked.
@@ -72,7 +72,7 @@ pub struct Matrix {
 
 impl Matrix {
     /// A matrix without points.
-    pub fn new(direction: Direction) -> Matrix {
+    pub fn new(direction: SplitDirection) -> Matrix {
         Matrix {
             direction,
             measured: Vec::new(),
@@ -104,14 +104,14 @@ impl Matrix {
 }
 
 /// The name of a direction in tables and files.
-pub(crate) fn word(direction: Direction) -> &'static str {
+pub(crate) fn word(direction: SplitDirection) -> &'static str {
     match direction {
-        Direction::Read => "read",
-        Direction::Write => "write",
+        SplitDirection::Read => "read",
+        SplitDirection::Write => "write",
     }
 }
 
-fn as_word<S: Serializer>(direction: &Direction, out: S) -> Result<S::Ok, S::Error> {
+fn as_word<S: Serializer>(direction: &SplitDirection, out: S) -> Result<S::Ok, S::Error> {
     out.serialize_str(word(*direction))
 }
 
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn points_are_kept_in_order() {
-        let mut matrix = Matrix::new(Direction::Read);
+        let mut matrix = Matrix::new(SplitDirection::Read);
         for (outstanding_bytes, depth) in [(1024, 2), (512, 1), (1024, 1)] {
             matrix.add(Measured {
                 point: Point {

@@ -12,7 +12,7 @@ use cleave_blk::{Cut, Plan, Request, Segment, Verb};
 use cleave_disk::Disk;
 use cleave_engine::{AnyStore, Done, EngineError, Event, Reactor, Store, Wait};
 use cleave_guest::{Epoch, MapError, Memory, RegionSpec};
-use cleave_worker::Direction;
+use cleave_worker::SplitDirection;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::device::smallest_op;
@@ -72,7 +72,7 @@ impl Pace {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
     /// Each gets a matrix.
-    pub directions: Vec<Direction>,
+    pub directions: Vec<SplitDirection>,
     /// The time to take.
     pub pace: Pace,
     /// Seed of the random offsets; not 0.
@@ -81,13 +81,13 @@ pub struct Source {
 
 /// Progress of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Progress {
+pub struct ProbeProgress {
     /// Points that were measured.
     pub done: usize,
     /// All points.
     pub total: usize,
     /// The current point.
-    pub now: (Direction, Point),
+    pub now: (SplitDirection, Point),
     /// Expected time until the end.
     pub left: Duration,
 }
@@ -113,7 +113,7 @@ pub enum RunError {
         /// Name of the disk.
         disk: String,
         /// Read or write.
-        direction: Direction,
+        direction: SplitDirection,
         /// Offset of the request.
         offset_bytes: u64,
         /// Length of the request.
@@ -132,7 +132,7 @@ pub fn run(
     disk: &Arc<Disk>,
     source: &Source,
     stop: &AtomicBool,
-    report: &mut dyn FnMut(&Progress),
+    report: &mut dyn FnMut(&ProbeProgress),
 ) -> Result<(Vec<Matrix>, bool), RunError> {
     let cut = Cut {
         stripe: disk.stripe(),
@@ -270,14 +270,14 @@ impl Clock {
         (elapsed < total + total / 8).then(|| (self.pace.point_min.min(most), most))
     }
 
-    fn progress(&self, direction: Direction, point: Point) -> Progress {
+    fn progress(&self, direction: SplitDirection, point: Point) -> ProbeProgress {
         let elapsed = self.start.elapsed();
         let at_most = self.pace.total.saturating_sub(elapsed);
         let at_this_rate = match u32::try_from(self.done) {
             Ok(done) if done > 0 => (elapsed / done).saturating_mul(self.points_left()),
             _ => at_most,
         };
-        Progress {
+        ProbeProgress {
             done: self.done,
             total: self.total,
             now: (direction, point),
@@ -335,13 +335,13 @@ impl Bench {
             return Ok(false);
         };
         matrix.add(measured);
-        if way == Direction::Read {
+        if way == SplitDirection::Read {
             self.look_for_zeroes(matrix, point)?;
         }
         Ok(true)
     }
 
-    fn drain(&mut self, way: Direction, point: Point) -> Result<(), RunError> {
+    fn drain(&mut self, way: SplitDirection, point: Point) -> Result<(), RunError> {
         while self.store[0].in_flight() > 0 {
             self.lap(way, point)?;
         }
@@ -352,7 +352,7 @@ impl Bench {
     /// The closed loop: each completion is followed by a new request, until the rate is known.
     fn keep_going(
         &mut self,
-        way: Direction,
+        way: SplitDirection,
         point: Point,
         (least, most): (Duration, Duration),
         stop: &AtomicBool,
@@ -411,14 +411,14 @@ impl Bench {
     }
 
     /// Pushes a request at a random offset. There is room, because the engine was made for the deepest point.
-    fn begin(&mut self, way: Direction, point: Point, slot: usize) {
+    fn begin(&mut self, way: SplitDirection, point: Point, slot: usize) {
         let len_bytes = point.block_bytes();
         let blocks = (self.disk.capacity_bytes() / len_bytes).max(1);
         let offset_bytes = self.next_random() % blocks * len_bytes;
         let request = Request {
             verb: match way {
-                Direction::Read => Verb::Read,
-                Direction::Write => Verb::Write,
+                SplitDirection::Read => Verb::Read,
+                SplitDirection::Write => Verb::Write,
             },
             offset_bytes,
             len_bytes,
@@ -438,7 +438,7 @@ impl Bench {
     }
 
     /// Waits for a completion, and puts all completed slots into `ended`.
-    fn lap(&mut self, way: Direction, point: Point) -> Result<(), RunError> {
+    fn lap(&mut self, way: SplitDirection, point: Point) -> Result<(), RunError> {
         let until = Instant::now() + LAP_MAX;
         self.reactor
             .enter(&mut self.store, Wait::Until(Some(until)))
@@ -477,9 +477,9 @@ impl Bench {
     fn look_for_zeroes(&mut self, matrix: &mut Matrix, point: Point) -> Result<(), RunError> {
         let slots = self.slots.len().min(LOOKED_AT_MAX);
         for slot in 0..slots {
-            self.begin(Direction::Read, point, slot);
+            self.begin(SplitDirection::Read, point, slot);
         }
-        self.drain(Direction::Read, point)?;
+        self.drain(SplitDirection::Read, point)?;
         for segment in self.segments.iter().take(slots) {
             matrix.looked_at += 1;
             matrix.only_zeroes += u64::from(is_zero(&self.memory, *segment));

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::matrix::{Matrix, ROW_OF_INTEREST, word};
-use crate::report::{Report, sentences};
+use crate::report::{ProbeReport, sentences};
 use crate::size::{long, short};
 
 /// Assumed width of a terminal.
@@ -15,7 +15,7 @@ const CELL_WIDTH: usize = 6;
 // Writing to a `String` cannot fail, so results of `write!` are dropped below.
 
 /// The matrices, the row of 512 KiB, and their judgement.
-pub fn table(report: &Report) -> String {
+pub fn table(report: &ProbeReport) -> String {
     let mut text = String::new();
     let device = &report.device;
     let _ = writeln!(
@@ -137,7 +137,7 @@ fn row(text: &mut String, matrix: &Matrix) {
 
 #[cfg(test)]
 mod tests {
-    use cleave_worker::Direction;
+    use cleave_worker::SplitDirection;
 
     use super::*;
     use crate::judge::tests::{p3700, recorded};
@@ -162,8 +162,8 @@ mod tests {
     #[test]
     fn the_table_fits_and_shows_all() {
         let matrices = vec![
-            recorded(Direction::Read, p3700),
-            recorded(Direction::Write, |_| 2e11),
+            recorded(SplitDirection::Read, p3700),
+            recorded(SplitDirection::Write, |_| 2e11),
         ];
         let text = table(&report(matrices));
         for line in text.lines().skip(2) {
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_partial_matrix_is_displayed() {
-        let mut matrix = recorded(Direction::Read, p3700);
+        let mut matrix = recorded(SplitDirection::Read, p3700);
         matrix
             .measured
             .retain(|m| m.point.outstanding_bytes == 4096);

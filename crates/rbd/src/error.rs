@@ -2,8 +2,8 @@
 
 use std::io;
 
-use crate::Place;
-use crate::settings::Setting;
+use crate::ImagePlace;
+use crate::settings::RiskySetting;
 
 /// Why an image cannot be opened. Each is one line that says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +44,7 @@ pub enum RbdError {
     NoLock(String),
     /// A setting of the image, or of its pool, with which a guest could lose writes.
     #[error("image {0} has {harm}; run: rbd config image set {0} {name} {wanted}", harm = .1.harm, name = .1.name, wanted = .1.wanted)]
-    Harmful(String, Setting),
+    Harmful(String, RiskySetting),
     /// Another client has the lock.
     #[error(
         "image {0} is in use by another client ({1}); stop it, or serve a snapshot with --read-only"
@@ -71,7 +71,7 @@ impl RbdError {
         matches!(self, RbdError::Connect(_, error) if matches!(error.kind(), TimedOut | InvalidInput))
     }
 
-    pub(crate) fn image(place: &Place, result: i32) -> RbdError {
+    pub(crate) fn image(place: &ImagePlace, result: i32) -> RbdError {
         let name = match &place.snapshot {
             Some(snapshot) => format!("{}@{snapshot}", place.image_name()),
             None => place.image_name(),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// An image, or a snapshot of one, and how to get into its cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct ImagePlace {
     /// The pool.
     pub pool: String,
     /// The namespace in the pool.
@@ -19,7 +19,7 @@ pub struct Place {
     pub conf: Option<PathBuf>,
 }
 
-impl Place {
+impl ImagePlace {
     /// The image's name as `rbd` takes it, without the snapshot.
     pub fn image_name(&self) -> String {
         match &self.namespace {

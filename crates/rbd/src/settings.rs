@@ -2,7 +2,7 @@
 
 /// A setting with which a guest could lose writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Setting {
+pub struct RiskySetting {
     /// Its name.
     pub name: &'static str,
     /// The value that it should have.
@@ -11,23 +11,23 @@ pub struct Setting {
     pub harm: &'static str,
 }
 
-const CACHE: Setting = Setting {
+const CACHE: RiskySetting = RiskySetting {
     name: "rbd_cache",
     wanted: "false",
     harm: "a write-back cache of its own, and a daemon that is killed would lose writes which the guest believes done",
 };
-const PERSISTENT_CACHE: Setting = Setting {
+const PERSISTENT_CACHE: RiskySetting = RiskySetting {
     name: "rbd_persistent_cache_mode",
     wanted: "disabled",
     harm: "a write-back cache on this host, and a daemon that is killed would lose writes which the guest believes done",
 };
-const BLOCKLIST: Setting = Setting {
+const BLOCKLIST: RiskySetting = RiskySetting {
     name: "rbd_blocklist_on_break_lock",
     wanted: "true",
     harm: "a lock that is taken over without stopping the client that had it, whose last writes could come after newer ones",
 };
 
-const EXPIRY: Setting = Setting {
+const EXPIRY: RiskySetting = RiskySetting {
     name: "rbd_blocklist_expire_seconds",
     wanted: "0",
     harm: "a time of its own for which a client is refused whose lock was taken over, and its last writes could come after newer ones",
@@ -59,7 +59,7 @@ impl OwnSettings {
         }
     }
 
-    pub(crate) fn harmful(&self) -> Option<Setting> {
+    pub(crate) fn harmful(&self) -> Option<RiskySetting> {
         let all = [
             (self.is_cached && !self.is_through, CACHE),
             (self.is_cached_here, PERSISTENT_CACHE),

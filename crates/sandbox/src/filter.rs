@@ -15,8 +15,8 @@ use seccompiler::{
     SeccompFilter, SeccompRule, apply_filter, sock_filter,
 };
 
-use crate::calls::{Arguments, Call, Role};
-use crate::{Error, calls};
+use crate::calls::{Arguments, Role, SystemCall};
+use crate::{SandboxError, calls};
 
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
@@ -32,47 +32,47 @@ struct Compiled {
 }
 
 impl Programs {
-    pub(crate) fn compile() -> Result<Programs, Error> {
-        let compiled = compile().map_err(|error| Error::Seccomp(error.to_string()))?;
+    pub(crate) fn compile() -> Result<Programs, SandboxError> {
+        let compiled = compile().map_err(|error| SandboxError::Seccomp(error.to_string()))?;
         Ok(Programs(Arc::new(compiled)))
     }
 
     /// Confines the calling thread, which has no filter of ours yet. `None`: this kernel, or the container that we run in, does
     /// not let us.
-    pub(crate) fn install_base(self, role: Role) -> Result<Option<Programs>, Error> {
+    pub(crate) fn install_base(self, role: Role) -> Result<Option<Programs>, SandboxError> {
         if !apply_first(&self.0.deadly)? {
             return Ok(None);
         }
-        apply_filter(&self.0.clone3).map_err(|error| Error::Seccomp(error.to_string()))?;
+        apply_filter(&self.0.clone3).map_err(|error| SandboxError::Seccomp(error.to_string()))?;
         self.install(role)?;
         Ok(Some(self))
     }
 
     /// Narrows the calling thread.
-    pub(crate) fn install(&self, role: Role) -> Result<(), Error> {
+    pub(crate) fn install(&self, role: Role) -> Result<(), SandboxError> {
         let Some(program) = self.0.roles.get(&role) else {
             return Ok(());
         };
-        apply_filter(program).map_err(|error| Error::Seccomp(error.to_string()))
+        apply_filter(program).map_err(|error| SandboxError::Seccomp(error.to_string()))
     }
 }
 
 /// Confines the calling thread for calls that are in no list: a deadly one kills the process, and all others are permitted. Does
 /// nothing on a kernel without filters.
-pub(crate) fn install_for_library() -> Result<(), Error> {
+pub(crate) fn install_for_library() -> Result<(), SandboxError> {
     let compiled = deadly().and_then(|deadly| Ok((deadly, clone3()?)));
-    let (deadly, clone3) = compiled.map_err(|error| Error::Seccomp(error.to_string()))?;
+    let (deadly, clone3) = compiled.map_err(|error| SandboxError::Seccomp(error.to_string()))?;
     match apply_first(&deadly)? {
-        true => apply_filter(&clone3).map_err(|error| Error::Seccomp(error.to_string())),
+        true => apply_filter(&clone3).map_err(|error| SandboxError::Seccomp(error.to_string())),
         false => Ok(()),
     }
 }
 
-fn apply_first(program: &BpfProgram) -> Result<bool, Error> {
+fn apply_first(program: &BpfProgram) -> Result<bool, SandboxError> {
     match apply_filter(program) {
         Ok(()) => Ok(true),
         Err(seccompiler::Error::Seccomp(error)) if is_lacking(&error) => Ok(false),
-        Err(error) => Err(Error::Seccomp(error.to_string())),
+        Err(error) => Err(SandboxError::Seccomp(error.to_string())),
     }
 }
 
@@ -157,7 +157,7 @@ fn program(
 }
 
 /// A call that is listed twice may be made in both ways.
-fn rules<'a>(calls: impl IntoIterator<Item = &'a Call>) -> Result<Rules, BackendError> {
+fn rules<'a>(calls: impl IntoIterator<Item = &'a SystemCall>) -> Result<Rules, BackendError> {
     let mut rules = Rules::new();
     let mut unconditional = Vec::new();
     for call in calls {

@@ -14,7 +14,7 @@ use std::process::{Command, ExitStatus, Stdio, exit};
 use std::sync::OnceLock;
 use std::thread;
 
-use cleave_sandbox::{Access, Keep, Missing, Reach, Reaches, Role, Sandbox};
+use cleave_sandbox::{Keep, Missing, PathAccess, Reach, Reaches, Role, Sandbox};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, getppid, prlimit};
@@ -235,22 +235,22 @@ impl Files {
 
     fn reaches(&self) -> Vec<Reach> {
         vec![
-            Reach::new("/proc/self", Access::Read),
-            Reach::new(self.file("read"), Access::Read),
-            Reach::new(self.0.join("write"), Access::ReadWrite),
-            Reach::new(self.0.join("sockets"), Access::MakeSockets),
-            Reach::new(self.0.join("remove"), Access::Remove),
-            Reach::new(self.0.join("kept"), Access::Change),
+            Reach::new("/proc/self", PathAccess::Read),
+            Reach::new(self.file("read"), PathAccess::Read),
+            Reach::new(self.0.join("write"), PathAccess::ReadWrite),
+            Reach::new(self.0.join("sockets"), PathAccess::MakeSockets),
+            Reach::new(self.0.join("remove"), PathAccess::Remove),
+            Reach::new(self.0.join("kept"), PathAccess::Change),
         ]
     }
 }
 
-fn process(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::Error> {
+fn process(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::SandboxError> {
     Sandbox::process(Reaches::open(reaches)?, Keep::Nothing)
 }
 
-fn node(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::Error> {
-    let served = [Reach::new("/proc/self", Access::Read)];
+fn node(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::SandboxError> {
+    let served = [Reach::new("/proc/self", PathAccess::Read)];
     Sandbox::node(
         Reaches::open(reaches)?,
         Reaches::open(&served)?,
@@ -555,7 +555,7 @@ fn a_kernel_that_lacks_a_layer_is_named_and_the_rest_is_enforced() {
     match std::env::var(VARIABLE).as_deref() {
         Ok("landlock") => {
             lack(&landlock, libc::ENOSYS);
-            let sandbox = process(&[Reach::new("/proc/self", Access::Read)]).unwrap();
+            let sandbox = process(&[Reach::new("/proc/self", PathAccess::Read)]).unwrap();
             assert_eq!(
                 sandbox.missing(),
                 [Missing::Layer(
@@ -593,7 +593,7 @@ fn a_kernel_that_lacks_a_layer_is_named_and_the_rest_is_enforced() {
 fn a_path_that_is_not_there_is_an_error_that_names_it() {
     const NAME: &str = "a_path_that_is_not_there_is_an_error_that_names_it";
     if std::env::var(VARIABLE).is_ok() {
-        let refused = process(&[Reach::new("/no/such/folder", Access::Remove)]);
+        let refused = process(&[Reach::new("/no/such/folder", PathAccess::Remove)]);
         let line = refused.unwrap_err().to_string();
         exit(i32::from(!line.contains("/no/such/folder: No such file")));
     }

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_linger, socket_domain, socket_type};
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, recv, shutdown};
 
-use crate::Refusal;
+use crate::MessageRefusal;
 use crate::fd::is_ready;
 use crate::offload::Offload;
 
@@ -46,7 +46,7 @@ pub(crate) struct Foreign {
 
 /// Files that are accepted as guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Backing {
+pub(crate) enum MemoryBacking {
     /// Those whose pages are in memory: memfds, and files on tmpfs and hugetlbfs.
     Memory,
     /// Those on a local disk too. An access to a page may wait for that disk.
@@ -144,11 +144,11 @@ impl Foreign {
     }
 
     /// The file, if none of its pages depends on a server: an access to a missing page would block the thread.
-    pub(crate) fn into_memory(mut self, accepted: Backing) -> Result<File, Refusal> {
+    pub(crate) fn into_memory(mut self, accepted: MemoryBacking) -> Result<File, MessageRefusal> {
         // Files on tmpfs and hugetlbfs, which include memfds, can be asked for their seals; others cannot.
         if self.fd().is_some_and(|fd| fcntl_get_seals(fd).is_err()) {
-            if accepted == Backing::Memory {
-                return Err(Refusal::message(
+            if accepted == MemoryBacking::Memory {
+                return Err(MessageRefusal::message(
                     "guest memory of a disk in a pool must be a memfd or a file on tmpfs or hugetlbfs, because other disks would \
                      wait for pages of a file on a disk",
                 ));
@@ -164,7 +164,7 @@ impl Foreign {
             self = receiver.recv_timeout(FILE_WITHIN).unwrap_or(none);
         }
         self.fds.pop().map(File::from).ok_or_else(|| {
-            Refusal::message(
+            MessageRefusal::message(
                 "guest memory must be a memfd or a file on tmpfs, hugetlbfs or a local disk",
             )
         })
@@ -316,7 +316,9 @@ mod tests {
             ("folder", opened("/"), false),
         ] {
             assert_eq!(
-                Foreign::from(fd).into_memory(Backing::LocalDisk).is_ok(),
+                Foreign::from(fd)
+                    .into_memory(MemoryBacking::LocalDisk)
+                    .is_ok(),
                 taken,
                 "{name}"
             );
@@ -325,7 +327,7 @@ mod tests {
         let expected = LOCAL.contains(&kind) || fcntl_get_seals(&program).is_ok();
         assert_eq!(
             Foreign::from(program)
-                .into_memory(Backing::LocalDisk)
+                .into_memory(MemoryBacking::LocalDisk)
                 .is_ok(),
             expected
         );

@@ -2,10 +2,10 @@
 
 use cleave_worker::LegTotals;
 
-use crate::state::State;
+use crate::state::SessionState;
 
 /// Logs one line, and with `--log debug` one per leg.
-pub(crate) fn log_totals(state: &State) {
+pub(crate) fn log_totals(state: &SessionState) {
     let totals = state.device.leg_totals();
     let disk = &state.device.disk;
     if totals.iter().all(|leg| *leg == LegTotals::default()) {

@@ -2,7 +2,7 @@
 
 use vhost::vhost_user::message::{FrontendReq, MAX_MSG_SIZE};
 
-use crate::Refusal;
+use crate::MessageRefusal;
 use crate::foreign::Foreign;
 
 /// Size of request, flags and size: three 32-bit numbers in the byte order of the host.
@@ -32,22 +32,22 @@ pub(crate) struct Header {
 
 impl Header {
     /// Parses a header, or returns what is wrong with it.
-    pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Refusal> {
+    pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Header, MessageRefusal> {
         let (request, flags, size) = (word(bytes, 0), word(bytes, 4), word(bytes, 8));
         if flags & FLAG_VERSION != VERSION {
-            return Err(Refusal::connection(format!(
+            return Err(MessageRefusal::connection(format!(
                 "message {request} has version {}, not 1",
                 flags & FLAG_VERSION
             )));
         }
         if flags & !(FLAG_VERSION | FLAG_NEED_REPLY) != 0 {
-            return Err(Refusal::connection(format!(
+            return Err(MessageRefusal::connection(format!(
                 "message {request} has flags {flags:#x}, which are not valid in a request"
             )));
         }
         let payload_bytes = usize::try_from(size).unwrap_or(usize::MAX);
         if payload_bytes > PAYLOAD_BYTES_MAX {
-            return Err(Refusal::connection(format!(
+            return Err(MessageRefusal::connection(format!(
                 "message {request} announces {size} bytes, more than {PAYLOAD_BYTES_MAX}"
             )));
         }
@@ -84,15 +84,15 @@ impl Message {
     }
 
     /// The payload as one 64-bit number, if it has that length.
-    pub(crate) fn number(&self) -> Result<u64, Refusal> {
+    pub(crate) fn number(&self) -> Result<u64, MessageRefusal> {
         <[u8; 8]>::try_from(self.payload.as_slice())
             .map(u64::from_ne_bytes)
             .map_err(|_| self.malformed())
     }
 
     /// The refusal of a payload whose length does not fit its request.
-    pub(crate) fn malformed(&self) -> Refusal {
-        Refusal::connection(format!(
+    pub(crate) fn malformed(&self) -> MessageRefusal {
+        MessageRefusal::connection(format!(
             "message {} has a payload of {} bytes",
             self.name(),
             self.payload.len()
@@ -108,10 +108,10 @@ impl Message {
     }
 
     /// The descriptor of a message that must have exactly one.
-    pub(crate) fn only_fd(&mut self) -> Result<Foreign, Refusal> {
+    pub(crate) fn only_fd(&mut self) -> Result<Foreign, MessageRefusal> {
         match self.fds.len() {
             1 => Ok(self.fds.take()),
-            _ => Err(Refusal::connection(format!(
+            _ => Err(MessageRefusal::connection(format!(
                 "{} takes exactly one descriptor",
                 self.name()
             ))),

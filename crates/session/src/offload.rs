@@ -36,7 +36,7 @@ impl Jobs {
 }
 
 #[derive(Default)]
-struct Shared {
+struct JobQueue {
     jobs: Mutex<Jobs>,
     /// Notified when a job leaves the queue.
     taken: Condvar,
@@ -52,7 +52,7 @@ pub fn at_start(hook: impl Fn() + Send + Sync + 'static) {
 
 /// The threads of one disk. They are made on demand, and end when nothing waits.
 #[derive(Clone, Default)]
-pub struct Offload(Arc<Shared>);
+pub struct Offload(Arc<JobQueue>);
 
 impl fmt::Debug for Offload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::thread::JoinHandle;
 
 use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions};
-use cleave_worker::{Completion, Split, Tuning, WorkerConfig};
+use cleave_worker::{CompletionPolicy, Split, Tuning, WorkerConfig};
 use rustix::event::eventfd;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vhost::vhost_user::message::FrontendReq as Req;
@@ -44,7 +44,7 @@ use Answer::{Ack, Closed, Nack};
 
 struct Frontend {
     stream: UnixStream,
-    remote: Remote,
+    remote: SessionHandle,
     device: Arc<Device>,
     thread: JoinHandle<Ending>,
     memory: File,
@@ -87,7 +87,7 @@ impl Frontend {
             ops: 64,
         };
         let tuning = Tuning {
-            completion: Completion::Interrupt,
+            completion: CompletionPolicy::Interrupt,
             ..Tuning::new(Split::Off)
         };
         let device = Arc::new(Device::new(disk, [0; 20], true, config, tuning));

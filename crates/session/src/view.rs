@@ -1,10 +1,10 @@
 //! The parts of a running session's state that others may see.
 
-use crate::state::State;
+use crate::state::SessionState;
 
 /// The settings that a frontend has agreed with the device so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct View {
+pub struct SessionView {
     /// Feature bits that the guest acknowledged. `None` until then.
     pub features: Option<u64>,
     /// Protocol features that the frontend acknowledged.
@@ -26,11 +26,11 @@ pub struct VringView {
     pub recovery: bool,
 }
 
-impl State {
+impl SessionState {
     /// The current view.
-    pub(crate) fn view(&mut self) -> View {
+    pub(crate) fn view(&mut self) -> SessionView {
         let all_enabled = self.starts_enabled();
-        let running = |(index, entry): (u16, &mut crate::vrings::Entry)| {
+        let running = |(index, entry): (u16, &mut crate::vrings::VringEntry)| {
             let layout = entry.running?;
             Some(VringView {
                 index,
@@ -39,7 +39,7 @@ impl State {
                 recovery: entry.is_recorded,
             })
         };
-        View {
+        SessionView {
             features: self.features,
             protocol_features: self.protocol_bits(),
             vrings: self.vrings.iter_mut().filter_map(running).collect(),

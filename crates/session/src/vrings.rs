@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use cleave_guest::{Memory, VringLayout};
 use cleave_worker::Stopped;
 
-use crate::Refusal;
+use crate::MessageRefusal;
 
 /// Maximum number of vrings of a device: messages with a descriptor name them in eight bits.
 pub(crate) const VRINGS_MAX: u16 = 256;
@@ -70,7 +70,7 @@ impl Kick {
 
 /// The settings of a vring. They survive a stop.
 #[derive(Debug, Default)]
-pub(crate) struct Settings {
+pub(crate) struct VringSettings {
     pub(crate) size: Option<u16>,
     pub(crate) addrs: Option<UserAddrs>,
     /// Available index to start at.
@@ -88,7 +88,7 @@ pub(crate) struct Settings {
     pub(crate) enabled: bool,
 }
 
-impl Settings {
+impl VringSettings {
     /// Size and addresses, if all settings for a start are there: size, addresses, and the kick that triggers
     /// it.
     pub(crate) fn complete(&self) -> Option<(u16, UserAddrs)> {
@@ -120,44 +120,46 @@ impl Settings {
     /// 8.1 first sets status 0 and then asks for the position. An answer of 0 would repeat all requests since
     /// the guest's boot.
     pub(crate) fn reset(&mut self) {
-        *self = Settings {
+        *self = VringSettings {
             position: self.position,
             has_left: self.has_left,
             call: self.call.take(),
             err: self.err.take(),
-            ..Settings::default()
+            ..VringSettings::default()
         };
     }
 }
 
 /// A vring.
 #[derive(Debug, Default)]
-pub(crate) struct Entry {
-    pub(crate) settings: Settings,
+pub(crate) struct VringEntry {
+    pub(crate) settings: VringSettings,
     /// Its addresses while a worker serves it.
     pub(crate) running: Option<VringLayout>,
     /// True if its requests in flight are recorded while it runs.
     pub(crate) is_recorded: bool,
 }
 
-impl Entry {
+impl VringEntry {
     /// Refuses a message that only a stopped vring accepts.
-    pub(crate) fn must_be_stopped(&self, index: u16, what: &str) -> Result<(), Refusal> {
+    pub(crate) fn must_be_stopped(&self, index: u16, what: &str) -> Result<(), MessageRefusal> {
         match self.running {
             None => Ok(()),
-            Some(_) => Err(Refusal::message(format!("{what} while vring {index} runs"))),
+            Some(_) => Err(MessageRefusal::message(format!(
+                "{what} while vring {index} runs"
+            ))),
         }
     }
 }
 
 /// All vrings of a device.
 #[derive(Debug)]
-pub(crate) struct Vrings(Vec<Entry>);
+pub(crate) struct Vrings(Vec<VringEntry>);
 
 impl Vrings {
     pub(crate) fn new(vrings_max: u16) -> Vrings {
         let count = vrings_max.clamp(1, VRINGS_MAX);
-        Vrings((0..count).map(|_| Entry::default()).collect())
+        Vrings((0..count).map(|_| VringEntry::default()).collect())
     }
 
     /// Number of vrings.
@@ -166,15 +168,15 @@ impl Vrings {
     }
 
     /// The entry for an index as it arrived in a message, with all of its bits.
-    pub(crate) fn get(&mut self, index: u64) -> Result<(u16, &mut Entry), Refusal> {
+    pub(crate) fn get(&mut self, index: u64) -> Result<(u16, &mut VringEntry), MessageRefusal> {
         let count = self.0.len();
         u16::try_from(index)
             .ok()
             .and_then(|index| Some((index, self.0.get_mut(usize::from(index))?)))
-            .ok_or_else(|| Refusal::message(format!("vring {index} of {count}")))
+            .ok_or_else(|| MessageRefusal::message(format!("vring {index} of {count}")))
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Entry)> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut VringEntry)> {
         (0..).zip(&mut self.0)
     }
 
@@ -230,7 +232,7 @@ mod tests {
             used: 0,
         };
         for bits in 0..8 {
-            let settings = Settings {
+            let settings = VringSettings {
                 size: (bits & 1 != 0).then_some(8),
                 addrs: (bits & 2 != 0).then_some(addrs),
                 kick: if bits & 4 != 0 {
@@ -238,7 +240,7 @@ mod tests {
                 } else {
                     Kick::Unset
                 },
-                ..Settings::default()
+                ..VringSettings::default()
             };
             assert_eq!(settings.complete().is_some(), bits == 7, "{bits:#b}");
         }

@@ -10,7 +10,7 @@ use cleave_engine::BellFd;
 use cleave_guest::{Memory, VringError};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::command::{Command, Commands, Handed, Signal};
+use crate::command::{Command, Commands, Handed, VringDescriptor};
 use crate::wake::signal;
 use crate::{Stopped, VringStart};
 
@@ -83,17 +83,17 @@ impl Control {
 
     /// Changes the kick eventfd of a running vring.
     pub fn set_kick(&self, index: u16, kick: Option<OwnedFd>) -> Pending<()> {
-        self.ask(|done| Command::Signal(index, Signal::Kick(kick), done))
+        self.ask(|done| Command::Signal(index, VringDescriptor::Kick(kick), done))
     }
 
     /// Changes the call eventfd of a running vring, and writes it once.
     pub fn set_call(&self, index: u16, call: Option<OwnedFd>) -> Pending<()> {
-        self.ask(|done| Command::Signal(index, Signal::Call(call.map(BellFd::new)), done))
+        self.ask(|done| Command::Signal(index, VringDescriptor::Call(call.map(BellFd::new)), done))
     }
 
     /// Changes the err eventfd of a running vring.
     pub fn set_err(&self, index: u16, err: Option<OwnedFd>) -> Pending<()> {
-        self.ask(|done| Command::Signal(index, Signal::Err(err.map(BellFd::new)), done))
+        self.ask(|done| Command::Signal(index, VringDescriptor::Err(err.map(BellFd::new)), done))
     }
 
     /// Puts a new memory table in force. Answered when requests are taken in it. The old table is released when

@@ -21,7 +21,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Where to, and from what.
 #[derive(clap::Args, Default)]
-pub(crate) struct Request {
+pub(crate) struct DistArgs {
     /// Write to this folder [default: target/dist]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -33,12 +33,12 @@ pub(crate) struct Request {
     check: bool,
 }
 
-impl Request {
+impl DistArgs {
     /// As the tests ask for it.
-    pub(crate) fn checked() -> Request {
-        Request {
+    pub(crate) fn checked() -> DistArgs {
+        DistArgs {
             check: true,
-            ..Request::default()
+            ..DistArgs::default()
         }
     }
 }
@@ -97,7 +97,7 @@ struct Release {
 }
 
 /// Makes all archives and `SHA256SUMS`; prints their paths.
-pub(crate) fn run(root: &Path, request: &Request) -> Result {
+pub(crate) fn run(root: &Path, request: &DistArgs) -> Result {
     setup::provide_programs(root, &["dpkg-deb", "rpmbuild", "strip"])?;
     let out = request.out.clone();
     let out = out.unwrap_or_else(|| root.join("target/dist"));

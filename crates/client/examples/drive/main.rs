@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use cleave_client::{Client, Order, Sample, Stop, Tally, Workload};
+use cleave_client::{Client, OffsetOrder, Sample, Stop, Workload, WorkloadTotals};
 
 use args::Args;
 use cost::Cost;
@@ -47,7 +47,7 @@ impl Drop for ThreadResults<'_> {
 
 /// Results of a measurement.
 struct Measured {
-    tallies: Vec<Tally>,
+    tallies: Vec<WorkloadTotals>,
     latencies: Histogram,
     wall: Duration,
     driver: Cost,
@@ -107,7 +107,7 @@ fn fill(args: &Args, disks: &mut [Disk]) -> Result<(), String> {
         let work = args.workload(disk.client.config().capacity_bytes(), 0.0);
         let fill = Workload {
             read_percent: 0,
-            order: Order::Sequential,
+            order: OffsetOrder::Sequential,
             offered: None,
             stop: Stop::Requests(work.span_bytes / u64::from(work.block_bytes)),
             ..work
@@ -146,7 +146,7 @@ fn run(
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
-        joined.collect::<Result<Vec<Vec<Tally>>, String>>()
+        joined.collect::<Result<Vec<Vec<WorkloadTotals>>, String>>()
     })?;
     let wall = before.2.elapsed();
     let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -167,7 +167,7 @@ fn run_disk(
     work: &Workload<'static>,
     latencies: &mut [Histogram],
     ended: &Mutex<Cost>,
-) -> Result<Vec<Tally>, String> {
+) -> Result<Vec<WorkloadTotals>, String> {
     let mut left = latencies.iter_mut();
     let tallies = disk.client.run(work, |_| {
         let mut keeper = ThreadResults {
@@ -228,9 +228,9 @@ fn print_idle(disks: &[Disk], before: Option<Cost>, wall: Duration) {
 }
 
 fn print(args: &Args, disks: &[Disk], measured: &Measured) {
-    let sum = |of: fn(&Tally) -> u64| measured.tallies.iter().map(of).sum::<u64>();
-    let requests = sum(Tally::requests);
-    let iops: f64 = measured.tallies.iter().map(Tally::iops).sum();
+    let sum = |of: fn(&WorkloadTotals) -> u64| measured.tallies.iter().map(of).sum::<u64>();
+    let requests = sum(WorkloadTotals::requests);
+    let iops: f64 = measured.tallies.iter().map(WorkloadTotals::iops).sum();
     let mib = iops * f64::from(args.block_bytes) / f64::from(1 << 20);
     let spread = &measured.latencies;
     let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|share| spread.quantile_us(share));

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use cleave_worker::{Action, OnError};
+use cleave_worker::{ErrorAction, OnError};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
@@ -25,7 +25,7 @@ pub struct ErrorPolicy {
 
 /// The policy for one kind of error.
 #[derive(Debug, Clone, Copy)]
-struct KindPolicy(Action);
+struct KindPolicy(ErrorAction);
 
 impl FromStr for KindPolicy {
     type Err = String;

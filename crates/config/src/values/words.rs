@@ -33,7 +33,7 @@ pub enum When {
 
 /// How a worker waits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Wait {
+pub enum CompletionOption {
     /// A worker without work sleeps.
     Interrupt,
     /// A worker without work spins.
@@ -125,7 +125,7 @@ macro_rules! as_word {
 
 as_word!([] Cache, "Cache");
 as_word!([] When, "When");
-as_word!([] Wait, "Wait");
+as_word!([] CompletionOption, "CompletionOption");
 as_word!([const DEFAULT: bool] Switch<DEFAULT>, "Switch");
 
 impl From<When> for cleave_disk::Direct {
@@ -138,12 +138,12 @@ impl From<When> for cleave_disk::Direct {
     }
 }
 
-impl From<Wait> for cleave_worker::Completion {
-    fn from(wait: Wait) -> cleave_worker::Completion {
+impl From<CompletionOption> for cleave_worker::CompletionPolicy {
+    fn from(wait: CompletionOption) -> cleave_worker::CompletionPolicy {
         match wait {
-            Wait::Interrupt => cleave_worker::Completion::Interrupt,
-            Wait::Poll => cleave_worker::Completion::Poll,
-            Wait::Adaptive => cleave_worker::Completion::Adaptive,
+            CompletionOption::Interrupt => cleave_worker::CompletionPolicy::Interrupt,
+            CompletionOption::Poll => cleave_worker::CompletionPolicy::Poll,
+            CompletionOption::Adaptive => cleave_worker::CompletionPolicy::Adaptive,
         }
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use cleave_disk::{Backing, Disk, FileKind, format_size};
 use cleave_worker::record::{Distribution, ErrorKind, Kind, Stage, VringRecord};
-use cleave_worker::splitter::{SplitState, SplitTried};
-use cleave_worker::{Device, Direction, LegTotals, Mode, Split, Tried};
+use cleave_worker::splitter::{SplitResult, SplitState};
+use cleave_worker::{Device, LegTotals, Split, SplitDirection, TrialResult, WaitState};
 
 use super::DiskStatus;
 use super::report::{
@@ -261,7 +261,7 @@ fn pacing(device: &Device) -> Pacing {
     let modes = device.modes();
     let each = device.tried().into_iter();
     Pacing {
-        workers: modes.iter().map(Mode::to_string).collect(),
+        workers: modes.iter().map(WaitState::to_string).collect(),
         sleeps: totals.sleeps,
         dozes: totals.dozes,
         wakeups: totals.wakeups,
@@ -284,7 +284,7 @@ fn percent(share: f32) -> f64 {
     (f64::from(share) * 1e3).round().clamp(-1e6, 1e3) / 10.0
 }
 
-pub(super) fn tried((tried, ago): (Tried, Duration)) -> report::Tried {
+pub(super) fn tried((tried, ago): (TrialResult, Duration)) -> report::Tried {
     report::Tried {
         spins: tried.spins,
         gain_percent: tried.gain.map(percent),
@@ -442,7 +442,7 @@ fn splitting(device: &Device) -> Vec<SplitCell> {
 }
 
 pub(super) fn split_cell(state: &SplitState, now: Duration) -> SplitCell {
-    let tried = |tried: SplitTried| {
+    let tried = |tried: SplitResult| {
         let [against_bytes, chunk_bytes] = tried.chunks_bytes;
         report::SplitTried {
             chunk_bytes,
@@ -454,8 +454,8 @@ pub(super) fn split_cell(state: &SplitState, now: Duration) -> SplitCell {
     };
     SplitCell {
         direction: match state.direction {
-            Direction::Read => "read",
-            Direction::Write => "write",
+            SplitDirection::Read => "read",
+            SplitDirection::Write => "write",
         }
         .to_owned(),
         from_bytes: state.class_bytes,

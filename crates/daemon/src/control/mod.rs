@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use cleave_config::DiskConfig;
-use cleave_session::Remote;
+use cleave_session::SessionHandle;
 use cleave_worker::{Device, Prior, Split};
 use serde_json::Value;
 use tokio::sync::Semaphore;
@@ -59,7 +59,7 @@ pub(crate) struct DiskStatus {
     auto: Split,
     /// The profile that this state comes from.
     profile: Option<String>,
-    session: Mutex<Option<Remote>>,
+    session: Mutex<Option<SessionHandle>>,
     sessions: AtomicU64,
     /// The disk takes no requests.
     quiet: Mutex<Option<Quiet>>,
@@ -126,7 +126,7 @@ impl DiskStatus {
     }
 
     /// A session has begun.
-    pub(crate) fn begin(&self, remote: Remote) {
+    pub(crate) fn begin(&self, remote: SessionHandle) {
         self.sessions.fetch_add(1, Ordering::Relaxed);
         *self.lock() = Some(remote);
         self.tell("connected", Value::Null);
@@ -138,11 +138,11 @@ impl DiskStatus {
         self.tell("disconnected", Value::Null);
     }
 
-    fn session(&self) -> Option<Remote> {
+    fn session(&self) -> Option<SessionHandle> {
         self.lock().clone()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Remote>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<SessionHandle>> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use cleave_config::{Change, DiskConfig, Names, SplitOption};
-use cleave_worker::{Limits, Split, Tuning};
+use cleave_worker::{RateLimits, Split, Tuning};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
@@ -189,7 +189,7 @@ impl DiskStatus {
     }
 
     /// Puts these limits in force.
-    pub(crate) fn limit(&self, limits: Limits) {
+    pub(crate) fn limit(&self, limits: RateLimits) {
         let now = self.device.tuning();
         if now.limits != limits {
             let tuning = now.as_ref().clone();

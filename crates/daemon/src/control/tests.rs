@@ -6,8 +6,8 @@ use std::time::Duration;
 use cleave_config::DiskConfig;
 use cleave_disk::{Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_worker::record::Recording;
-use cleave_worker::splitter::{SplitState, SplitTried};
-use cleave_worker::{Device, Direction, LegTotals, Split, Tried, Tuning, WorkerConfig};
+use cleave_worker::splitter::{SplitResult, SplitState};
+use cleave_worker::{Device, LegTotals, Split, SplitDirection, TrialResult, Tuning, WorkerConfig};
 use serde_json::{Value, json};
 
 use super::DiskStatus;
@@ -89,7 +89,7 @@ fn the_shape_of_the_json_is_a_promise() {
 
 #[test]
 fn what_an_experiment_found_is_told_of_the_worker_that_made_it() {
-    let found = Tried {
+    let found = TrialResult {
         spins: true,
         gain: [0.22, -0.041, f32::NEG_INFINITY],
         cores: 0.4004,
@@ -115,7 +115,7 @@ fn what_an_experiment_found_is_told_of_the_worker_that_made_it() {
 #[test]
 fn what_an_experiment_with_pieces_found_is_told_of_its_requests() {
     let mut state = SplitState {
-        direction: Direction::Write,
+        direction: SplitDirection::Write,
         class_bytes: 512 << 10,
         chunk_bytes: 16 << 10,
         requests: 77,
@@ -134,7 +134,7 @@ fn what_an_experiment_with_pieces_found_is_told_of_its_requests() {
         "{metrics}"
     );
     assert!(!metrics.contains("gain_ratio{"), "{metrics}");
-    state.tried = Some(SplitTried {
+    state.tried = Some(SplitResult {
         chunks_bytes: [0, 16 << 10],
         gain: [0.351, 0.3, 0.4601],
         cores: 0.173,

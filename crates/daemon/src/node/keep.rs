@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use cleave_config::DiskConfig;
-use cleave_disk::{Content, Disk};
+use cleave_disk::{ContentOrigin, Disk};
 use cleave_sandbox::Role;
 use cleave_session::Offload;
 use serde_json::{Value, json};
@@ -188,7 +188,7 @@ async fn open(node: &Arc<Node>, kept: &Kept) -> Result<Opened, Failure> {
         let is_persistent = file.persistent.get().0;
         let is_noted = is_persistent && comes_back && node.files.was_opened(&id, &file.disk);
         if was_opened || is_noted {
-            service.open.content = Content::Guest;
+            service.open.content = ContentOrigin::Guest;
         }
         let is_wanted = || !reply.is_closed();
         let opened = open_here(folder, (service, files), &file, &node.watches, &is_wanted);

@@ -10,7 +10,7 @@ use axum::extract::State as Shared;
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use cleave_config::{Change, DiskConfig, ID_CHARS_MAX, is_id};
-use cleave_worker::Limits;
+use cleave_worker::RateLimits;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -128,7 +128,7 @@ async fn add(node: &Arc<Node>, id: &str, file: DiskConfig) -> Answer {
         let others = node.others_of_group(&kept);
         let of_group = std::iter::once(&kept).chain(&others);
         let mut values = of_group.map(|kept| kept.file().limits.get().values);
-        let values = values.find(|values| *values != Limits::default());
+        let values = values.find(|values| *values != RateLimits::default());
         // Also if it does not stay: they are in force.
         share_limits(node, &kept, values.unwrap_or_default()).await;
     }
@@ -190,7 +190,7 @@ fn admit(node: &Arc<Node>, id: &str, file: DiskConfig) -> Result<(Arc<Kept>, boo
 /// The name of a field in which a disk that is there is not as a request wants it. A request that names a group alone takes
 /// whatever limits the group has.
 fn difference(now: &DiskConfig, wanted: &DiskConfig) -> Option<&'static str> {
-    let names_group_alone = wanted.limits.get().values == Limits::default()
+    let names_group_alone = wanted.limits.get().values == RateLimits::default()
         && wanted
             .limit_group()
             .is_some_and(|group| now.limit_group() == Some(group));
@@ -207,14 +207,14 @@ fn with_limits_of_group<'a>(
 ) -> DiskConfig {
     let Some(group) = file
         .limit_group()
-        .filter(|_| file.limits.get().values == Limits::default())
+        .filter(|_| file.limits.get().values == RateLimits::default())
     else {
         return file;
     };
     let values = others.find_map(|other| {
         let other = other.file();
         let values = other.limits.get().values;
-        (other.limit_group() == Some(group) && values != Limits::default()).then_some(values)
+        (other.limit_group() == Some(group) && values != RateLimits::default()).then_some(values)
     });
     match values {
         Some(values) => file.with_limits(values),
@@ -295,7 +295,7 @@ async fn change_kept(node: &Node, id: &str, body: &[u8]) -> Answer {
 
 /// Keeps the limits of a disk for the others of its group too, so that they come back the same whichever comes back last; and puts
 /// them in force, which a disk that is still being opened has not done.
-async fn share_limits(node: &Node, kept: &Arc<Kept>, values: Limits) {
+async fn share_limits(node: &Node, kept: &Arc<Kept>, values: RateLimits) {
     if kept.file().limit_group().is_none() {
         return;
     }

@@ -5,23 +5,23 @@ use std::collections::VecDeque;
 use super::timing::CommandId;
 use super::{Drive, Timing, Work};
 
-/// One of those that submit to a drive; ended by [`Shared::leave`].
+/// One of those that submit to a drive; ended by [`SharedDrive::leave`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Owner(u16);
 
 /// A drive and its completed commands for each owner. A call that advances the time does so for all owners:
 /// completions of others wait in their queues.
 #[derive(Debug)]
-pub struct Shared {
+pub struct SharedDrive {
     timing: Timing,
     /// `None`: the number is free.
     completions: Vec<Option<VecDeque<u32>>>,
 }
 
-impl Shared {
+impl SharedDrive {
     /// An idle drive.
-    pub fn new(drive: Drive) -> Shared {
-        Shared {
+    pub fn new(drive: Drive) -> SharedDrive {
+        SharedDrive {
             timing: Timing::new(drive),
             completions: Vec::new(),
         }
@@ -48,7 +48,7 @@ impl Shared {
         }
     }
 
-    /// Submits a command. [`Shared::floor_ns`] accepts the returned number until the command has completed.
+    /// Submits a command. [`SharedDrive::floor_ns`] accepts the returned number until the command has completed.
     pub fn submit(
         &mut self,
         now_ns: u64,
@@ -95,9 +95,9 @@ mod tests {
     use super::*;
     use crate::model::ModelSpec;
 
-    fn shared() -> Shared {
+    fn shared() -> SharedDrive {
         let spec: ModelSpec = "p3700,jitter=0".parse().unwrap();
-        Shared::new(spec.drive())
+        SharedDrive::new(spec.drive())
     }
 
     #[test]

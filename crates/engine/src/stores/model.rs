@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind, Segment};
-use cleave_disk::model::{Owner, Shared, Work};
+use cleave_disk::model::{Owner, SharedDrive, Work};
 use cleave_disk::{Backing, Disk};
 use cleave_guest::Epoch;
 use rustix::time::{ClockId, clock_gettime};
@@ -105,7 +105,7 @@ impl Slot {
 pub struct Model {
     disk: Arc<Disk>,
     bytes: Bytes,
-    drive: Arc<Mutex<Shared>>,
+    drive: Arc<Mutex<SharedDrive>>,
     owner: Owner,
     slots: Box<[Slot]>,
     free: Vec<u16>,
@@ -151,7 +151,7 @@ impl Model {
     }
 
     /// The drive, for inspection or for a change while it runs.
-    pub fn drive(&self) -> MutexGuard<'_, Shared> {
+    pub fn drive(&self) -> MutexGuard<'_, SharedDrive> {
         lock(&self.drive)
     }
 
@@ -375,7 +375,7 @@ fn work(kind: OpKind) -> Work {
 }
 
 /// A panic elsewhere leaves the drive between two events; at worst, a time is wrong.
-fn lock(drive: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+fn lock(drive: &Mutex<SharedDrive>) -> MutexGuard<'_, SharedDrive> {
     drive.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -6,7 +6,7 @@ use std::cell::Cell;
 
 use super::Positions;
 use crate::inflight::{goes_on_at, shown_since};
-use crate::signals::{Signals, Words};
+use crate::signals::{RingWords, VringSignals};
 
 /// Distance from one free-running index to another that is not behind it, computed differently from the code
 /// under test.
@@ -217,7 +217,7 @@ struct Still {
     is_unfenced: Cell<bool>,
 }
 
-impl Words for Still {
+impl RingWords for Still {
     fn avail_index(&self) -> u16 {
         assert!(!self.is_unfenced.get(), "reads without a fence");
         self.avail_index
@@ -271,7 +271,7 @@ fn a_call_is_made_exactly_when_it_is_asked_for(
         avail_flags,
         ..Still::default()
     };
-    let mut signals = Signals::new(&words, event_idx, 0);
+    let mut signals = VringSignals::new(&words, event_idx, 0);
     let new = old.wrapping_add(count);
     let is_asked = match event_idx {
         true => is_among(used_event, old, count),
@@ -298,11 +298,11 @@ fn kicks_come_only_where_they_are_asked_for(
             used_flags: Cell::new(1),
             ..Still::default()
         };
-        let mut signals = Signals::new(&still, event_idx, before);
+        let mut signals = VringSignals::new(&still, event_idx, before);
         signals.disarm(&still, before);
         signals.ask(&still, position);
         still.fence();
-        assert!(!Signals::has_come(&still, position), "nothing came");
+        assert!(!VringSignals::has_come(&still, position), "nothing came");
         assert!(still.wants_kick(event_idx, position, count));
         let next = position.wrapping_add(taken);
         signals.disarm(&still, next);
@@ -310,7 +310,7 @@ fn kicks_come_only_where_they_are_asked_for(
         signals.ask(&still, next);
         still.fence();
         assert_eq!(
-            Signals::has_come(&still, next),
+            VringSignals::has_come(&still, next),
             next != position,
             "came meanwhile"
         );

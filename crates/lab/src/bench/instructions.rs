@@ -12,7 +12,7 @@ use cleave_rig::setup;
 use cleave_rig::{At, Result, quietly};
 use serde_json::{Value, json};
 
-use crate::run_folder::{Recorded, Run, environment};
+use crate::run_folder::{RecordedRun, Run, environment};
 
 /// File of the reference counts; rewritten by `--accept`.
 const REFERENCE: &str = "benches/instructions.toml";
@@ -199,7 +199,7 @@ fn store(
 
 /// The counts of an earlier run, as far as its lines can be read.
 fn last_run(folder: &Path) -> Known {
-    let run = Recorded::read(folder).unwrap_or_default();
+    let run = RecordedRun::read(folder).unwrap_or_default();
     let lines = run.of("instructions").into_iter();
     let read = |line: &Value| {
         let count = line["result"]["own_per_io"].as_f64()?;

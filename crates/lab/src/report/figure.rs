@@ -8,7 +8,7 @@ use super::rounds::{Rounds, number};
 /// A figure, or one for each text that `each` makes of the lines.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct View {
+pub(super) struct FigureView {
     name: String,
     /// May contain `{each}`.
     title: String,
@@ -97,7 +97,7 @@ fn subject() -> String {
     "{subject}".to_owned()
 }
 
-impl View {
+impl FigureView {
     /// Only those of which something was measured.
     pub(super) fn figures(&self, rounds: &Rounds<'_>, subtitle: &str) -> Vec<Figure> {
         let parts = rounds.divided(&self.each).into_iter().enumerate();

@@ -194,15 +194,15 @@ fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use cleave_probe::{
-        Circumstances, Extent, Identity, Matrix, Measured as Found, Pace, Report, points,
+        Circumstances, DiskIdentity, Extent, Matrix, Measured as Found, Pace, ProbeReport, points,
     };
-    use cleave_worker::Direction;
+    use cleave_worker::SplitDirection;
 
     use super::*;
 
     /// The JSON that the probe itself makes of a disk which gains from more requests, up to 64.
-    fn json(directions: &[Direction], points_max: usize) -> String {
-        let matrix = |direction: &Direction| {
+    fn json(directions: &[SplitDirection], points_max: usize) -> String {
+        let matrix = |direction: &SplitDirection| {
             let mut matrix = Matrix::new(*direction);
             for point in points(512, 1 << 40) {
                 matrix.add(Found {
@@ -215,7 +215,7 @@ mod tests {
             matrix.measured.truncate(points_max);
             matrix
         };
-        let device = Identity {
+        let device = DiskIdentity {
             name: "/dev/<a & \"b\">".to_owned(),
             serial: "cl0123456789abcdef".to_owned(),
             kind: "model".to_owned(),
@@ -230,7 +230,7 @@ mod tests {
             seed: 1,
             partial: false,
         };
-        Report::new(device, directions.iter().map(matrix).collect(), &around).json()
+        ProbeReport::new(device, directions.iter().map(matrix).collect(), &around).json()
     }
 
     fn drawn(json: &str) -> String {
@@ -240,7 +240,10 @@ mod tests {
 
     #[test]
     fn a_figure_has_all_points_of_the_probes_json_and_names_a_model() {
-        let text = drawn(&json(&[Direction::Read, Direction::Write], usize::MAX));
+        let text = drawn(&json(
+            &[SplitDirection::Read, SplitDirection::Write],
+            usize::MAX,
+        ));
         assert_eq!(text.matches("<title>").count(), 210);
         assert!(text.contains("modelled") && text.contains("&lt;a &amp; &quot;b&quot;&gt;"));
         assert!(text.contains("1 × 512 KiB: ") && text.contains("Random writes"));
@@ -248,7 +251,7 @@ mod tests {
 
     #[test]
     fn little_or_nothing_measured_is_still_a_figure() {
-        for (directions, points) in [(&[][..], 0), (&[Direction::Read], 1)] {
+        for (directions, points) in [(&[][..], 0), (&[SplitDirection::Read], 1)] {
             let text = drawn(&json(directions, points));
             assert_eq!(text.matches("<title>").count(), points);
         }
@@ -258,7 +261,7 @@ mod tests {
     fn a_figure_lies_beside_its_json_and_other_files_are_refused() {
         let name = format!("xtask-probe-{}.json", std::process::id());
         let file = std::env::temp_dir().join(name);
-        for (text, is_drawn) in [(&*json(&[Direction::Read], 9), true), ("{}", false)] {
+        for (text, is_drawn) in [(&*json(&[SplitDirection::Read], 9), true), ("{}", false)] {
             std::fs::write(&file, text).unwrap();
             match draw(&file) {
                 Ok(figure) => {

@@ -10,7 +10,7 @@ use cleave_chart::Spread;
 use itertools::Itertools;
 use serde_json::Value;
 
-use crate::run_folder::Recorded;
+use crate::run_folder::RecordedRun;
 
 /// Some of a suite's measurements.
 #[derive(Clone)]
@@ -20,7 +20,7 @@ pub(super) struct Rounds<'a> {
 
 impl<'a> Rounds<'a> {
     /// The lines of a suite; none where it left nothing.
-    pub(super) fn of(run: &'a Recorded, suite: &str) -> Option<Rounds<'a>> {
+    pub(super) fn of(run: &'a RecordedRun, suite: &str) -> Option<Rounds<'a>> {
         let lines = run.of(suite);
         (!lines.is_empty()).then_some(Rounds { lines })
     }

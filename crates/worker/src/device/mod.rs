@@ -23,7 +23,7 @@ use crate::clock::nanoseconds;
 use crate::policy::Budget;
 use crate::record::{Recording, Records};
 use crate::splitter::SplitState;
-use crate::{LegTotals, Mode, Pool, Split, Splitter, Totals, Tried, Tuning};
+use crate::{LegTotals, Pool, Split, Splitter, Totals, TrialResult, Tuning, WaitState};
 
 /// Settings of workers that cannot change while they run. Those that can are in [`Tuning`].
 #[derive(Debug, Clone)]
@@ -241,15 +241,15 @@ impl Device {
     }
 
     /// Mode of each running worker: how it waits when it has no work.
-    pub fn modes(&self) -> Vec<Mode> {
+    pub fn modes(&self) -> Vec<WaitState> {
         self.registry.modes()
     }
 
     /// The latest spinning experiment of each running worker and its age, in the order of
     /// [`modes`](Device::modes).
-    pub fn tried(&self) -> Vec<Option<(Tried, Duration)>> {
+    pub fn tried(&self) -> Vec<Option<(TrialResult, Duration)>> {
         let now = self.began.elapsed();
-        let ago = |tried: Tried| (tried, now.saturating_sub(tried.at));
+        let ago = |tried: TrialResult| (tried, now.saturating_sub(tried.at));
         let all = self.registry.tried().into_iter();
         all.map(|tried| tried.map(ago)).collect()
     }

@@ -9,7 +9,7 @@ use cleave_engine::{LegStats, LegTotals};
 
 use crate::stats::Stats;
 use crate::wake::signal;
-use crate::{Mode, Totals, Tried, Tuning};
+use crate::{Totals, TrialResult, Tuning, WaitState};
 
 /// A running worker as control sees it.
 #[derive(Debug)]
@@ -227,13 +227,13 @@ impl Registry {
     }
 
     /// Mode of each running worker: how it waits when it has no work.
-    pub(crate) fn modes(&self) -> Vec<Mode> {
+    pub(crate) fn modes(&self) -> Vec<WaitState> {
         let members = self.lock();
         members.live.iter().map(|live| live.stats.mode()).collect()
     }
 
     /// The latest spinning experiment of each running worker.
-    pub(crate) fn tried(&self) -> Vec<Option<Tried>> {
+    pub(crate) fn tried(&self) -> Vec<Option<TrialResult>> {
         let members = self.lock();
         members.live.iter().map(|live| live.stats.tried()).collect()
     }

@@ -1,4 +1,4 @@
-//! Holds a disk to its [`Limits`], or several disks to limits that they share: QEMU's leaky buckets, shared by all workers, and
+//! Holds a disk to its [`RateLimits`], or several disks to limits that they share: QEMU's leaky buckets, shared by all workers, and
 //! fair between the disks and between the vrings of each.
 //!
 //! A request is admitted while no bucket that it fills is above its size, and is counted afterwards; so a large one passes
@@ -18,7 +18,7 @@ use std::time::Instant;
 use cleave_blk::{Request, Verb};
 
 use super::registry::Registry;
-use crate::{Limit, LimitKind, Limits, Tuning};
+use crate::{Limit, LimitKind, RateLimits, Tuning};
 
 /// Most vrings of a disk.
 const VRINGS: usize = 256;
@@ -59,7 +59,7 @@ pub struct LimitGroup(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<GroupState>,
     /// The settings of its members; a worker does not touch this.
     tuned: Mutex<Vec<(usize, Weak<Registry>)>>,
     /// Start of the clock of the buckets.
@@ -68,14 +68,14 @@ struct Shared {
 
 impl Default for LimitGroup {
     fn default() -> LimitGroup {
-        LimitGroup::new(Limits::default(), Instant::now())
+        LimitGroup::new(RateLimits::default(), Instant::now())
     }
 }
 
 impl LimitGroup {
-    pub(crate) fn new(limits: Limits, began: Instant) -> LimitGroup {
+    pub(crate) fn new(limits: RateLimits, began: Instant) -> LimitGroup {
         LimitGroup(Arc::new(Shared {
-            state: Mutex::new(State {
+            state: Mutex::new(GroupState {
                 limits,
                 buckets: Default::default(),
                 leaked_ns: 0,
@@ -88,7 +88,7 @@ impl LimitGroup {
     }
 
     /// The limits in force.
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> RateLimits {
         self.state().limits
     }
 
@@ -100,7 +100,7 @@ impl LimitGroup {
 
     /// Puts `limits` in force. Returns false if they were in force already. As in QEMU, the buckets begin empty. Reservations and shares
     /// begin anew too, because they are measured in the time that requests took under the old limits, which may have been an hour.
-    fn set(&self, limits: Limits) -> bool {
+    fn set(&self, limits: RateLimits) -> bool {
         let mut state = self.state();
         if state.limits == limits {
             return false;
@@ -114,7 +114,7 @@ impl LimitGroup {
         true
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, GroupState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -148,7 +148,7 @@ impl Throttle {
 
     /// Other limits for all disks of the group: those of the last one that sets them are in force. The workers of the other
     /// disks are woken to adopt them.
-    pub(crate) fn set(&self, limits: Limits) {
+    pub(crate) fn set(&self, limits: RateLimits) {
         if !self.group.set(limits) {
             return;
         }
@@ -192,7 +192,7 @@ impl Throttle {
         }
     }
 
-    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+    fn try_lock(&self) -> Option<MutexGuard<'_, GroupState>> {
         for _ in 0..LOCK_TRIES {
             match self.group.0.state.try_lock() {
                 Ok(state) => return Some(state),
@@ -214,15 +214,15 @@ impl Drop for Throttle {
 }
 
 #[derive(Debug)]
-struct State {
-    limits: Limits,
+struct GroupState {
+    limits: RateLimits,
     buckets: [Bucket; LimitKind::COUNT],
     /// Up to then the buckets have leaked.
     leaked_ns: u64,
     /// By [`Class`]: the service of the disk that waits and had least. A disk that was idle starts from there.
     least_served: [f64; Class::COUNT],
     /// The disks; one that left leaves its place to the next.
-    members: Vec<Member>,
+    members: Vec<GroupMember>,
 }
 
 /// Units above what has leaked away.
@@ -270,10 +270,10 @@ struct Asker {
 
 /// A disk among those that share the buckets.
 #[derive(Debug)]
-struct Member {
+struct GroupMember {
     is_here: bool,
     accounts: [Account; Class::COUNT],
-    /// As [`State::least_served`], between its vrings.
+    /// As [`GroupState::least_served`], between its vrings.
     least_served: [f64; Class::COUNT],
     vrings: Box<[Vring; VRINGS]>,
     /// Those from here on have never had a request.
@@ -285,11 +285,11 @@ struct Member {
 struct Vring {
     accounts: [Account; Class::COUNT],
     /// When it was told to come with its next request.
-    slot: Option<Slot>,
+    waiting: Option<WaitingRequest>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Slot {
+struct WaitingRequest {
     due_ns: u64,
     /// The class for which it waits longest.
     class: Class,
@@ -310,7 +310,7 @@ struct Account {
     claims_until_ns: u64,
 }
 
-impl Slot {
+impl WaitingRequest {
     fn admits(self, demand: Demand, now_ns: u64) -> bool {
         self.is_reserved && self.due_ns <= now_ns && self.is_read == demand.is_read
     }
@@ -331,9 +331,9 @@ impl Account {
     }
 }
 
-impl Member {
-    fn new() -> Member {
-        Member {
+impl GroupMember {
+    fn new() -> GroupMember {
+        GroupMember {
             is_here: true,
             accounts: Default::default(),
             least_served: Default::default(),
@@ -363,21 +363,21 @@ impl Member {
         accounts.filter(move |account| account.claims(now_ns))
     }
 
-    fn wait(&mut self, vring: usize, slot: Slot, cost: f64) {
-        self.vrings[vring].slot = Some(slot);
-        let account = &mut self.vrings[vring].accounts[slot.class as usize];
-        account.claims_until_ns = slot.due_ns.saturating_add(PATIENCE_NS);
-        account.reserved = if slot.is_reserved { cost } else { 0.0 };
-        self.sum_up(slot.class);
+    fn wait(&mut self, vring: usize, waiting: WaitingRequest, cost: f64) {
+        self.vrings[vring].waiting = Some(waiting);
+        let account = &mut self.vrings[vring].accounts[waiting.class as usize];
+        account.claims_until_ns = waiting.due_ns.saturating_add(PATIENCE_NS);
+        account.reserved = if waiting.is_reserved { cost } else { 0.0 };
+        self.sum_up(waiting.class);
     }
 
-    /// Ends the wait of a vring. Returns its slot, if it had one.
-    fn leave(&mut self, vring: usize) -> Option<Slot> {
-        let slot = self.vrings[vring].slot.take()?;
-        let account = &mut self.vrings[vring].accounts[slot.class as usize];
+    /// Ends the wait of a vring. Returns the request that waited, if one did.
+    fn leave(&mut self, vring: usize) -> Option<WaitingRequest> {
+        let waiting = self.vrings[vring].waiting.take()?;
+        let account = &mut self.vrings[vring].accounts[waiting.class as usize];
         (account.claims_until_ns, account.reserved) = (0, 0.0);
-        self.sum_up(slot.class);
-        Some(slot)
+        self.sum_up(waiting.class);
+        Some(waiting)
     }
 
     /// A disk waits as long as one of its vrings does.
@@ -392,13 +392,13 @@ impl Member {
     }
 }
 
-impl State {
+impl GroupState {
     fn add_member(&mut self) -> usize {
         let free = self.members.iter().position(|member| !member.is_here);
         let place = free.unwrap_or(self.members.len());
         match self.members.get_mut(place) {
             Some(member) => member.is_here = true,
-            None => self.members.push(Member::new()),
+            None => self.members.push(GroupMember::new()),
         }
         place
     }
@@ -413,13 +413,13 @@ impl State {
         self.leak(now_ns);
         let member = &mut self.members[asker.member];
         member.vrings_used = member.vrings_used.max(asker.vring + 1);
-        let slot = member.leave(asker.vring);
-        if !slot.is_some_and(|slot| slot.admits(demand, now_ns))
-            && let Some(slot) = self.judge(asker, demand, now_ns)
+        let waiting = member.leave(asker.vring);
+        if !waiting.is_some_and(|waiting| waiting.admits(demand, now_ns))
+            && let Some(waiting) = self.judge(asker, demand, now_ns)
         {
-            let cost = self.cost(slot.class, demand);
-            self.members[asker.member].wait(asker.vring, slot, cost);
-            return Err(slot.due_ns);
+            let cost = self.cost(waiting.class, demand);
+            self.members[asker.member].wait(asker.vring, waiting, cost);
+            return Err(waiting.due_ns);
         }
         for class in Class::of(demand.is_read) {
             self.serve(asker, class, demand, now_ns);
@@ -428,7 +428,7 @@ impl State {
     }
 
     /// Returns when a request may go that has to wait.
-    fn judge(&mut self, asker: Asker, demand: Demand, now_ns: u64) -> Option<Slot> {
+    fn judge(&mut self, asker: Asker, demand: Demand, now_ns: u64) -> Option<WaitingRequest> {
         let mut longest = None;
         let mut longest_ns = 0.0;
         for class in Class::of(demand.is_read) {
@@ -437,7 +437,7 @@ impl State {
             let wait_ns = self.wait_ns(class, ahead_ns.min(ROOM_NS));
             if wait_ns > longest_ns {
                 longest_ns = wait_ns;
-                longest = Some(Slot {
+                longest = Some(WaitingRequest {
                     // A float's cast saturates. At least a nanosecond, or it would ask too early.
                     due_ns: now_ns.saturating_add((wait_ns as u64).max(1)),
                     class,

@@ -88,7 +88,7 @@ pub(crate) struct Gain {
 
 /// Results of an experiment so far.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Finding {
+pub(crate) struct ExperimentResult {
     pub(crate) rounds: usize,
     /// There will be no further round.
     pub(crate) is_last: bool,
@@ -99,7 +99,7 @@ pub(crate) struct Finding {
     pub(crate) other: Spent,
 }
 
-impl Finding {
+impl ExperimentResult {
     /// The verdict as soon as it is clear: whether the other arm gains at least `needed`. After the last round
     /// the median decides. An arm that is not in force yet (`current` is) must also win three quarters of the
     /// rounds.
@@ -193,7 +193,7 @@ impl Experiment {
 
     /// Ends a stretch or a window. With the last stretch of a round it returns the results so far. The next
     /// round follows unless the caller [decides](Experiment::decide).
-    pub(crate) fn pass(&mut self, now_ns: u64, spent: Spent) -> Option<Finding> {
+    pub(crate) fn pass(&mut self, now_ns: u64, spent: Spent) -> Option<ExperimentResult> {
         let Some(stretch) = self.stretch else {
             self.rest(now_ns, spent);
             return None;
@@ -262,13 +262,13 @@ impl Experiment {
         self.verdict = arm;
     }
 
-    fn finding(&self) -> Finding {
+    fn finding(&self) -> ExperimentResult {
         let rounds = self.rounds.get(..self.done).unwrap_or_default();
-        let mut found = Finding {
+        let mut found = ExperimentResult {
             rounds: self.done,
             is_last: self.done >= ROUNDS,
             response: gain(rounds, |spent| spent.held_ns),
-            ..Finding::default()
+            ..ExperimentResult::default()
         };
         for [plain, other] in rounds {
             found.plain.add(*plain);
@@ -313,7 +313,7 @@ mod tests {
         experiment: &mut Experiment,
         now_ns: &mut u64,
         takes: impl Fn(Arm, u64) -> u64,
-    ) -> (Finding, u64) {
+    ) -> (ExperimentResult, u64) {
         for stretch in 0.. {
             let wall_ns = LASTS.requests * takes(experiment.arm(), stretch);
             *now_ns += wall_ns;
@@ -402,10 +402,10 @@ mod tests {
             (8, -0.01, 0.06, 0.3, Other, Some(Other)),
             (8, 0.01, 0.04, 0.3, Other, Some(Plain)),
         ] {
-            let found = Finding {
+            let found = ExperimentResult {
                 rounds,
                 is_last: rounds == ROUNDS,
-                ..Finding::default()
+                ..ExperimentResult::default()
             };
             let spread = (low, high);
             let verdict = found.judge(&Gain { share, spread }, 0.05, current);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Arm, Budget, Comparison, Gain, RateBucket, Spent, Trial};
 use crate::Tuning;
 use crate::counter::add;
-use crate::stats::{Mode, Stats, Tried};
+use crate::stats::{Stats, TrialResult, WaitState};
 
 /// Laps without work before the clock is read: before a gap begins, during a spin, and before a sleep if
 /// spinning does not pay.
@@ -45,7 +45,7 @@ impl LapWork {
 
 /// How to wait for the next lap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pace {
+pub(crate) enum LapWait {
     /// Run the next lap at once.
     Spin,
     /// Arm the vrings, check them once more, and sleep until this time.
@@ -177,7 +177,7 @@ impl Pacer {
     /// Counts a lap. `None`: [`Pacer::decide`] must be called, which needs the time. Most laps of a busy worker
     /// and most laps of a spin need no clock.
     #[inline]
-    pub(crate) fn note_lap(&mut self, work: LapWork) -> Option<Pace> {
+    pub(crate) fn note_lap(&mut self, work: LapWork) -> Option<LapWait> {
         let tries = self.trial.is_under_way();
         if work.any() {
             self.spent.peak = self.spent.peak.max(work.in_flight).max(work.ended);
@@ -189,8 +189,8 @@ impl Pacer {
             self.laps = self.laps.wrapping_add(1);
             let is_check = self.laps.is_multiple_of(CHECK_LAPS);
             return (!is_check).then_some(match work.more {
-                true => Pace::Spin,
-                false => Pace::Sleep,
+                true => LapWait::Spin,
+                false => LapWait::Sleep,
             });
         }
         if !work.any() {
@@ -200,13 +200,13 @@ impl Pacer {
                 GapPhase::Spin => !self.laps.is_multiple_of(CHECK_LAPS),
                 GapPhase::Asleep => false,
             };
-            return spins.then_some(Pace::Spin);
+            return spins.then_some(LapWait::Spin);
         }
         if tries || self.phase != GapPhase::Busy || self.spins.is_err() {
             return None;
         }
         (self.laps, self.waits_for_disk) = (0, work.in_flight > 0);
-        Some(Pace::Spin)
+        Some(LapWait::Spin)
     }
 
     /// Decides what to do after a lap for which `note_lap` returned `None`. `scheduled` reads the counters of this
@@ -217,7 +217,7 @@ impl Pacer {
         now_ns: u64,
         context: PacerContext<'_>,
         scheduled: impl FnOnce() -> Scheduled,
-    ) -> Pace {
+    ) -> LapWait {
         let arrived = std::mem::take(&mut self.arrived);
         let ended = std::mem::take(&mut self.ended);
         self.rate.add(now_ns, arrived, context.tuning.spin_rate_min);
@@ -230,7 +230,7 @@ impl Pacer {
         }
         self.judge(now_ns, context);
         if work.more {
-            return Pace::Spin;
+            return LapWait::Spin;
         }
         if self.spins.is_err() {
             self.end_vain_spin(now_ns, context);
@@ -238,27 +238,27 @@ impl Pacer {
         }
         let window_ns = self.window().ns;
         match self.phase {
-            GapPhase::Busy if work.any() => Pace::Spin,
+            GapPhase::Busy if work.any() => LapWait::Spin,
             GapPhase::Busy => self.begin(now_ns, context),
-            GapPhase::Spin if self.gap_ns(now_ns) < window_ns => Pace::Spin,
+            GapPhase::Spin if self.gap_ns(now_ns) < window_ns => LapWait::Spin,
             GapPhase::Spin => {
                 self.end_vain_spin(now_ns, context);
                 self.sleep(now_ns, context)
             }
-            GapPhase::Asleep => Pace::Sleep,
+            GapPhase::Asleep => LapWait::Sleep,
         }
     }
 
     /// Begins a gap: some laps had no work.
-    fn begin(&mut self, now_ns: u64, context: PacerContext<'_>) -> Pace {
+    fn begin(&mut self, now_ns: u64, context: PacerContext<'_>) -> LapWait {
         self.since_ns = now_ns;
         let window_ns = self.window().ns;
         if window_ns == 0 || !self.has_budget(window_ns, now_ns, context) {
             return self.sleep(now_ns, context);
         }
         self.phase = GapPhase::Spin;
-        context.stats.set_mode(Mode::Spins);
-        Pace::Spin
+        context.stats.set_mode(WaitState::Spins);
+        LapWait::Spin
     }
 
     /// Like [`Pacer::decide`], for a lap after which the worker sleeps in any case: the time asleep does not count as a spin.
@@ -268,19 +268,19 @@ impl Pacer {
         now_ns: u64,
         context: PacerContext<'_>,
         scheduled: impl FnOnce() -> Scheduled,
-    ) -> Pace {
+    ) -> LapWait {
         let _ = self.decide(work, now_ns, context, scheduled);
         self.end_vain_spin(now_ns, context);
         self.sleep(now_ns, context)
     }
 
-    fn sleep(&mut self, now_ns: u64, context: PacerContext<'_>) -> Pace {
+    fn sleep(&mut self, now_ns: u64, context: PacerContext<'_>) -> LapWait {
         if self.phase == GapPhase::Busy {
             self.since_ns = now_ns;
         }
         self.phase = GapPhase::Asleep;
-        context.stats.set_mode(Mode::Sleeps);
-        Pace::Sleep
+        context.stats.set_mode(WaitState::Sleeps);
+        LapWait::Sleep
     }
 
     /// Returns true if the budget suffices for a spin that finds no work. A budget that was found empty is not used until it is
@@ -466,7 +466,7 @@ fn verdict(found: &Comparison, current: Arm, spin_worth: u32, is_bound: bool) ->
 fn publish(verdict: &Verdict, now_ns: u64, stats: &Stats) {
     add(&stats.experiments, 1);
     let (low, high) = verdict.gain.spread;
-    stats.set_tried(Tried {
+    stats.set_tried(TrialResult {
         spins: verdict.arm == Arm::Other,
         gain: [verdict.gain.share, low, high],
         cores: verdict.cores,

@@ -26,7 +26,7 @@ const KINDS: usize = 6;
 
 /// A kind of load, and what is known of it.
 #[derive(Debug, Clone, Copy, Default)]
-struct Kind {
+struct LoadKind {
     /// With each way about as many ops are in flight at once, give or take a factor of 2.5. 0: nothing is known yet.
     peaks: [u32; 2],
     /// `None`: it was not tried yet.
@@ -59,7 +59,7 @@ pub(crate) struct Trial {
     /// Windows of each way, and how many are counted of the present one.
     windows: [[Spent; WINDOWS]; 2],
     counted: usize,
-    kinds: [Kind; KINDS],
+    kinds: [LoadKind; KINDS],
     kind: usize,
     /// The kind that the next unknown one replaces.
     oldest: usize,
@@ -79,7 +79,7 @@ impl Trial {
             at_ns: 0,
             windows: [[Spent::default(); WINDOWS]; 2],
             counted: 0,
-            kinds: [Kind::default(); KINDS],
+            kinds: [LoadKind::default(); KINDS],
             kind: 0,
             oldest: 1,
             first: None,
@@ -227,7 +227,7 @@ impl Trial {
         self.kind = known.unwrap_or(self.oldest);
         if known.is_none() {
             self.oldest = (self.oldest + 1) % KINDS;
-            self.kinds[self.kind] = Kind::default();
+            self.kinds[self.kind] = LoadKind::default();
             self.kinds[self.kind].peaks[arm] = peak;
         }
         self.settled_ns = self.settled_ns.max(now_ns + BEGIN_NS);

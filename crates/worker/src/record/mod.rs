@@ -20,7 +20,7 @@ pub use kind::{Category, ErrorKind, Kind};
 pub(crate) use laps::Laps;
 pub(crate) use recorder::{Recorder, RingCheck, RingState};
 pub(crate) use vring::VringEvent;
-pub use vring::{Stage, Stalled, VringRecord};
+pub use vring::{Stage, StalledRequests, VringRecord};
 
 use crate::Totals;
 
@@ -60,7 +60,7 @@ impl Records {
     }
 
     /// The stalled requests of each vring. Recorded even if times are not.
-    pub fn stalled(&self) -> Vec<(u16, Stalled)> {
+    pub fn stalled(&self) -> Vec<(u16, StalledRequests)> {
         let vrings = self.lock();
         let each = vrings.iter();
         each.filter_map(|(index, record)| Some((*index, record.stalled()?)))

@@ -7,7 +7,7 @@ use cleave_blk::{Request, Segment, Status, Verb};
 use cleave_guest::Memory;
 
 use super::zeroes::{Sampler, is_zero};
-use super::{ErrorKind, Kind, Laps, Stalled, VringEvent, VringRecord};
+use super::{ErrorKind, Kind, Laps, StalledRequests, VringEvent, VringRecord};
 use crate::counter::add;
 use crate::slots::Ended;
 
@@ -309,7 +309,7 @@ impl Recorder {
 
     /// Shows the stalled requests.
     #[cold]
-    pub(crate) fn show_stalled(&mut self, stalled: Option<Stalled>) {
+    pub(crate) fn show_stalled(&mut self, stalled: Option<StalledRequests>) {
         self.record.show_stalled(stalled);
     }
 

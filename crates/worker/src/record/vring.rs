@@ -51,7 +51,7 @@ pub(crate) enum VringEvent {
 
 /// Stalled requests of a vring: how many, and the oldest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stalled {
+pub struct StalledRequests {
     /// Requests that wait for the operator.
     pub held: u32,
     /// Requests that wait for a retry.
@@ -82,7 +82,7 @@ pub struct VringRecord {
     /// Requests that were refused.
     pub(super) refused: [AtomicU64; ErrorKind::ALL.len()],
     events: [AtomicU64; 8],
-    /// The parts of [`Stalled`]: counts, sector, verb and errno, time.
+    /// The parts of [`StalledRequests`]: counts, sector, verb and errno, time.
     stalled: [AtomicU64; 4],
     pub(super) zero_looked: AtomicU64,
     pub(super) zero_found: AtomicU64,
@@ -190,7 +190,7 @@ impl VringRecord {
     }
 
     #[cold]
-    pub(super) fn show_stalled(&self, stalled: Option<Stalled>) {
+    pub(super) fn show_stalled(&self, stalled: Option<StalledRequests>) {
         let words = stalled.map_or([0; 4], |stalled| {
             let verb = STALL_VERBS.iter().position(|verb| *verb == stalled.verb);
             [
@@ -207,9 +207,9 @@ impl VringRecord {
 
     /// The stalled requests, if there are any. A reader during an update may see parts of two values. They are
     /// only displayed, so this does no harm.
-    pub fn stalled(&self) -> Option<Stalled> {
+    pub fn stalled(&self) -> Option<StalledRequests> {
         let [counts, sector, fault, since_ns] = self.stalled.each_ref().map(load);
-        (counts > 0).then(|| Stalled {
+        (counts > 0).then(|| StalledRequests {
             held: (counts >> 32) as u32,
             retrying: counts as u32,
             verb: STALL_VERBS

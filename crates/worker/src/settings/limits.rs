@@ -16,7 +16,7 @@ pub struct Limit {
 
 /// The limits of a disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct RateLimits {
     /// By [`LimitKind`].
     limits: [Limit; LimitKind::COUNT],
     /// Bytes of one operation: a larger request counts as several. Zero: each request is one.
@@ -66,7 +66,7 @@ impl LimitKind {
     }
 }
 
-impl Limits {
+impl RateLimits {
     /// QEMU's bound of every value.
     pub const VALUE_MAX: u64 = 1_000_000_000_000_000;
 
@@ -104,8 +104,8 @@ impl Limits {
 
     /// Changes one setting; zero takes it away. [`check`](Limits::check) says whether the whole makes sense.
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), String> {
-        if value > Limits::VALUE_MAX {
-            return Err(format!("{name} is at most {}", Limits::VALUE_MAX));
+        if value > RateLimits::VALUE_MAX {
+            return Err(format!("{name} is at most {}", RateLimits::VALUE_MAX));
         }
         if name == "iops-size" {
             self.iops_size = value;
@@ -181,9 +181,9 @@ impl Limits {
             } => Err(format!("{name}-max-length above 1 needs {name}-max")),
             Limit {
                 max, max_length, ..
-            } if max.saturating_mul(max_length) > Limits::VALUE_MAX => Err(format!(
+            } if max.saturating_mul(max_length) > RateLimits::VALUE_MAX => Err(format!(
                 "{name}-max times {name}-max-length is at most {}",
-                Limits::VALUE_MAX
+                RateLimits::VALUE_MAX
             )),
             _ => Ok(()),
         }
@@ -191,7 +191,7 @@ impl Limits {
 }
 
 /// As the option takes it; `none` where nothing is set.
-impl fmt::Display for Limits {
+impl fmt::Display for RateLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = self.settings().into_iter();
         let settings: Vec<String> = settings
@@ -204,12 +204,12 @@ impl fmt::Display for Limits {
     }
 }
 
-impl FromStr for Limits {
+impl FromStr for RateLimits {
     type Err = String;
 
     /// `iops-total=5000,bps-write=100M`: numbers, with K, M, G, T for powers of 1024.
-    fn from_str(text: &str) -> Result<Limits, String> {
-        let mut limits = Limits::default();
+    fn from_str(text: &str) -> Result<RateLimits, String> {
+        let mut limits = RateLimits::default();
         if text == "none" {
             return Ok(limits);
         }
@@ -256,7 +256,7 @@ mod tests {
     fn limits_are_read_and_shown_with_qemus_names() {
         let text =
             "bps-write=100M,bps-write-max=1G,bps-write-max-length=5,iops-total=5000,iops-size=8K";
-        let limits: Limits = text.parse().unwrap();
+        let limits: RateLimits = text.parse().unwrap();
         assert_eq!(
             limits.of(LimitKind::BpsWrite),
             Limit {
@@ -267,7 +267,10 @@ mod tests {
         );
         assert_eq!(limits.to_string().parse(), Ok(limits));
         assert!(limits.any() && limits.iops_size == 8192);
-        assert_eq!(Limits::default().to_string().parse(), Ok(Limits::default()));
+        assert_eq!(
+            RateLimits::default().to_string().parse(),
+            Ok(RateLimits::default())
+        );
     }
 
     #[test]
@@ -292,7 +295,7 @@ mod tests {
             ("iops-read=1,iops-read=2", "twice"),
             ("", "is not a limit"),
         ] {
-            let said = text.parse::<Limits>().unwrap_err();
+            let said = text.parse::<RateLimits>().unwrap_err();
             assert!(said.contains(why), "{text}: {said}");
         }
     }

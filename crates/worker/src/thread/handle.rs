@@ -12,7 +12,7 @@ use cleave_engine::{AnyStore, EngineError, Reactor, Store, Visitor};
 use cleave_guest::Memory;
 
 use super::cpu::pin;
-use super::pool::Member;
+use super::pool::PoolMember;
 use crate::command::Commands;
 use crate::wake::signal;
 use crate::worker::{BELLS, Lap, WATCHES, Worker};
@@ -30,7 +30,7 @@ pub struct Handle {
 pub(crate) enum Runs {
     /// On a thread of its own. `None`: it was joined.
     Alone(Option<JoinHandle<()>>),
-    InPool(Member),
+    InPool(PoolMember),
 }
 
 impl Handle {

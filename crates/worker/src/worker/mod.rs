@@ -22,13 +22,13 @@ use cleave_engine::{Reactor, Store};
 use cleave_guest::{Chain, Epoch, Memory};
 
 use self::accept::Splitting;
-use self::inbox::Inbox;
+use self::inbox::CommandInbox;
 pub use self::lap::Lap;
 use self::meters::Meters;
 use self::waiting::Waiting;
 use crate::command::Commands;
 use crate::device::incident::Incident;
-use crate::lane::{Lane, State};
+use crate::lane::{Lane, LaneState};
 use crate::record::{Laps, VringEvent};
 use crate::slots::Ended;
 use crate::stats::Stats;
@@ -72,7 +72,7 @@ pub struct Worker<S: Store> {
     pub(crate) taking: Taking,
     pub(crate) splitting: Splitting,
     pub(crate) waiting: Waiting,
-    pub(crate) inbox: Inbox,
+    pub(crate) inbox: CommandInbox,
     pub(crate) active: ActiveTuning,
     pub(crate) meters: Meters,
     /// Notifies the session that this worker cannot go on, or that a vring was retired.
@@ -154,7 +154,7 @@ impl<S: Store> Worker<S> {
                 large: 0,
             },
             waiting,
-            inbox: Inbox::new(commands, orders),
+            inbox: CommandInbox::new(commands, orders),
             active: ActiveTuning {
                 generation,
                 ops_max,
@@ -182,8 +182,8 @@ impl<S: Store> Worker<S> {
         let Some(Some(lane)) = self.lanes.get_mut(slot) else {
             return;
         };
-        if !matches!(lane.state, State::Stopping(_)) {
-            lane.state = State::Retired;
+        if !matches!(lane.state, LaneState::Stopping(_)) {
+            lane.state = LaneState::Retired;
         }
         lane.leave_limits(&self.device);
         lane.record.count(VringEvent::Retired);

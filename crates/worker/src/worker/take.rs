@@ -6,7 +6,7 @@ use cleave_guest::VringFault;
 use super::accept::{Acceptance, Accepted, Begun, InlineRun};
 use super::meters::Meters;
 use super::{ActiveTuning, Taking, Worker};
-use crate::Completion;
+use crate::CompletionPolicy;
 use crate::lane::Lane;
 
 /// Maximum number of chains that go from one vring to the disk before the other vrings are served. Bounds how
@@ -92,7 +92,7 @@ impl<S: Store> Worker<S> {
 
     fn is_awaited(&self, slot: usize) -> bool {
         let lane = self.lanes.get(slot).and_then(Option::as_ref);
-        lane.is_some_and(|lane| lane.completion != Completion::Interrupt)
+        lane.is_some_and(|lane| lane.completion != CompletionPolicy::Interrupt)
     }
 
     pub(crate) fn has_room(&self) -> bool {

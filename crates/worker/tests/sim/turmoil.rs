@@ -122,7 +122,8 @@ impl Turmoil {
             Some((_, stalled)) => (stalled.retrying, stalled.held),
             None => (0, 0),
         };
-        let waits = |stalled: &(u16, cleave_worker::record::Stalled)| stalled.1.retrying > 0;
+        let waits =
+            |stalled: &(u16, cleave_worker::record::StalledRequests)| stalled.1.retrying > 0;
         assert!(!stalled.iter().any(waits), "{stalled:?}: {:#?}", self.log);
         let left = self.flying.len() - self.answered();
         assert!(
@@ -339,9 +340,9 @@ impl Turmoil {
         let auto = Split::Auto(Prior::from_limits(self.bench.device.disk.limits()));
         let split = [Split::Off, chunk, auto][self.random.draw() as usize % 3].clone();
         let completion = self.one_of(&[
-            Completion::Interrupt,
-            Completion::Poll,
-            Completion::Adaptive,
+            CompletionPolicy::Interrupt,
+            CompletionPolicy::Poll,
+            CompletionPolicy::Adaptive,
         ]);
         let coalesce = Coalesce {
             us: self.one_of(&[0, 30, 5000]),

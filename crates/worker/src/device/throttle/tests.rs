@@ -47,7 +47,7 @@ struct Qemu {
 
 impl Qemu {
     /// How long a request waits at this moment; one that does not is counted.
-    fn ask(&mut self, limits: &Limits, demand: Demand, now_ns: u64) -> f64 {
+    fn ask(&mut self, limits: &RateLimits, demand: Demand, now_ns: u64) -> f64 {
         let dt = (now_ns - self.at_ns) as f64 / 1e9;
         self.at_ns = now_ns;
         let mut longest = 0.0_f64;
@@ -121,7 +121,7 @@ fn exactly_as_qemu(count: usize) {
         ),
         (5, "bps-read=4M,bps-read-max=16M,bps-write=2M,iops-write=50"),
     ] {
-        let (group, limits) = (members(text, count), text.parse::<Limits>().unwrap());
+        let (group, limits) = (members(text, count), text.parse::<RateLimits>().unwrap());
         let mut asks = 0;
         let (mut qemu, mut random, mut now_ns) = (Qemu::default(), Random(seed), 0);
         let mut waited = 0;

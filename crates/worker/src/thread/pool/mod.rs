@@ -21,7 +21,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::thread::contention::CoreContention;
 use crate::thread::cpu::share;
 use crate::wake::signal;
-pub(crate) use start::Member;
+pub(crate) use start::PoolMember;
 use thread::{Admission, Thread};
 
 /// Threads that serve many disks.
