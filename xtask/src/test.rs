@@ -12,7 +12,7 @@ use cleave_rig::{Result, empty_folder};
 use crate::guest::{self, BackendKind};
 use crate::{dist, lab, suite};
 
-/// Which tests, and how.
+/// The tests to run, and how.
 #[derive(clap::Args)]
 pub(crate) struct Selection {
     /// Run only these tests

@@ -98,7 +98,7 @@ impl Ruler {
         self
     }
 
-    /// As many ticks as have room for their words.
+    /// Returns as many ticks as have room for their words.
     fn ticks_with_room(&self) -> Vec<f64> {
         let is_upright = self.pixels.end < self.pixels.start;
         let fits = |ticks: &Vec<f64>| {

@@ -68,7 +68,7 @@ pub(crate) struct Style {
 }
 
 impl Style {
-    /// By the place in the legend. No two of 28 series have both colour and shape in common.
+    /// Chooses a style by the place in the legend. No two of 28 series have both colour and shape in common.
     fn of(look: Look, at: usize) -> Style {
         let (colour, stroke, size) = match look {
             Look::Distinct => (PALETTE[at % PALETTE.len()], 2, 4.0),
@@ -307,7 +307,7 @@ impl Page<'_> {
         })
     }
 
-    /// One line of text; the place is on its baseline.
+    /// Draws one line of text; the place is on its baseline.
     pub(crate) fn text(
         &self,
         at: Position,

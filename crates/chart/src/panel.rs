@@ -193,7 +193,7 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// From the minimum to the maximum, where they are apart.
+    /// Draws a line from the minimum to the maximum, where they are apart.
     fn whisker(
         &self,
         plane: &Plane,

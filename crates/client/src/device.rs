@@ -286,7 +286,7 @@ impl Client {
         &self.memory
     }
 
-    /// One vring.
+    /// Returns one vring.
     ///
     /// # Panics
     /// Panics if it was not started.

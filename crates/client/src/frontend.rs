@@ -96,7 +96,7 @@ impl Frontend {
         Ok(got)
     }
 
-    /// As `ask`, for replies that are a number.
+    /// Asks as `ask` does, for replies that are a number.
     pub fn ask_word(&self, number: u32) -> Result<u64, Error> {
         word(&self.request(number, &[], &[])?)
     }

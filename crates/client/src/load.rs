@@ -234,7 +234,7 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
             .is_some_and(|abort| abort.load(Ordering::Relaxed))
     }
 
-    /// When the next request is due: at once, unless requests start at a rate.
+    /// Returns when the next request is due: at once, unless requests start at a rate.
     fn due_ns(&self) -> u64 {
         self.workload.offered.map_or(self.now_ns, |offered| {
             let burst = u64::from(offered.burst.max(1));

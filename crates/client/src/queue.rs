@@ -258,7 +258,7 @@ impl Queue {
         Ok(used)
     }
 
-    /// As `chain`, through an indirect table at `table`.
+    /// Serves a chain as `chain` does, through an indirect table at `table`.
     pub fn chain_through(&mut self, table: u64, buffers: &[Buffer]) -> Result<Used, Error> {
         self.ring.add_indirect(table, buffers).ok_or(Error::Full)?;
         if self.ring.publish() {
@@ -392,7 +392,7 @@ pub fn header(kind: u32, sector: u64) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// One discard or write-zeroes range (virtio 1.3 §5.2.6).
+/// Encodes one discard or write-zeroes range (virtio 1.3 §5.2.6).
 pub fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[0..8].copy_from_slice(&sector.to_le_bytes());

@@ -34,7 +34,7 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// As stored in memory.
+    /// Returns the bytes that are stored in memory.
     pub fn to_bytes(self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[0..8].copy_from_slice(&self.addr.to_le_bytes());
@@ -263,7 +263,7 @@ impl DriverRing {
         Some(head)
     }
 
-    /// As `add`, through an indirect table at `table` in guest memory.
+    /// Adds a chain as `add` does, through an indirect table at `table` in guest memory.
     pub fn add_indirect(&mut self, table: u64, buffers: &[Buffer]) -> Option<u16> {
         if buffers.is_empty() || self.free_count == 0 {
             return None;

@@ -120,8 +120,8 @@ impl<T: Text + Clone + Send + Sync + 'static> TypedValueParser for GivenParser<T
     }
 }
 
-/// What stands on a command line, without the defaults that the parser has filled in. With it, `update_from_arg_matches` changes
-/// those fields of a description that were given.
+/// Returns what stands on a command line, without the defaults that the parser has filled in. With it, `update_from_arg_matches`
+/// changes those fields of a description that were given.
 pub fn given_only(matches: &ArgMatches) -> ArgMatches {
     let mut given = matches.clone();
     for id in matches.ids() {

@@ -31,7 +31,7 @@ macro_rules! disk_options {
             )*
         }
 
-        /// What is to change while a disk is served. A field that is left out stays as it is.
+        /// The settings that are to change while a disk is served. A field that is left out stays as it is.
         #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Args)]
         #[serde(default, deny_unknown_fields)]
         pub struct Change {

@@ -22,7 +22,7 @@ pub enum Storage {
 }
 
 impl Storage {
-    /// One disk, or as many as a stripe has legs.
+    /// Makes the storage of one disk, or of a stripe with as many legs.
     pub fn new(
         disks: &[DiskSpec],
         chunk_bytes: Option<u32>,

@@ -446,8 +446,8 @@ impl Disk {
             || matches!(self.backing(), Backing::Nbd(nbd) if nbd.has_lost_data())
     }
 
-    /// For tests of engines: this disk with larger alignments (powers of two). A stricter alignment than the
-    /// real one is always safe; bytes beyond the last whole unit are cut off.
+    /// Returns this disk, for tests of engines, with larger alignments (powers of two). A stricter alignment than the real one is
+    /// always safe; bytes beyond the last whole unit are cut off.
     #[doc(hidden)]
     #[must_use]
     pub fn with_alignment(mut self, offset_align_bytes: u32, memory_align_bytes: u32) -> Disk {

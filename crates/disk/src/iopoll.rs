@@ -28,7 +28,7 @@ impl Disk {
         Ok(self)
     }
 
-    /// For tests of engines on machines without polled queues: acts as if every leg supported polling.
+    /// Acts as if every leg supported polling, for tests of engines on machines without polled queues.
     #[doc(hidden)]
     #[must_use]
     pub fn with_iopoll_unproven(mut self) -> Disk {

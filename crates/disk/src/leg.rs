@@ -141,8 +141,8 @@ pub struct Leg {
     is_polled: AtomicBool,
 }
 
-/// Which reads and writes of a leg can be polled: those that the kernel passes to the device in one piece. On
-/// Linux 6.1, a polled read that the kernel had to split never completed.
+/// The reads and writes of a leg that can be polled: those that the kernel passes to the device in one piece. On Linux 6.1, a
+/// polled read that the kernel had to split never completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Polling {
     /// Longest I/O.

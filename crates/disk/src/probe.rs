@@ -38,7 +38,7 @@ struct Geometry {
 }
 
 impl Geometry {
-    /// For a file or memory that is kept in blocks of this size.
+    /// Describes a file or memory that is kept in blocks of this size.
     fn plain(size_bytes: u64, block_bytes: u32) -> Geometry {
         Geometry {
             size_bytes,
@@ -306,7 +306,7 @@ fn choose_direct(
     Ok(true)
 }
 
-/// This also clears O_NONBLOCK, which was only for opening.
+/// Sets or clears O_DIRECT. This also clears O_NONBLOCK, which was only for opening.
 fn set_direct(file: &File, on: bool) -> Result<(), Errno> {
     let mut flags = rustix::fs::fcntl_getfl(file)?;
     flags.set(OFlags::DIRECT, on);

@@ -207,7 +207,7 @@ fn no_leg(spec: &DiskSpec) -> StripeError {
     ))
 }
 
-/// One kind of store runs all ops of a disk, so its legs are all files and devices, or all images.
+/// Refuses legs of several kinds. One kind of store runs all ops of a disk, so its legs are all files and devices, or all images.
 fn refuse_mix(specs: &[DiskSpec]) -> Result<(), StripeError> {
     let is_image = |spec: &&DiskSpec| matches!(spec, DiskSpec::Rbd(_));
     let is_file = |spec: &&DiskSpec| spec.path().is_some();
@@ -223,7 +223,7 @@ fn refuse_mix(specs: &[DiskSpec]) -> Result<(), StripeError> {
     }
 }
 
-/// What a leg is, whatever it is called.
+/// The identity of a leg, whatever name it was given.
 #[derive(Debug, PartialEq, Eq)]
 enum Identity {
     /// File system and number of a file, or a device.

@@ -285,7 +285,7 @@ impl Journal {
         self.set_word(ENTRIES_AT, 0);
     }
 
-    /// Nobody has used this part, or it is of another ring.
+    /// Begins a part that nobody has used, or that is of another ring.
     fn begin(&mut self, used: u16) -> ResumePosition {
         self.set_word(VERSION_AT, 0);
         for head in 0..self.size {

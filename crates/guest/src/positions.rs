@@ -20,7 +20,7 @@ pub(crate) struct Positions {
 }
 
 impl Positions {
-    /// Nothing has been taken. `size`: a power of two, at most 32768.
+    /// Makes the positions of a vring of which nothing has been taken. `size`: a power of two, at most 32768.
     pub(crate) fn new(size: u16, next_avail: u16) -> Positions {
         Positions {
             mask: size - 1,

@@ -39,7 +39,7 @@ pub(crate) fn region(guest_addr: u64, len_bytes: u64) -> RegionSpec {
     }
 }
 
-/// One region at 0.
+/// Maps a table of one region at 0.
 pub(crate) fn memory(len_bytes: u64) -> Arc<Memory> {
     Memory::new(vec![region(0, len_bytes)]).unwrap()
 }

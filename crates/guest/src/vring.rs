@@ -372,7 +372,7 @@ impl Vring {
         }
     }
 
-    /// From now on `take` returns only the requests of a dead daemon, which count as in flight.
+    /// Makes `take` return only the requests of a dead daemon from now on; they count as in flight.
     pub fn take_no_more(&mut self) {
         self.positions.forget_seen();
         (self.drains, self.is_special) = (true, true);

@@ -27,7 +27,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// This machine.
+    /// Describes this machine.
     pub fn here() -> Host {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = info.lines().find_map(|line| {

@@ -58,7 +58,7 @@ impl Pace {
         }
     }
 
-    /// As many points as fit into this time.
+    /// Plans as many points as fit into this time.
     pub fn within(total: Duration) -> Pace {
         Pace {
             point_min: (total / 500).min(Duration::from_millis(500)),

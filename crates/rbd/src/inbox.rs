@@ -1,4 +1,4 @@
-//! Where completions wait for the thread that submitted the I/O.
+//! A list in which completions wait for the thread that submitted the I/O.
 //!
 //! librbd completes on its own threads. Each completion is put into its slot, and the slot into a list without locks, which the
 //! owner takes as a whole. A slot is in the list at most once, so the list is bounded. The owner's eventfd is written once, by the
@@ -46,7 +46,7 @@ pub(crate) struct IoSlot {
 }
 
 impl Inbox {
-    /// For so many I/Os at once, each in a slot of its own.
+    /// Makes an inbox for so many I/Os at once, each in a slot of its own.
     pub fn new(slots: u16) -> io::Result<Inbox> {
         let slot = |number| IoSlot {
             number,

@@ -1,4 +1,4 @@
-//! Where an image is.
+//! The location of an image.
 
 use std::path::PathBuf;
 

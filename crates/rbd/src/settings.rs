@@ -33,7 +33,7 @@ const EXPIRY: RiskySetting = RiskySetting {
     harm: "a time of its own for which a client is refused whose lock was taken over, and its last writes could come after newer ones",
 };
 
-/// Those that matter, as librbd lists them: the text that somebody wrote, not what it means.
+/// The settings that matter, as librbd lists them: the text that somebody wrote, not what it means.
 #[derive(Debug, Default)]
 pub(crate) struct OwnSettings {
     is_cached: bool,
@@ -71,7 +71,7 @@ impl OwnSettings {
     }
 }
 
-/// As Ceph reads a boolean.
+/// Returns true if Ceph reads this value as false.
 fn is_false(value: &[u8]) -> bool {
     let words: [&[u8]; 4] = [b"false", b"no", b"off", b"0"];
     words.iter().any(|word| value.eq_ignore_ascii_case(word))

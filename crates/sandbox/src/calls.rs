@@ -90,7 +90,7 @@ pub(crate) struct SystemCall {
     pub(crate) arguments: Arguments,
 }
 
-/// Which arguments are permitted.
+/// The arguments that are permitted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Arguments {
     Any,

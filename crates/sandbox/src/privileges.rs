@@ -79,7 +79,7 @@ fn keep_only(kept: CapabilitySet) -> io::Result<()> {
     Ok(set_capabilities(None, sets)?)
 }
 
-/// Which a user without privileges cannot do.
+/// Empties the bounding set, which a user without privileges cannot do.
 pub(crate) fn empty_bounding_set() -> io::Result<()> {
     for capability in CapabilitySet::all().iter() {
         match remove_capability_from_bounding_set(capability) {

@@ -44,7 +44,7 @@ impl SessionState {
         Ok(())
     }
 
-    /// May be repeated for a running vring with the addresses that it has.
+    /// Stores the addresses of a vring. May be repeated for a running vring with the addresses that it has.
     pub(crate) fn set_vring_addrs(
         &mut self,
         index: u64,

@@ -214,7 +214,7 @@ fn region(
     Ok(spec)
 }
 
-/// Not passed to the crate if the features are refused: it would remember them, and then refuse
+/// Serves SET_FEATURES. The crate does not see it if the features are refused: it would remember them, and then refuse
 /// SET_VRING_ENABLE because bit 30 is missing.
 fn set_features(relay: &mut Relay, message: Message) -> ServedMessage {
     let refusal = message

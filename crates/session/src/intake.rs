@@ -69,7 +69,7 @@ impl Connection {
         }
     }
 
-    /// When the current message must be complete. `None` between messages, where there is no limit.
+    /// Returns the time by which the current message must be complete. `None` between messages, where there is no limit.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.begun.map(|begun| begun + MESSAGE_WITHIN)
     }

@@ -167,7 +167,8 @@ impl SessionState {
         Ok(())
     }
 
-    /// If the frontend took a feature that was not offered, the meaning of every later message is in doubt.
+    /// Stores the protocol features that the frontend takes. If it took a feature that was not offered, the meaning of every
+    /// later message is in doubt.
     pub(crate) fn set_protocol_features(&mut self, bits: u64) -> Result<(), MessageRefusal> {
         match VhostUserProtocolFeatures::from_bits(bits) {
             Some(features) if protocol_features().contains(features) => {
@@ -383,8 +384,7 @@ impl SessionState {
         }
     }
 
-    /// Without bit 30 there is no SET_VRING_ENABLE, and a vring is enabled when it starts (vhost-user "Ring
-    /// states").
+    /// Returns true if a vring is enabled when it starts: without bit 30 there is no SET_VRING_ENABLE (vhost-user "Ring states").
     pub(crate) fn starts_enabled(&self) -> bool {
         self.features
             .is_some_and(|taken| taken & feature::VHOST_USER_PROTOCOL == 0)

@@ -121,7 +121,7 @@ impl Frontend {
         frontend
     }
 
-    /// Also with one region of memory.
+    /// Connects a frontend that has shared one region of memory.
     fn with_memory() -> Frontend {
         let mut frontend = Frontend::negotiated();
         assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Ack);

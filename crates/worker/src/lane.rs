@@ -50,7 +50,7 @@ pub(crate) struct Lane {
     pub(crate) is_closed: bool,
     /// The disk is quiesced: nothing is given to it, not even again.
     pub(crate) is_quiet: bool,
-    /// What an earlier daemon sent may be under way until then.
+    /// Time until which requests that an earlier daemon sent may be under way.
     pub(crate) settled_ns: Option<u64>,
     /// Its next request waits for the disk's limits.
     pub(crate) throttled: Option<Throttled>,

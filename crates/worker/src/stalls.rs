@@ -216,7 +216,7 @@ impl Stalls {
             .any(|stall| stall.phase == StallPhase::Failing)
     }
 
-    /// When the first request is due.
+    /// Returns when the first request is due.
     pub(crate) fn due_ns(&self) -> Option<u64> {
         let due = self.list.iter().filter_map(|stall| match stall.phase {
             StallPhase::Due { at_ns, .. } => Some(at_ns),

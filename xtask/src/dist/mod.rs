@@ -34,7 +34,7 @@ pub(crate) struct DistArgs {
 }
 
 impl DistArgs {
-    /// As the tests ask for it.
+    /// Returns the options with which the tests package.
     pub(crate) fn checked() -> DistArgs {
         DistArgs {
             check: true,

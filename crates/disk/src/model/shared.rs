@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::timing::CommandId;
 use super::{Drive, Timing, Work};
 
-/// One of those that submit to a drive; ended by [`SharedDrive::leave`].
+/// A submitter to a drive; ended by [`SharedDrive::leave`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Owner(u16);
 

@@ -430,7 +430,7 @@ struct BareRing {
 }
 
 impl BareRing {
-    /// Both rings begin at `base`.
+    /// Makes a vring both rings of which begin at `base`.
     fn new(size: u16, base: u16) -> BareRing {
         let mut positions = Positions::new(size, base);
         positions.begin(base);

@@ -141,7 +141,7 @@ impl Desk {
         filled::random_file(&self.root.join("target/bench").join(name), bytes)
     }
 
-    /// These subjects at a point, and SPDK if there is one.
+    /// Returns the cases of these subjects at a point, and SPDK if there is one.
     pub(super) fn cases(
         &self,
         point: &str,

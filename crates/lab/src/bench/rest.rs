@@ -105,7 +105,7 @@ fn start_one(desk: &Desk, line: &[String]) -> Result<Value> {
     Ok(merged(times, &memory))
 }
 
-/// When it took a connection, and when it answered its first message.
+/// Returns when it took a connection, and when it answered its first message.
 fn await_answer(socket: &Path, before: Instant) -> std::io::Result<[Duration; 2]> {
     let mut stream = loop {
         match UnixStream::connect(socket) {

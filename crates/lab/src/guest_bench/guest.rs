@@ -155,7 +155,7 @@ impl WaitingGuest {
         }
     }
 
-    /// From now on the guest counts its kicks, which costs it a little at each.
+    /// Makes the guest count its kicks from now on, which costs it a little at each.
     pub(super) fn count_kicks(&mut self) -> Result {
         self.machine.say("probe\n")?;
         match self.machine.expect("probing")?.as_str() {

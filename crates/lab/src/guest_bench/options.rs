@@ -36,7 +36,7 @@ pub(crate) struct GuestBenchOptions {
     pub(super) rounds: Option<u32>,
 }
 
-/// Which accelerator.
+/// The accelerator that the operator asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(super) enum AcceleratorChoice {
     Auto,

@@ -252,7 +252,7 @@ impl GuestRun<'_> {
         self.put_away(guest, turn)
     }
 
-    /// One job over all disks, which share its depth; then a job for each, with its part of the depth.
+    /// Runs one job over all disks, which share its depth; then a job for each, with its part of the depth.
     fn two_forms(&mut self, guest: &mut WaitingGuest, turn: Turn, disks: &[String]) -> Result {
         let mut jobs = Jobs::new(turn.round);
         jobs.over_all(disks, TOGETHER_DEPTH, self.effort.seconds);

@@ -39,7 +39,7 @@ pub(super) static ALL: LazyLock<Vec<Subject>> = LazyLock::new(|| {
         .unwrap_or_else(|error| panic!("subjects.toml: {error}"))
 });
 
-/// One of them by its name.
+/// Finds a subject by its name.
 pub(super) fn find(name: &str) -> Result<&'static Subject> {
     ALL.iter().find(|one| one.name == name).ok_or_else(|| {
         let names = ALL.iter().map(|one| &one.name).join(", ");

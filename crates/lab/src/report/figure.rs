@@ -98,7 +98,7 @@ fn subject() -> String {
 }
 
 impl FigureView {
-    /// Only those of which something was measured.
+    /// Makes the figures of which something was measured.
     pub(super) fn figures(&self, rounds: &Rounds<'_>, subtitle: &str) -> Vec<Figure> {
         let parts = rounds.divided(&self.each).into_iter().enumerate();
         let figures = parts.map(|(number, (each, rounds))| {

@@ -170,7 +170,7 @@ fn line(row: &[Measured]) -> Series<(f64, Spread)> {
     }
 }
 
-/// One request and, where it lies apart, the best that the row reaches.
+/// Returns the notes at one request and, where it lies apart, at the best that the row reaches.
 fn notes(row: &[Measured]) -> Vec<(usize, String)> {
     let all = || row.iter().enumerate();
     let whole = all().find(|(_, m)| m.depth == 1);

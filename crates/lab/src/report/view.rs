@@ -111,7 +111,7 @@ pub(super) struct WordTable {
 }
 
 impl SectionView {
-    /// None where the suite left no lines.
+    /// Makes the section. `None`: the suite left no lines.
     pub(super) fn section(&self, run: &RecordedRun) -> Option<Section> {
         let rounds = Rounds::of(run, &self.suite)?;
         let of = |suite: &Option<String>| Rounds::of(run, suite.as_ref().unwrap_or(&self.suite));
@@ -214,7 +214,7 @@ impl VerdictView {
         all.collect()
     }
 
-    /// None where one of the two was not measured.
+    /// Compares two subjects. `None`: one of the two was not measured.
     fn verdict(&self, rounds: &Rounds<'_>, point: &str, own: &str) -> Option<Verdict> {
         let lines = rounds.at(point, own);
         let mut base_name = String::new();

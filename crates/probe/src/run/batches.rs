@@ -39,7 +39,7 @@ impl Batches {
         }
     }
 
-    /// Nothing is counted yet, because the device's queue still fills.
+    /// Returns true if nothing is counted yet, because the device's queue still fills.
     pub(super) fn is_warming(&self) -> bool {
         self.began.is_none()
     }

@@ -45,7 +45,7 @@ pub struct Syncing {
 pub enum Synced {
     /// Each worker has flushed.
     Done,
-    /// One failed.
+    /// A worker's flush failed.
     Failed,
     /// A worker ended before it had flushed: ask again.
     Undone,

@@ -35,7 +35,7 @@ const SECOND_NS: f64 = 1e9;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Demand {
     pub(crate) is_read: bool,
-    /// None of a discard.
+    /// Bytes that count; none of a discard.
     pub(crate) bytes: u64,
 }
 
@@ -128,7 +128,7 @@ impl LimitGroup {
 pub(crate) struct Throttle {
     group: LimitGroup,
     member: usize,
-    /// From the disk's clock to that of the buckets.
+    /// Nanoseconds to add to a time on the disk's clock for one on the buckets'.
     ahead_ns: i64,
 }
 
@@ -217,9 +217,9 @@ impl Drop for Throttle {
 struct GroupState {
     limits: RateLimits,
     buckets: [Bucket; LimitKind::COUNT],
-    /// Up to then the buckets have leaked.
+    /// Time up to which the buckets have leaked.
     leaked_ns: u64,
-    /// By [`Class`]: the service of the disk that waits and had least. A disk that was idle starts from there.
+    /// The least service of the disks that wait, by [`Class`]. A disk that was idle starts from there.
     least_served: [f64; Class::COUNT],
     /// The disks; one that left leaves its place to the next.
     members: Vec<GroupMember>,
@@ -273,10 +273,10 @@ struct Asker {
 struct GroupMember {
     is_here: bool,
     accounts: [Account; Class::COUNT],
-    /// As [`GroupState::least_served`], between its vrings.
+    /// The least service of its vrings that wait, as [`GroupState::least_served`].
     least_served: [f64; Class::COUNT],
     vrings: Box<[Vring; VRINGS]>,
-    /// Those from here on have never had a request.
+    /// Index of the first vring that has never had a request, nor has any after it.
     vrings_used: usize,
 }
 
@@ -284,7 +284,7 @@ struct GroupMember {
 #[derive(Debug, Clone, Copy, Default)]
 struct Vring {
     accounts: [Account; Class::COUNT],
-    /// When it was told to come with its next request.
+    /// The request that it waits with, and the time at which to ask again for it.
     waiting: Option<WaitingRequest>,
 }
 
@@ -299,14 +299,14 @@ struct WaitingRequest {
     is_reserved: bool,
 }
 
-/// What a disk or a vring has had of the buckets of a class, and may still claim.
+/// The service that a disk or a vring had from the buckets of a class, and what it may still claim.
 #[derive(Debug, Clone, Copy, Default)]
 struct Account {
-    /// In nanoseconds of the bucket that its requests fill most.
+    /// Service, in nanoseconds of the bucket that its requests fill most.
     served: f64,
     /// The cost of its request that waits, if that has a reservation.
     reserved: f64,
-    /// While it waits: until when others leave it room. Otherwise 0.
+    /// Time up to which others leave it room, while it waits; otherwise 0.
     claims_until_ns: u64,
 }
 
@@ -449,7 +449,8 @@ impl GroupState {
         longest
     }
 
-    /// One that had nothing to do for a while has no claim to what it did not use.
+    /// Raises the service of a vring that was idle, and of its disk, to the least of those that wait: there is no claim to what
+    /// was not used.
     fn bring_up(&mut self, asker: Asker, class: Class) {
         let at = class as usize;
         let member = &mut self.members[asker.member];
@@ -512,7 +513,7 @@ impl GroupState {
         costs.into_iter().fold(0.0, f64::max)
     }
 
-    /// What a request fills into a bucket.
+    /// Returns what a request fills into a bucket.
     fn units(&self, kind: LimitKind, demand: Demand) -> f64 {
         let bytes = demand.bytes as f64;
         match kind {

@@ -52,8 +52,8 @@ impl ContentionBackoff {
         self.rest_ns > 0
     }
 
-    /// When the rest ends. `None`: the contention seems permanent, and a timer for each sleep would slow down
-    /// the other threads, perhaps this guest's.
+    /// Returns when the rest ends. `None`: the contention seems permanent, and a timer for each sleep would slow down the other
+    /// threads, perhaps this guest's.
     pub(crate) fn until_ns(&self) -> Option<u64> {
         (self.rest_ns < REST_MAX_NS).then_some(self.until_ns)
     }

@@ -1,4 +1,4 @@
-//! When a guest is called for published requests.
+//! Decides when a guest is called for published requests.
 
 use crate::Coalesce;
 
@@ -64,7 +64,7 @@ impl Caller {
         (self.owed > 0).then_some(self.since_ns)
     }
 
-    /// When the call that is held back is due, if one is.
+    /// Returns when the call that is held back is due, if one is.
     #[inline]
     pub(crate) fn due_ns(&self, coalesce: Coalesce) -> Option<u64> {
         (self.owed > 0).then(|| self.since_ns.saturating_add(u64::from(coalesce.us) * 1000))

@@ -286,9 +286,9 @@ impl Comparison {
         fastest < least || most < slowest
     }
 
-    /// What spinning saves of the response time. The wake-up before a request is taken cannot be seen: it counts as much as
-    /// the one after its end, which spinning saves as well. It counts `wake_ns` where requests take less time than that,
-    /// because those end where they are submitted.
+    /// Returns the share of the response time that spinning saves. The wake-up before a request is taken cannot be seen: it
+    /// counts as much as the one after its end, which spinning saves as well. It counts `wake_ns` where requests take less time
+    /// than that, because those end where they are submitted.
     pub(crate) fn of_response(&self, wake_ns: u64) -> Gain {
         let held = |spent: &Spent| spent.held_ns as f32 / spent.requests.max(1) as f32;
         let asleep = middle(&self.plain, held);
@@ -353,7 +353,7 @@ mod tests {
             }
         }
 
-        /// One window. Spinning wins if it has the higher rate.
+        /// Passes one window. Spinning wins if it has the higher rate.
         fn window(&mut self, load: &Load) -> bool {
             self.now_ns += WINDOW_NS;
             let rate = load.rates[self.trial.arm() as usize];

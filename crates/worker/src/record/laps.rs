@@ -1,4 +1,4 @@
-//! When a worker reads the clock.
+//! Decides when a worker reads the clock.
 
 use std::time::Instant;
 

@@ -80,7 +80,7 @@ impl RingChecks {
         (self.left, self.more) = (0, false);
     }
 
-    /// At the end of a lap's acceptance: the maximum time that the chains which it took had waited.
+    /// Returns the maximum time that the chains which the lap took had waited, at the end of its acceptance.
     #[inline]
     fn waited_ns(&mut self, check: RingCheck, laps: &Laps) -> Option<u64> {
         let now_ns = laps.known_ns();
@@ -137,7 +137,7 @@ impl Batch {
 }
 
 impl Recorder {
-    /// For a vring that starts. `vring_size` is `None` if only counts are kept.
+    /// Makes the recorder of a vring that starts. `vring_size` is `None` if only counts are kept.
     pub(super) fn new(record: Arc<VringRecord>, vring_size: Option<u16>) -> Recorder {
         let open = vring_size.map(|vring_size| {
             Box::new(Open {
@@ -412,7 +412,7 @@ impl Drop for Recorder {
 }
 
 impl Drop for Open {
-    /// Nothing is in flight on a vring that has stopped or whose worker failed.
+    /// Forgets what was in flight: nothing is on a vring that has stopped or whose worker failed.
     fn drop(&mut self) {
         for begun in &*self.begun {
             begun.store(0, Ordering::Relaxed);

@@ -53,7 +53,7 @@ impl LimitKind {
         LimitKind::IopsWrite,
     ];
 
-    /// As QEMU calls it.
+    /// Returns QEMU's name of the limit.
     pub fn name(self) -> &'static str {
         match self {
             LimitKind::BpsTotal => "bps-total",
@@ -190,7 +190,7 @@ impl RateLimits {
     }
 }
 
-/// As the option takes it; `none` where nothing is set.
+/// Writes the limits as the option takes them; `none` where nothing is set.
 impl fmt::Display for RateLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = self.settings().into_iter();

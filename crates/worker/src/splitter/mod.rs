@@ -63,7 +63,7 @@ pub struct Prior {
 }
 
 impl Prior {
-    /// From the device's limits.
+    /// Makes the knowledge that the device's limits give.
     ///
     /// The rotational flag is ignored: virtio disks of virtual machines, loop devices and many emulated SCSI
     /// disks set it whatever their storage is. A disk that does rotate starts with whole requests and keeps

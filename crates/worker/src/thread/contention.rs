@@ -17,7 +17,7 @@ pub(crate) struct CoreContention {
 }
 
 impl CoreContention {
-    /// For the calling thread, which must be the one that yields.
+    /// Observes the calling thread, which must be the one that yields.
     pub(crate) fn of_this_thread() -> CoreContention {
         CoreContention {
             schedstat: File::open("/proc/thread-self/schedstat").ok(),
@@ -51,7 +51,7 @@ impl CoreContention {
         self.count(2)
     }
 
-    /// One of the scheduler's counters: time on a core, time of waiting for one, timeslices.
+    /// Reads one of the scheduler's counters: time on a core, time of waiting for one, timeslices.
     fn count(&self, which: usize) -> Option<u64> {
         let mut text = [0; 64];
         let count = self.schedstat.as_ref()?.read_at(&mut text, 0).ok()?;

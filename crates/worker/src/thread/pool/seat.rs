@@ -1,4 +1,4 @@
-//! One worker among others on a thread, and what its failure means.
+//! One worker among others on a thread: its turns, and its end after a failure.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -33,7 +33,7 @@ pub(super) trait Seated {
     /// Collects what has ended its rest.
     fn wake(&mut self) -> io::Result<()>;
 
-    /// One lap. Adds the time since `at` to its own, and sets `at` to now.
+    /// Runs one lap. Adds the time since `at` to its own, and sets `at` to now.
     fn lap(&mut self, at: &mut Instant) -> io::Result<Turn>;
 
     /// Instead of a lap, after a failure: serves nothing, and ends when nothing is in flight.
