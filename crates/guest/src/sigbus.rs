@@ -6,7 +6,7 @@
 //! How the handler stays safe while other threads map and unmap:
 //!
 //! - It uses only [`TABLE`], a static array of atomics that is never freed, and makes one or two `mmap`
-//!   calls; it takes no lock and does not allocate.
+//!   calls; it neither takes a lock nor allocates.
 //! - The faulting thread holds its mapping (by `Arc<Memory>`) during the access, and so during the handler:
 //!   its table entry is complete and does not change. An entry that changes meanwhile belongs to another
 //!   mapping and is skipped; a sequence number shows the change.

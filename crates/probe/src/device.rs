@@ -46,7 +46,7 @@ impl DiskIdentity {
         }
     }
 
-    /// The first property in which `now` differs. A larger size is no difference, because a disk may grow while
+    /// Returns the first property in which `now` differs. A larger size does not count, because a disk may grow while
     /// it is served and must be served again afterwards.
     pub(crate) fn difference(&self, now: &DiskIdentity) -> Option<String> {
         let said = |what: &str, then: &dyn fmt::Display, now: &dyn fmt::Display| {

@@ -118,7 +118,7 @@ fn requests_are_cut_at_the_right_offsets() {
         // A chunk or less is never cut.
         (8 << 10, 4 * K, 8 * K, &[8 * K]),
         (8 << 10, 512, 512, &[512]),
-        // Cut at multiples if that takes no extra op.
+        // Cut at multiples if that does not take an extra op.
         (8 << 10, 0, 16 * K, &[8 * K, 8 * K]),
         (8 << 10, 4 * K, 20 * K, &[4 * K, 8 * K, 8 * K]),
         (8 << 10, 4 * K, 12 * K, &[4 * K, 8 * K]),
