@@ -13,10 +13,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use cleave_disk::{Disk, OpenOptions};
 use cleave_engine::Reactor;
 use cleave_probe::{
-    Circumstances, DiskIdentity, Extent, Matrix, Pace, ProbeProgress, ProbeReport, RunError,
-    Source, points,
+    Circumstances, DiskIdentity, Extent, Matrix, Pace, ProbeProgress, ProbeReport, ProbeSettings,
+    RunError, points,
 };
-use cleave_worker::SplitDirection;
+use cleave_worker::DataDirection;
 use tokio::sync::{oneshot, watch};
 
 use crate::failure::Failure;
@@ -111,17 +111,17 @@ fn check_thin(probe: &Probe, disk: &Disk) -> Result<Extent, Failure> {
     Ok(stored)
 }
 
-fn measured(probe: &Probe, disk: &Disk) -> Source {
-    let mut directions = vec![SplitDirection::Read];
+fn measured(probe: &Probe, disk: &Disk) -> ProbeSettings {
+    let mut directions = vec![DataDirection::Read];
     if probe.writes {
-        directions.push(SplitDirection::Write);
+        directions.push(DataDirection::Write);
     }
     let identity = DiskIdentity::of(disk);
     let count = points(identity.block_bytes, identity.size_bytes).len() * directions.len();
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
-    Source {
+    ProbeSettings {
         directions,
         pace: match probe.depth {
             Depth::Quick => Pace::quick(),
@@ -134,7 +134,7 @@ fn measured(probe: &Probe, disk: &Disk) -> Source {
 }
 
 /// Runs the measurement; also tells whether a signal ended it.
-async fn measure(disk: Arc<Disk>, source: Source) -> Result<(Ended, bool), Failure> {
+async fn measure(disk: Arc<Disk>, source: ProbeSettings) -> Result<(Ended, bool), Failure> {
     let mut signals =
         Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
     let stop = Arc::new(AtomicBool::new(false));

@@ -12,11 +12,11 @@ use cleave_blk::spec::ID_BYTES;
 use cleave_blk::{Limits, Stripe};
 use vm_memory::MmapRegion;
 
+use crate::detect::{RemoteProperties, granule, probe_memory, probe_remote};
 use crate::format::image_format;
 use crate::model::SharedDrive;
 use crate::nbd::{Export, Nbd, NbdSpec, wire};
 use crate::open::open_path;
-use crate::probe::{RemoteProperties, granule, probe_memory, probe_remote};
 use crate::rbd;
 use crate::serial::{ascii_serial, hashed_serial, path_serial};
 use crate::superblock::{self, SuperblockState};

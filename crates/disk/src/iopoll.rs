@@ -4,8 +4,8 @@
 use std::fs::{self, File};
 use std::io;
 
+use crate::detect::{queue_number, sysfs_number};
 use crate::leg::Polling;
-use crate::probe::{queue_number, sysfs_number};
 use crate::{Backing, Disk, FileKind, Leg};
 
 /// Longest read or write that is polled; beyond it, the cost of an interrupt is negligible beside the transfer.

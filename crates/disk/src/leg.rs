@@ -12,10 +12,10 @@ use cleave_blk::Limits;
 use cleave_rbd::{Closing, Image};
 use vm_memory::MmapRegion;
 
+use crate::detect::{self, probe_file, size_bytes};
 use crate::model::SharedDrive;
 use crate::nbd::Nbd;
 use crate::open::reopen;
-use crate::probe::{self, probe_file, size_bytes};
 use crate::{FileKind, OpenError, OpenOptions, RangeLocks, rbd};
 
 /// The storage of a leg.
@@ -86,7 +86,7 @@ impl Backing {
             } => {
                 let (limits, is_direct) = probe_file(Path::new(name), file, *kind, options)?;
                 *direct = is_direct;
-                *has_server = *kind == FileKind::Regular && probe::has_server(file);
+                *has_server = *kind == FileKind::Regular && detect::has_server(file);
                 Ok(limits)
             }
             Backing::Rbd(image) => rbd::probe(image, name, options),

@@ -3,6 +3,7 @@
 //! of a modelled drive is here too, because its state belongs to the disk.
 #![forbid(unsafe_code)]
 
+mod detect;
 mod disk;
 mod format;
 mod iopoll;
@@ -11,7 +12,6 @@ mod lock;
 pub mod model;
 pub mod nbd;
 mod open;
-mod probe;
 mod qemu_lock;
 pub mod rbd;
 mod serial;

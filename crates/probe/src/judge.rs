@@ -141,13 +141,13 @@ fn useful_depth(matrix: &Matrix) -> Option<u32> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use cleave_worker::SplitDirection;
+    use cleave_worker::DataDirection;
 
     use super::*;
     use crate::matrix::{Point, points};
 
     /// A matrix of a disk with this many bytes per second at each point.
-    pub(crate) fn recorded(direction: SplitDirection, rate: impl Fn(Point) -> f64) -> Matrix {
+    pub(crate) fn recorded(direction: DataDirection, rate: impl Fn(Point) -> f64) -> Matrix {
         let mut matrix = Matrix::new(direction);
         for point in points(512, 1 << 40) {
             let requests = 1000;
@@ -175,7 +175,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_drive_with_internal_parallelism_is_split() {
-        let judged = judge(&recorded(SplitDirection::Read, p3700));
+        let judged = judge(&recorded(DataDirection::Read, p3700));
         assert!(judged.pays);
         let row = judged
             .chunks
@@ -195,7 +195,7 @@ pub(crate) mod tests {
     #[test]
     fn a_disk_with_one_channel_is_left_whole() {
         // Time is proportional to size at any depth.
-        let judged = judge(&recorded(SplitDirection::Read, |_| 5e8));
+        let judged = judge(&recorded(DataDirection::Read, |_| 5e8));
         assert!(!judged.pays);
         assert!(judged.chunks.iter().all(|r| r.chunk_bytes == 0));
         assert_eq!(judged.useful_depth, Some(1));
@@ -212,7 +212,7 @@ pub(crate) mod tests {
             (1.06, true),
             (2.0, true),
         ] {
-            let judged = judge(&recorded(SplitDirection::Write, |p| {
+            let judged = judge(&recorded(DataDirection::Write, |p| {
                 if p.depth == 1 { 1e9 } else { gain * 1e9 }
             }));
             assert_eq!(judged.pays, splits, "{gain}");
@@ -227,7 +227,7 @@ pub(crate) mod tests {
     fn a_gain_within_the_error_is_ignored() {
         for (error, splits) in [(0.03, true), (0.2, true), (0.3, false), (1.0, false)] {
             let rate = |p: Point| if p.depth == 1 { 1e9 } else { 1.4e9 };
-            let mut matrix = recorded(SplitDirection::Read, rate);
+            let mut matrix = recorded(DataDirection::Read, rate);
             for m in &mut matrix.measured {
                 m.error = error;
             }
@@ -252,7 +252,7 @@ pub(crate) mod tests {
             let found = rates.iter().find(|(depth, _)| *depth == p.depth);
             found.map_or(1e9, |(_, rate)| rate * 1e9)
         };
-        let judged = judge(&recorded(SplitDirection::Read, rate));
+        let judged = judge(&recorded(DataDirection::Read, rate));
         let row = judged
             .chunks
             .iter()
@@ -270,7 +270,7 @@ pub(crate) mod tests {
 
     #[test]
     fn missing_measurements_are_not_judged() {
-        let mut matrix = recorded(SplitDirection::Read, p3700);
+        let mut matrix = recorded(DataDirection::Read, p3700);
         matrix
             .measured
             .retain(|m| m.point.outstanding_bytes == 512 << 10);
@@ -280,13 +280,13 @@ pub(crate) mod tests {
             judged.useful_depth, None,
             "one point of the column says nothing"
         );
-        let judged = judge(&Matrix::new(SplitDirection::Read));
+        let judged = judge(&Matrix::new(DataDirection::Read));
         assert_eq!((judged.chunks.len(), judged.pays), (0, false));
     }
 
     #[test]
     fn a_large_block_is_respected() {
-        let mut matrix = recorded(SplitDirection::Read, p3700);
+        let mut matrix = recorded(DataDirection::Read, p3700);
         matrix
             .measured
             .retain(|m| m.point.block_bytes() >= 64 << 10);

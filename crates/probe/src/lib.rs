@@ -21,6 +21,6 @@ pub use judge::{Judgement, Recommendation, judge};
 pub use matrix::{Matrix, Measured, Point, points};
 pub use profile::{Profile, ProfileError};
 pub use report::{Circumstances, Host, ProbeReport, Side};
-pub use run::{Pace, ProbeProgress, RunError, Source, run};
+pub use run::{Pace, ProbeProgress, ProbeSettings, RunError, run};
 pub use table::table;
 pub use thin::{Extent, holds_data, stored};

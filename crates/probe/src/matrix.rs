@@ -1,6 +1,6 @@
 //! The points of study A, and the measurement at each.
 
-use cleave_worker::SplitDirection;
+use cleave_worker::DataDirection;
 use serde::{Serialize, Serializer};
 
 /// Minimum and maximum number of bytes outstanding.
@@ -61,7 +61,7 @@ impl Measured {
 pub struct Matrix {
     /// The direction.
     #[serde(serialize_with = "as_word")]
-    pub direction: SplitDirection,
+    pub direction: DataDirection,
     /// The points, in order.
     pub measured: Vec<Measured>,
     /// Number of reads whose data was checked.
@@ -72,7 +72,7 @@ pub struct Matrix {
 
 impl Matrix {
     /// A matrix without points.
-    pub fn new(direction: SplitDirection) -> Matrix {
+    pub fn new(direction: DataDirection) -> Matrix {
         Matrix {
             direction,
             measured: Vec::new(),
@@ -104,14 +104,14 @@ impl Matrix {
 }
 
 /// The name of a direction in tables and files.
-pub(crate) fn word(direction: SplitDirection) -> &'static str {
+pub(crate) fn word(direction: DataDirection) -> &'static str {
     match direction {
-        SplitDirection::Read => "read",
-        SplitDirection::Write => "write",
+        DataDirection::Read => "read",
+        DataDirection::Write => "write",
     }
 }
 
-fn as_word<S: Serializer>(direction: &SplitDirection, out: S) -> Result<S::Ok, S::Error> {
+fn as_word<S: Serializer>(direction: &DataDirection, out: S) -> Result<S::Ok, S::Error> {
     out.serialize_str(word(*direction))
 }
 
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn points_are_kept_in_order() {
-        let mut matrix = Matrix::new(SplitDirection::Read);
+        let mut matrix = Matrix::new(DataDirection::Read);
         for (outstanding_bytes, depth) in [(1024, 2), (512, 1), (1024, 1)] {
             matrix.add(Measured {
                 point: Point {

@@ -8,7 +8,7 @@ use std::path::Path;
 use cleave_blk::Limits;
 use cleave_disk::Disk;
 use cleave_worker::splitter::{CHUNK_MAX_BYTES, CHUNK_MIN_BYTES};
-use cleave_worker::{Prior, SplitDirection};
+use cleave_worker::{DataDirection, Prior};
 use serde::Deserialize;
 
 use crate::device::DiskIdentity;
@@ -155,8 +155,8 @@ impl Profile {
         prior.never = self.never;
         let mut useful_depth = None;
         for (way, side) in [
-            (SplitDirection::Read, &self.read),
-            (SplitDirection::Write, &self.write),
+            (DataDirection::Read, &self.read),
+            (DataDirection::Write, &self.write),
         ] {
             let Some(side) = side else { continue };
             useful_depth = useful_depth.max(side.useful_depth);
@@ -290,8 +290,8 @@ mod tests {
 
     fn written_for(disk: &Disk) -> String {
         let mut report = report(vec![
-            recorded(SplitDirection::Read, p3700),
-            recorded(SplitDirection::Write, |_| 5e8),
+            recorded(DataDirection::Read, p3700),
+            recorded(DataDirection::Write, |_| 5e8),
         ]);
         report.device = DiskIdentity::of(disk);
         write(&report)
@@ -315,12 +315,12 @@ mod tests {
         assert!(
             prior
                 .measured
-                .contains(&(SplitDirection::Write, 512 << 10, 0))
+                .contains(&(DataDirection::Write, 512 << 10, 0))
         );
         let read = prior
             .measured
             .iter()
-            .find(|m| (m.0, m.1) == (SplitDirection::Read, 512 << 10));
+            .find(|m| (m.0, m.1) == (DataDirection::Read, 512 << 10));
         assert!(read.unwrap().2 > 0);
     }
 
@@ -431,7 +431,7 @@ mod tests {
             (true, false, 1.0, false),
         ] {
             let flat = |p: crate::Point| if rate > 0.0 { p3700(p) } else { 5e8 };
-            let mut report = report(vec![recorded(SplitDirection::Read, flat)]);
+            let mut report = report(vec![recorded(DataDirection::Read, flat)]);
             (report.rotational, report.partial) = (rotational, partial);
             assert_eq!(is_never(&report), never);
         }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use cleave_worker::SplitDirection;
+use cleave_worker::DataDirection;
 use serde::Serialize;
 
 use crate::judge::{Judgement, judge};
@@ -182,7 +182,7 @@ impl ProbeReport {
 }
 
 /// A judgement in sentences.
-pub(crate) fn sentences(judged: &Judgement, direction: SplitDirection) -> Vec<String> {
+pub(crate) fn sentences(judged: &Judgement, direction: DataDirection) -> Vec<String> {
     let way = word(direction);
     let mut sentences = Vec::new();
     if judged.chunks.is_empty() {
@@ -270,8 +270,8 @@ pub(crate) mod tests {
     #[test]
     fn findings_are_sentences() {
         let sentences = |rate: &dyn Fn(crate::Point) -> f64| {
-            let report = report(vec![recorded(SplitDirection::Read, rate)]);
-            sentences(&report.sides[0].judgement, SplitDirection::Read)
+            let report = report(vec![recorded(DataDirection::Read, rate)]);
+            sentences(&report.sides[0].judgement, DataDirection::Read)
         };
         let split = sentences(&p3700);
         assert!(split[0].starts_with("Splitting reads pays: "), "{split:?}");
@@ -297,7 +297,7 @@ pub(crate) mod tests {
 
     #[test]
     fn doubts_are_reported() {
-        let mut matrix = recorded(SplitDirection::Read, p3700);
+        let mut matrix = recorded(DataDirection::Read, p3700);
         (matrix.looked_at, matrix.only_zeroes) = (100, 60);
         let mut report = report(vec![matrix]);
         assert_eq!(report.doubts().len(), 1);
@@ -316,7 +316,7 @@ pub(crate) mod tests {
 
     #[test]
     fn json_names_what_it_holds() {
-        let text = report(vec![recorded(SplitDirection::Write, p3700)]).json();
+        let text = report(vec![recorded(DataDirection::Write, p3700)]).json();
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["version"], 1);
         assert_eq!(value["device"]["kind"], "device");

@@ -12,7 +12,7 @@ use cleave_blk::{Cut, Plan, Request, Segment, Verb};
 use cleave_disk::Disk;
 use cleave_engine::{AnyStore, Done, EngineError, Event, Reactor, Store, Wait};
 use cleave_guest::{Epoch, MapError, Memory, RegionSpec};
-use cleave_worker::SplitDirection;
+use cleave_worker::DataDirection;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::device::smallest_op;
@@ -70,9 +70,9 @@ impl Pace {
 
 /// Settings of a measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
+pub struct ProbeSettings {
     /// Each gets a matrix.
-    pub directions: Vec<SplitDirection>,
+    pub directions: Vec<DataDirection>,
     /// The time to take.
     pub pace: Pace,
     /// Seed of the random offsets; not 0.
@@ -87,7 +87,7 @@ pub struct ProbeProgress {
     /// All points.
     pub total: usize,
     /// The current point.
-    pub now: (SplitDirection, Point),
+    pub now: (DataDirection, Point),
     /// Expected time until the end.
     pub left: Duration,
 }
@@ -113,7 +113,7 @@ pub enum RunError {
         /// Name of the disk.
         disk: String,
         /// Read or write.
-        direction: SplitDirection,
+        direction: DataDirection,
         /// Offset of the request.
         offset_bytes: u64,
         /// Length of the request.
@@ -130,7 +130,7 @@ pub enum RunError {
 /// time was over.
 pub fn run(
     disk: &Arc<Disk>,
-    source: &Source,
+    settings: &ProbeSettings,
     stop: &AtomicBool,
     report: &mut dyn FnMut(&ProbeProgress),
 ) -> Result<(Vec<Matrix>, bool), RunError> {
@@ -147,7 +147,7 @@ pub fn run(
         return Err(RunError::TooSmall(disk.name().to_owned()));
     };
     let memory = anonymous(memory_bytes)?;
-    fill(&memory, memory_bytes, source.seed);
+    fill(&memory, memory_bytes, settings.seed);
     let ops = u16::try_from(ops).unwrap_or(u16::MAX);
     let mut reactor = Reactor::new(&[disk], ops, 0, 0)?;
     let store = AnyStore::open(&mut reactor, disk, 0, ops)?;
@@ -158,14 +158,14 @@ pub fn run(
         disk: Arc::clone(disk),
         cut,
         stride,
-        random: source.seed | 1,
+        random: settings.seed | 1,
         slots: Vec::new(),
         segments: Vec::new(),
         ended: Vec::new(),
     };
-    let mut clock = Clock::new(source.pace, points.len() * source.directions.len());
+    let mut clock = Clock::new(settings.pace, points.len() * settings.directions.len());
     let mut matrices = Vec::new();
-    for &direction in &source.directions {
+    for &direction in &settings.directions {
         let mut matrix = Matrix::new(direction);
         measure_all(
             &mut matrix,
@@ -270,7 +270,7 @@ impl Clock {
         (elapsed < total + total / 8).then(|| (self.pace.point_min.min(most), most))
     }
 
-    fn progress(&self, direction: SplitDirection, point: Point) -> ProbeProgress {
+    fn progress(&self, direction: DataDirection, point: Point) -> ProbeProgress {
         let elapsed = self.start.elapsed();
         let at_most = self.pace.total.saturating_sub(elapsed);
         let at_this_rate = match u32::try_from(self.done) {
@@ -335,13 +335,13 @@ impl Bench {
             return Ok(false);
         };
         matrix.add(measured);
-        if way == SplitDirection::Read {
+        if way == DataDirection::Read {
             self.look_for_zeroes(matrix, point)?;
         }
         Ok(true)
     }
 
-    fn drain(&mut self, way: SplitDirection, point: Point) -> Result<(), RunError> {
+    fn drain(&mut self, way: DataDirection, point: Point) -> Result<(), RunError> {
         while self.store[0].in_flight() > 0 {
             self.lap(way, point)?;
         }
@@ -352,7 +352,7 @@ impl Bench {
     /// The closed loop: each completion is followed by a new request, until the rate is known.
     fn keep_going(
         &mut self,
-        way: SplitDirection,
+        way: DataDirection,
         point: Point,
         (least, most): (Duration, Duration),
         stop: &AtomicBool,
@@ -411,14 +411,14 @@ impl Bench {
     }
 
     /// Pushes a request at a random offset. There is room, because the engine was made for the deepest point.
-    fn begin(&mut self, way: SplitDirection, point: Point, slot: usize) {
+    fn begin(&mut self, way: DataDirection, point: Point, slot: usize) {
         let len_bytes = point.block_bytes();
         let blocks = (self.disk.capacity_bytes() / len_bytes).max(1);
         let offset_bytes = self.next_random() % blocks * len_bytes;
         let request = Request {
             verb: match way {
-                SplitDirection::Read => Verb::Read,
-                SplitDirection::Write => Verb::Write,
+                DataDirection::Read => Verb::Read,
+                DataDirection::Write => Verb::Write,
             },
             offset_bytes,
             len_bytes,
@@ -438,7 +438,7 @@ impl Bench {
     }
 
     /// Waits for a completion, and puts all completed slots into `ended`.
-    fn lap(&mut self, way: SplitDirection, point: Point) -> Result<(), RunError> {
+    fn lap(&mut self, way: DataDirection, point: Point) -> Result<(), RunError> {
         let until = Instant::now() + LAP_MAX;
         self.reactor
             .enter(&mut self.store, Wait::Until(Some(until)))
@@ -477,9 +477,9 @@ impl Bench {
     fn look_for_zeroes(&mut self, matrix: &mut Matrix, point: Point) -> Result<(), RunError> {
         let slots = self.slots.len().min(LOOKED_AT_MAX);
         for slot in 0..slots {
-            self.begin(SplitDirection::Read, point, slot);
+            self.begin(DataDirection::Read, point, slot);
         }
-        self.drain(SplitDirection::Read, point)?;
+        self.drain(DataDirection::Read, point)?;
         for segment in self.segments.iter().take(slots) {
             matrix.looked_at += 1;
             matrix.only_zeroes += u64::from(is_zero(&self.memory, *segment));

@@ -137,7 +137,7 @@ fn row(text: &mut String, matrix: &Matrix) {
 
 #[cfg(test)]
 mod tests {
-    use cleave_worker::SplitDirection;
+    use cleave_worker::DataDirection;
 
     use super::*;
     use crate::judge::tests::{p3700, recorded};
@@ -162,8 +162,8 @@ mod tests {
     #[test]
     fn the_table_fits_and_shows_all() {
         let matrices = vec![
-            recorded(SplitDirection::Read, p3700),
-            recorded(SplitDirection::Write, |_| 2e11),
+            recorded(DataDirection::Read, p3700),
+            recorded(DataDirection::Write, |_| 2e11),
         ];
         let text = table(&report(matrices));
         for line in text.lines().skip(2) {
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_partial_matrix_is_displayed() {
-        let mut matrix = recorded(SplitDirection::Read, p3700);
+        let mut matrix = recorded(DataDirection::Read, p3700);
         matrix
             .measured
             .retain(|m| m.point.outstanding_bytes == 4096);

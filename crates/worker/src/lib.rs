@@ -43,7 +43,7 @@ pub use device::{Device, WorkerConfig};
 pub use settings::limits::{Limit, LimitKind, RateLimits};
 pub use settings::on_error::{ErrorAction, OnError};
 pub use settings::tuning::{Coalesce, CompletionPolicy, Tuning};
-pub use splitter::{Prior, Split, SplitDirection, Splitter};
+pub use splitter::{DataDirection, Prior, Split, Splitter};
 pub use stats::{Totals, TrialResult, WaitState};
 pub use thread::error::SpawnError;
 pub use thread::handle::{Handle, reactor};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use cleave_disk::{Backing, Disk, FileKind, format_size};
 use cleave_worker::record::{Distribution, ErrorKind, Kind, Stage, VringRecord};
 use cleave_worker::splitter::{SplitResult, SplitState};
-use cleave_worker::{Device, LegTotals, Split, SplitDirection, TrialResult, WaitState};
+use cleave_worker::{DataDirection, Device, LegTotals, Split, TrialResult, WaitState};
 
 use super::DiskStatus;
 use super::report::{
@@ -454,8 +454,8 @@ pub(super) fn split_cell(state: &SplitState, now: Duration) -> SplitCell {
     };
     SplitCell {
         direction: match state.direction {
-            SplitDirection::Read => "read",
-            SplitDirection::Write => "write",
+            DataDirection::Read => "read",
+            DataDirection::Write => "write",
         }
         .to_owned(),
         from_bytes: state.class_bytes,

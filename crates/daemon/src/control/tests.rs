@@ -7,7 +7,7 @@ use cleave_config::DiskConfig;
 use cleave_disk::{Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_worker::record::Recording;
 use cleave_worker::splitter::{SplitResult, SplitState};
-use cleave_worker::{Device, LegTotals, Split, SplitDirection, TrialResult, Tuning, WorkerConfig};
+use cleave_worker::{DataDirection, Device, LegTotals, Split, TrialResult, Tuning, WorkerConfig};
 use serde_json::{Value, json};
 
 use super::DiskStatus;
@@ -115,7 +115,7 @@ fn what_an_experiment_found_is_told_of_the_worker_that_made_it() {
 #[test]
 fn what_an_experiment_with_pieces_found_is_told_of_its_requests() {
     let mut state = SplitState {
-        direction: SplitDirection::Write,
+        direction: DataDirection::Write,
         class_bytes: 512 << 10,
         chunk_bytes: 16 << 10,
         requests: 77,

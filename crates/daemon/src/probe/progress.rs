@@ -64,7 +64,7 @@ pub(super) fn clock(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use cleave_probe::Point;
-    use cleave_worker::SplitDirection;
+    use cleave_worker::DataDirection;
 
     use super::*;
 
@@ -75,7 +75,7 @@ mod tests {
                 done,
                 total: 210,
                 now: (
-                    SplitDirection::Write,
+                    DataDirection::Write,
                     Point {
                         outstanding_bytes: 4 << 20,
                         depth,

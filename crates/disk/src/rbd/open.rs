@@ -4,7 +4,7 @@ use cleave_blk::Limits;
 use cleave_rbd::{Image, ImageAccess};
 
 use super::RbdSpec;
-use crate::probe::{RemoteProperties, probe_remote};
+use crate::detect::{RemoteProperties, probe_remote};
 use crate::{OpenError, OpenOptions};
 
 /// The unit in which librbd gives space back (`rbd_discard_granularity_bytes`).

@@ -196,13 +196,13 @@ mod tests {
     use cleave_probe::{
         Circumstances, DiskIdentity, Extent, Matrix, Measured as Found, Pace, ProbeReport, points,
     };
-    use cleave_worker::SplitDirection;
+    use cleave_worker::DataDirection;
 
     use super::*;
 
     /// The JSON that the probe itself makes of a disk which gains from more requests, up to 64.
-    fn json(directions: &[SplitDirection], points_max: usize) -> String {
-        let matrix = |direction: &SplitDirection| {
+    fn json(directions: &[DataDirection], points_max: usize) -> String {
+        let matrix = |direction: &DataDirection| {
             let mut matrix = Matrix::new(*direction);
             for point in points(512, 1 << 40) {
                 matrix.add(Found {
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn a_figure_has_all_points_of_the_probes_json_and_names_a_model() {
         let text = drawn(&json(
-            &[SplitDirection::Read, SplitDirection::Write],
+            &[DataDirection::Read, DataDirection::Write],
             usize::MAX,
         ));
         assert_eq!(text.matches("<title>").count(), 210);
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn little_or_nothing_measured_is_still_a_figure() {
-        for (directions, points) in [(&[][..], 0), (&[SplitDirection::Read], 1)] {
+        for (directions, points) in [(&[][..], 0), (&[DataDirection::Read], 1)] {
             let text = drawn(&json(directions, points));
             assert_eq!(text.matches("<title>").count(), points);
         }
@@ -261,7 +261,7 @@ mod tests {
     fn a_figure_lies_beside_its_json_and_other_files_are_refused() {
         let name = format!("xtask-probe-{}.json", std::process::id());
         let file = std::env::temp_dir().join(name);
-        for (text, is_drawn) in [(&*json(&[SplitDirection::Read], 9), true), ("{}", false)] {
+        for (text, is_drawn) in [(&*json(&[DataDirection::Read], 9), true), ("{}", false)] {
             std::fs::write(&file, text).unwrap();
             match draw(&file) {
                 Ok(figure) => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::direction::SplitDirection;
+use super::direction::DataDirection;
 use super::state::{SplitResult, SplitState};
 use crate::policy::{Arm, Experiment, ExperimentResult, Spent, Stretch};
 
@@ -170,7 +170,7 @@ impl Cell {
         (self.start, self.settle) = (None, in_flight);
     }
 
-    pub(super) fn state(&self, direction: SplitDirection, class_bytes: u64) -> SplitState {
+    pub(super) fn state(&self, direction: DataDirection, class_bytes: u64) -> SplitState {
         SplitState {
             direction,
             class_bytes,

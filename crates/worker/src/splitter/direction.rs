@@ -4,22 +4,22 @@ use cleave_blk::Verb;
 
 /// Direction of the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SplitDirection {
+pub enum DataDirection {
     /// From the disk.
     Read,
     /// To the disk.
     Write,
 }
 
-impl SplitDirection {
-    pub(super) const ALL: [SplitDirection; 2] = [SplitDirection::Read, SplitDirection::Write];
+impl DataDirection {
+    pub(super) const ALL: [DataDirection; 2] = [DataDirection::Read, DataDirection::Write];
 
     /// `None`: the request has no data.
     #[inline]
-    pub(crate) fn of(verb: Verb) -> Option<SplitDirection> {
+    pub(crate) fn of(verb: Verb) -> Option<DataDirection> {
         match verb {
-            Verb::Read => Some(SplitDirection::Read),
-            Verb::Write => Some(SplitDirection::Write),
+            Verb::Read => Some(DataDirection::Read),
+            Verb::Write => Some(DataDirection::Write),
             _ => None,
         }
     }

@@ -19,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use cleave_blk::Limits;
 
 use cell::{Cell, RunningTotals, SPLIT_OPS_MAX};
-pub use direction::SplitDirection;
+pub use direction::DataDirection;
 pub use state::{SplitResult, SplitState};
 
 /// Smaller requests are never split: the additional ops would cost more than they could save.
@@ -59,7 +59,7 @@ pub struct Prior {
     /// Never split, and do not experiment: the device is rotational, and a probe found no gain.
     pub never: bool,
     /// The best chunks according to a probe, by direction and request size; 0: whole requests.
-    pub measured: Vec<(SplitDirection, u64, u32)>,
+    pub measured: Vec<(DataDirection, u64, u32)>,
 }
 
 impl Prior {
@@ -82,7 +82,7 @@ impl Prior {
     }
 
     /// The best chunk for requests of a cell according to a probe.
-    fn chunk_of(&self, direction: SplitDirection, class: usize) -> Option<u32> {
+    fn chunk_of(&self, direction: DataDirection, class: usize) -> Option<u32> {
         let mut measured = self.measured.iter();
         let found = measured.find(|(way, bytes, _)| {
             *way == direction && *bytes >= SPLIT_MIN_BYTES && class_of(*bytes) == class
@@ -120,7 +120,7 @@ impl Splitter {
         if let Split::Auto(prior) = &split
             && !prior.never
         {
-            for direction in SplitDirection::ALL {
+            for direction in DataDirection::ALL {
                 let classes = 0..CLASSES;
                 cells.extend(classes.map(|class| {
                     let measured = prior.chunk_of(direction, class);
@@ -154,8 +154,8 @@ impl Splitter {
 
     /// Notes a request that is too small to be split.
     #[inline]
-    pub fn note_small(&self, direction: SplitDirection) {
-        if direction == SplitDirection::Read && self.mixed.load(Ordering::Relaxed) != MIXED_WRITES {
+    pub fn note_small(&self, direction: DataDirection) {
+        if direction == DataDirection::Read && self.mixed.load(Ordering::Relaxed) != MIXED_WRITES {
             self.mixed.store(MIXED_WRITES, Ordering::Relaxed);
         }
     }
@@ -164,7 +164,7 @@ impl Splitter {
     /// `beside`: requests in flight on this worker that are not large.
     pub fn choose(
         &self,
-        direction: SplitDirection,
+        direction: DataDirection,
         len_bytes: u64,
         beside: u32,
         now_ns: u64,
@@ -179,7 +179,7 @@ impl Splitter {
         if let Some(mut learner) = self.try_learner() {
             learner.pass_time(now_ns, others);
         }
-        if direction == SplitDirection::Write && self.leave_whole() {
+        if direction == DataDirection::Write && self.leave_whole() {
             // A flood of writes spread over all channels would delay the reads beside it.
             return None;
         }
@@ -201,7 +201,7 @@ impl Splitter {
     /// A request has succeeded. `cpu_ns`: CPU time of this process, read at the ends of stretches.
     pub fn ended(
         &self,
-        direction: SplitDirection,
+        direction: DataDirection,
         len_bytes: u64,
         now_ns: u64,
         cpu_ns: impl FnOnce() -> u64,
@@ -252,7 +252,7 @@ impl Splitter {
         numbered
             .filter(|(_, cell)| cell.requests() > 0)
             .filter_map(|(number, cell)| {
-                let direction = *SplitDirection::ALL.get(number / CLASSES)?;
+                let direction = *DataDirection::ALL.get(number / CLASSES)?;
                 Some(cell.state(direction, class_bytes(number % CLASSES)))
             })
             .collect()
@@ -301,7 +301,7 @@ fn class_bytes(class: usize) -> u64 {
     SPLIT_MIN_BYTES << (2 * class)
 }
 
-fn number_of(direction: SplitDirection, len_bytes: u64) -> usize {
-    let way = usize::from(direction == SplitDirection::Write);
+fn number_of(direction: DataDirection, len_bytes: u64) -> usize {
+    let way = usize::from(direction == DataDirection::Write);
     way * CLASSES + class_of(len_bytes)
 }

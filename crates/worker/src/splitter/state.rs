@@ -3,13 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::direction::SplitDirection;
+use super::direction::DataDirection;
 
 /// The state of one cell.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SplitState {
     /// Direction of the data.
-    pub direction: SplitDirection,
+    pub direction: DataDirection,
     /// Minimum request size; the class extends to four times as much.
     pub class_bytes: u64,
     /// Chunk in force; 0: whole requests.
@@ -37,8 +37,8 @@ pub struct SplitResult {
 impl fmt::Display for SplitState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let way = match self.direction {
-            SplitDirection::Read => "reads",
-            SplitDirection::Write => "writes",
+            DataDirection::Read => "reads",
+            DataDirection::Write => "writes",
         };
         write!(f, "{way} from {}K on: ", self.class_bytes >> 10)?;
         match self.chunk_bytes {

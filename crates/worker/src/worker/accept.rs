@@ -13,7 +13,7 @@ use crate::device::throttle::Demand;
 use crate::lane::{Lane, Throttled};
 use crate::record::{Laps, Recorder};
 use crate::slots::{Slot, SplitTiming};
-use crate::splitter::{SPLIT_MIN_BYTES, SplitDirection, Splitter};
+use crate::splitter::{DataDirection, SPLIT_MIN_BYTES, Splitter};
 use crate::token::Token;
 
 /// All that accepting a chain needs besides the vring, borrowed from the worker for one batch. Settings that
@@ -326,7 +326,7 @@ impl<S: Store> Acceptance<'_, S> {
     /// How a read or write is split. For small requests no clock is read.
     #[inline]
     fn split(&mut self, request: &Request) -> Option<SplitTiming> {
-        let direction = SplitDirection::of(request.verb)?;
+        let direction = DataDirection::of(request.verb)?;
         if request.len_bytes < SPLIT_MIN_BYTES {
             self.splitting.splitter.note_small(direction);
             return None;
@@ -334,7 +334,7 @@ impl<S: Store> Acceptance<'_, S> {
         self.split_large(direction, request.len_bytes)
     }
 
-    fn split_large(&mut self, direction: SplitDirection, len_bytes: u64) -> Option<SplitTiming> {
+    fn split_large(&mut self, direction: DataDirection, len_bytes: u64) -> Option<SplitTiming> {
         let splitting = &mut *self.splitting;
         let learns = splitting.splitter.learns();
         let start_ns = self.device.now_ns();

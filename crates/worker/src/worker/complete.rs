@@ -6,7 +6,7 @@ use rustix::time::ClockId;
 
 use super::status::write_status;
 use super::{COMMAND_WATCH, Worker, call_bell};
-use crate::SplitDirection;
+use crate::DataDirection;
 use crate::clock::{cpu_ns, nanoseconds};
 use crate::policy::CallDecision;
 use crate::record::VringEvent;
@@ -92,7 +92,7 @@ impl<S: Store> Worker<S> {
         {
             splitting.large -= 1;
             let now_ns = self.device.now_ns();
-            match (SplitDirection::of(ended.verb), ended.errno) {
+            match (DataDirection::of(ended.verb), ended.errno) {
                 (Some(direction), None) => {
                     splitting
                         .splitter

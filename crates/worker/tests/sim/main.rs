@@ -29,8 +29,8 @@ use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_sim::{Random, Sim, SimConfig, SimStore};
 use cleave_worker::record::{Category, ErrorKind, Kind, Recording, Stage};
 use cleave_worker::{
-    Coalesce, CompletionPolicy, Control, Device, ErrorAction, Lap, Pending as Commanded, Prior,
-    Split, SplitDirection, Totals, Tuning, VringStart, Worker, WorkerConfig, reactor,
+    Coalesce, CompletionPolicy, Control, DataDirection, Device, ErrorAction, Lap,
+    Pending as Commanded, Prior, Split, Totals, Tuning, VringStart, Worker, WorkerConfig, reactor,
 };
 use driver::{Answer, Ask, DATA_MAX, Driver};
 use rustix::event::{EventfdFlags, eventfd};
