@@ -91,7 +91,7 @@ impl Style {
 
 pub(crate) type Legend = Vec<(String, Style)>;
 
-/// The series that share the figure's legend.
+/// Returns the series that share the figure's legend.
 fn legend(figure: &Figure) -> Legend {
     fn add<T>(names: &mut Vec<(String, Look)>, title: &str, series: &[Series<T>]) {
         // A series of its panel's name needs no other.
@@ -160,7 +160,7 @@ pub(crate) struct PanelBox {
     pub(crate) below: i32,
 }
 
-/// Boxes of the panels, in fewer columns where names need the room, and where the caption begins.
+/// Returns the boxes of the panels, in fewer columns where names need the room, and where the caption begins.
 fn layout(figure: &Figure, mut y: i32) -> (Vec<PanelBox>, i32) {
     let width = |columns: usize| {
         let columns = columns as i32;
@@ -233,12 +233,12 @@ fn names_fit(panel: &Panel, room: i32) -> bool {
     lines.all(|line| width(&line, SMALL.0) <= each)
 }
 
-/// The name under one of `count` groups of bars.
+/// Returns the name under one of `count` groups of bars.
 pub(crate) fn name_lines(name: &str, room: i32, count: usize) -> Vec<String> {
     wrapped(name, SMALL.0, room / count.max(1) as i32 - 4)
 }
 
-/// The figure as complete XML, with no reference to anything outside.
+/// Returns the figure as complete XML, with no reference to anything outside.
 pub fn svg(figure: &Figure) -> String {
     let room = WIDTH - 2 * MARGIN;
     let legend = legend(figure);

@@ -92,7 +92,7 @@ impl Marks {
 type Taken = Vec<(Position, Position)>;
 
 impl Page<'_> {
-    /// All of a panel but its title.
+    /// Draws all of a panel but its title.
     pub(crate) fn panel(&mut self, panel: &Panel, cell: &PanelBox) -> DrawResult<()> {
         let (left, right) = (cell.x + LEFT, cell.x + cell.width - RIGHT);
         let (top, bottom) = (cell.y + cell.above, cell.y + cell.above + cell.plot);
@@ -214,7 +214,7 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// Words about a point, at the nearest place where they touch no line and no other words.
+    /// Draws words about a point, at the nearest place where they touch no line and no other words.
     fn note(&self, plane: &Plane, at: Position, words: &str, taken: &mut Taken) -> DrawResult<()> {
         let half = width(words, NOTE.0) as i32 / 2 + 4;
         let around = |(x, y): Position| (x - half..x + half, y - 15..y + 7);
@@ -345,7 +345,7 @@ impl Page<'_> {
         ))
     }
 
-    /// Names under groups of bars; returns the room of one group.
+    /// Draws names under groups of bars. Returns the room of one group.
     fn names_below(&self, plane: &Plane, groups: &[String]) -> DrawResult<f64> {
         let (pixels, bottom) = (&plane.x.pixels, plane.y.pixels.start);
         let room = f64::from(pixels.end - pixels.start) / groups.len().max(1) as f64;
