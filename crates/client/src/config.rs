@@ -72,7 +72,7 @@ impl DeviceConfig {
         }
     }
 
-    /// Size of the disk in bytes.
+    /// Returns the size of the disk in bytes.
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_sectors * SECTOR_BYTES
     }

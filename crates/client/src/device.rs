@@ -255,7 +255,7 @@ impl Client {
         self.inflight.is_some()
     }
 
-    /// The configuration as it was last read.
+    /// Returns the configuration as it was last read.
     pub fn config(&self) -> &DeviceConfig {
         &self.config
     }
@@ -276,12 +276,12 @@ impl Client {
         self.features
     }
 
-    /// The connection, for single messages.
+    /// Returns the connection, for single messages.
     pub fn frontend(&mut self) -> &mut Frontend {
         &mut self.frontend
     }
 
-    /// The guest's memory.
+    /// Returns the guest's memory.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
@@ -294,17 +294,17 @@ impl Client {
         &mut self.queues[index]
     }
 
-    /// Number of vrings.
+    /// Returns the number of vrings.
     pub fn queue_count(&self) -> usize {
         self.queues.len()
     }
 
-    /// All vrings, for use by several threads.
+    /// Returns all vrings, for use by several threads.
     pub fn queues(&mut self) -> &mut [Queue] {
         &mut self.queues
     }
 
-    /// Connection and vrings separately, to send messages while vrings run.
+    /// Returns connection and vrings separately, to send messages while vrings run.
     pub fn parts(&mut self) -> (&mut Frontend, &mut [Queue]) {
         (&mut self.frontend, &mut self.queues)
     }

@@ -126,37 +126,37 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Its number.
+    /// Returns its number.
     pub fn index(&self) -> u16 {
         self.index
     }
 
-    /// The ring, for chains by hand.
+    /// Returns the ring, for chains by hand.
     pub fn ring(&mut self) -> &mut DriverRing {
         &mut self.ring
     }
 
-    /// The guest's memory.
+    /// Returns the guest's memory.
     pub fn memory(&self) -> Arc<GuestMemory> {
         Arc::clone(self.ring.memory())
     }
 
-    /// Guest address and length of this queue's data area; the requests here use its start.
+    /// Returns guest address and length of this queue's data area; the requests here use its start.
     pub fn data_area(&self) -> (u64, u64) {
         (self.arena.addr, self.arena.len)
     }
 
-    /// A duplicate of the daemon's end of the kick.
+    /// Returns a duplicate of the daemon's end of the kick.
     pub fn kick_descriptor(&self) -> Option<OwnedFd> {
         self.kick.as_ref()?.reader.try_clone().ok()
     }
 
-    /// A duplicate of the daemon's end of the call.
+    /// Returns a duplicate of the daemon's end of the call.
     pub fn call_descriptor(&self) -> Option<OwnedFd> {
         self.call.as_ref()?.writer().try_clone().ok()
     }
 
-    /// Time limit for a completion.
+    /// Sets the time limit for a completion.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
@@ -200,7 +200,7 @@ impl Queue {
         self.range(request_type::WRITE_ZEROES, offset, len, unmap.into())
     }
 
-    /// The serial, without its padding.
+    /// Returns the serial, without its padding.
     pub fn get_id(&mut self) -> Result<Vec<u8>, Error> {
         self.ring.memory().fill(self.arena.addr, ID_BYTES, UNREAD);
         self.transfer(request_type::GET_ID, 0, ID_BYTES, true)?;
@@ -240,7 +240,7 @@ impl Queue {
         self.ring.memory().write(self.arena.control, &block);
     }
 
-    /// Guest addresses of the header and the status byte of the first control block.
+    /// Returns the guest addresses of the header and the status byte of the first control block.
     pub fn control(&self) -> (u64, u64) {
         (self.arena.control, self.arena.control + STATUS_AT)
     }
@@ -384,7 +384,7 @@ impl Queue {
     }
 }
 
-/// Header of a request (virtio 1.3 §5.2.6).
+/// Returns the header of a request (virtio 1.3 §5.2.6).
 pub fn header(kind: u32, sector: u64) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     bytes[0..4].copy_from_slice(&kind.to_le_bytes());

@@ -57,7 +57,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// A range that the device reads.
+    /// Returns a range that the device reads.
     pub fn readable(addr: u64, len: u32) -> Buffer {
         Buffer {
             addr,
@@ -66,7 +66,7 @@ impl Buffer {
         }
     }
 
-    /// A range that the device writes.
+    /// Returns a range that the device writes.
     pub fn writable(addr: u64, len: u32) -> Buffer {
         Buffer {
             addr,
@@ -191,7 +191,7 @@ impl DriverRing {
         self.layout
     }
 
-    /// Its memory.
+    /// Returns its memory.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
@@ -206,12 +206,12 @@ impl DriverRing {
         self.next_avail.wrapping_sub(self.next_used)
     }
 
-    /// Position of the next available entry.
+    /// Returns the position of the next available entry.
     pub fn position(&self) -> u16 {
         self.next_avail
     }
 
-    /// Position after the last reaped used entry.
+    /// Returns the position after the last reaped used entry.
     pub fn reaped(&self) -> u16 {
         self.next_used
     }
@@ -285,7 +285,7 @@ impl DriverRing {
         Some(head)
     }
 
-    /// The next used entry; frees the descriptors of a managed chain.
+    /// Returns the next used entry; frees the descriptors of a managed chain.
     pub fn reap(&mut self) -> Option<Used> {
         let mut one = [Used::default()];
         if self.reap_batch(&mut one) == 0 {
@@ -401,7 +401,7 @@ impl DriverRing {
         self.avail_word(2 + at).store(head, Ordering::Relaxed);
     }
 
-    /// The used index at this moment.
+    /// Returns the used index at this moment.
     pub fn used_index(&self) -> u16 {
         self.used_index_word().load(Ordering::Acquire)
     }
@@ -411,7 +411,7 @@ impl DriverRing {
         self.used_u16(0).load(Ordering::Relaxed)
     }
 
-    /// The used index at which the daemon wants a kick.
+    /// Returns the used index at which the daemon wants a kick.
     #[inline]
     pub fn avail_event(&self) -> u16 {
         self.used_u16(4 + 8 * usize::from(self.layout.size))

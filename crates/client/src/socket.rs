@@ -58,7 +58,7 @@ impl Socket {
         Ok(Socket { stream, timeout })
     }
 
-    /// The stream itself, to shut it down or read peer credentials.
+    /// Returns the stream itself, to shut it down or read peer credentials.
     pub fn stream(&self) -> &UnixStream {
         &self.stream
     }

@@ -53,7 +53,7 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    /// Start time of a request that would start at `due_ns` without off phases.
+    /// Returns the start time of a request that would start at `due_ns` without off phases.
     pub(crate) fn stretch(self, due_ns: u64) -> u64 {
         let (on_ns, off_ns) = (self.on.as_nanos() as u64, self.off.as_nanos() as u64);
         let pauses = due_ns / on_ns.max(1);
@@ -104,7 +104,7 @@ pub struct Workload<'a> {
 }
 
 impl Workload<'_> {
-    /// Random reads of the first `span_bytes` for some time.
+    /// Makes a workload of random reads of the first `span_bytes` for some time.
     pub fn reads(block_bytes: u32, depth: u16, span_bytes: u64, time: Duration) -> Self {
         Workload {
             read_percent: 100,
@@ -157,18 +157,18 @@ pub struct WorkloadTotals {
 }
 
 impl WorkloadTotals {
-    /// Completed requests.
+    /// Returns the number of completed requests.
     pub fn requests(&self) -> u64 {
         self.reads + self.writes
     }
 
-    /// Requests per second.
+    /// Returns the requests per second.
     pub fn iops(&self) -> f64 {
         self.requests() as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 }
 
-/// Word `index` of the pattern: the eight bytes at `8 * index` of the disk.
+/// Returns word `index` of the pattern: the eight bytes at `8 * index` of the disk.
 #[inline]
 pub fn pattern_word(seed: u64, index: u64) -> u64 {
     let mixed = (index ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -180,7 +180,7 @@ pub fn all_are(bytes: &[u8], value: u8) -> bool {
     first_other(bytes, value).is_none()
 }
 
-/// Place of the first byte that has another value.
+/// Returns the place of the first byte that has another value.
 pub fn first_other(bytes: &[u8], value: u8) -> Option<usize> {
     bytes.iter().position(|byte| *byte != value)
 }

@@ -67,7 +67,7 @@ impl Peer {
         self.folder.path().join("socket")
     }
 
-    /// The daemon serves one frontend at a time, and needs a moment between two.
+    /// Connects. The daemon serves one frontend at a time, and needs a moment between two.
     fn open(&self, options: &DeviceOptions) -> Client {
         let end = Instant::now() + TIMEOUT;
         loop {

@@ -106,7 +106,7 @@ impl Args {
         Ok(())
     }
 
-    /// The workload for a disk of this size and some time.
+    /// Returns the workload for a disk of this size and some time.
     pub(crate) fn workload(&self, capacity_bytes: u64, seconds: f64) -> Workload<'static> {
         let span_bytes = self.span_bytes.unwrap_or(u64::MAX).min(capacity_bytes);
         Workload {
@@ -138,7 +138,7 @@ impl Args {
     }
 }
 
-/// `ON:OFF`, in milliseconds.
+/// Parses `ON:OFF`, in milliseconds.
 fn pulse(text: &str) -> Result<Pulse, String> {
     let (on, off) = text.split_once(':').ok_or("a pulse is ON:OFF")?;
     let time = |text: &str| Ok::<_, String>(Duration::from_secs_f64(number::<f64>(text)? / 1e3));

@@ -71,7 +71,7 @@ impl Cost {
         }
     }
 
-    /// The difference from an earlier reading.
+    /// Returns the difference from an earlier reading.
     pub(crate) fn since(self, before: Cost) -> Cost {
         Cost {
             cpu: self.cpu.saturating_sub(before.cpu),
@@ -82,7 +82,7 @@ impl Cost {
         }
     }
 
-    /// The sum of several processes.
+    /// Returns the sum of several processes.
     pub(crate) fn plus(self, other: Cost) -> Cost {
         Cost {
             cpu: self.cpu + other.cpu,
@@ -93,18 +93,18 @@ impl Cost {
         }
     }
 
-    /// Ticks of 10 ms, user and kernel together.
+    /// Returns the ticks of 10 ms, user and kernel together.
     pub(crate) fn ticks(&self) -> u64 {
         self.user_ticks + self.kernel_ticks
     }
 
-    /// Share of the CPU time that was spent in user mode; `None` if there are too few samples.
+    /// Returns the share of the CPU time that was spent in user mode; `None` if there are too few samples.
     pub(crate) fn user_share(&self) -> Option<f64> {
         (self.ticks() >= 20).then(|| self.user_ticks as f64 / self.ticks() as f64)
     }
 }
 
-/// Private memory of a process in KiB: its own pages, and its share of file pages. Guest memory, which it shares with
+/// Returns the private memory of a process in KiB: its own pages, and its share of file pages. Guest memory, which it shares with
 /// its frontend, is not included.
 pub(crate) fn own_kib(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
@@ -117,7 +117,7 @@ pub(crate) fn own_kib(pid: u32) -> u64 {
     own.sum()
 }
 
-/// User and kernel ticks of a process.
+/// Returns user and kernel ticks of a process.
 fn ticks(process: &Path) -> (u64, u64) {
     let text = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
     // The name in parentheses may contain blanks; only the fields after the last parenthesis are regular. utime is

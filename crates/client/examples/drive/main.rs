@@ -185,13 +185,13 @@ fn run_disk(
     tallies.map_err(text)
 }
 
-/// Cost of all daemons so far; `None` if the process of one of them is unknown.
+/// Returns the cost of all daemons so far; `None` if the process of one of them is unknown.
 fn daemons(disks: &[Disk]) -> Option<Cost> {
     let costs = pids(disks)?.into_iter().map(Cost::of);
     Some(costs.fold(Cost::default(), Cost::plus))
 }
 
-/// A daemon that serves several disks counts once.
+/// Returns the processes of the daemons. A daemon that serves several disks counts once.
 fn pids(disks: &[Disk]) -> Option<Vec<u32>> {
     let mut pids: Vec<u32> = disks.iter().map(|disk| disk.pid).collect::<Option<_>>()?;
     pids.sort_unstable();
@@ -199,7 +199,7 @@ fn pids(disks: &[Disk]) -> Option<Vec<u32>> {
     Some(pids)
 }
 
-/// The process at the other end of the socket.
+/// Returns the process at the other end of the socket.
 fn peer(client: &mut Client) -> Option<u32> {
     let stream = client.frontend().socket().stream();
     let credentials = rustix::net::sockopt::socket_peercred(stream).ok()?;
@@ -259,7 +259,7 @@ fn print(args: &Args, disks: &[Disk], measured: &Measured) {
     }
 }
 
-/// One side's cost as members of a JSON object: CPU time for each request, its user share, wake-ups a second.
+/// Returns one side's cost as members of a JSON object: CPU time for each request, its user share, wake-ups a second.
 fn side(name: &str, cost: Option<&Cost>, requests: u64, seconds: f64) -> String {
     let said = |value: Option<f64>| value.map_or("null".to_owned(), |value| format!("{value:.4}"));
     let per = cost.map(|cost| cost.cpu.as_secs_f64() * 1e6 / requests.max(1) as f64);
