@@ -20,7 +20,7 @@ pub trait Setting: Sized {
     /// The form that the setting has in a change.
     type Change;
 
-    /// The setting after a change.
+    /// Returns the setting after a change.
     fn changed(now: &Given<Self>, change: &Self::Change) -> Result<Given<Self>, String>;
 }
 
@@ -69,7 +69,7 @@ where
 pub struct VringModes(BTreeMap<u16, Option<CompletionOption>>);
 
 impl VringModes {
-    /// The modes of single vrings after the change, of a disk with so many vrings.
+    /// Returns the modes of single vrings after the change, of a disk with so many vrings.
     pub fn applied_to(
         &self,
         now: &BTreeMap<u16, CompletionPolicy>,

@@ -232,7 +232,7 @@ disk_options! {
 }
 
 impl DiskConfig {
-    /// The description after a change, if its fields then agree: all of the change or nothing.
+    /// Returns the description after a change, if its fields then agree: all of the change or nothing.
     pub fn with(&self, change: &Change) -> Result<DiskConfig, String> {
         let mut next = self.changed(change)?;
         // A profile is for automatic splitting: with another, the disk could not be opened again.
@@ -243,12 +243,12 @@ impl DiskConfig {
         Ok(next)
     }
 
-    /// The group with whose disks it shares its limits.
+    /// Returns the group with whose disks it shares its limits.
     pub fn limit_group(&self) -> Option<&str> {
         self.limits.written()?.group.as_deref()
     }
 
-    /// The disk with these limits.
+    /// Returns the disk with these limits.
     pub fn with_limits(&self, values: RateLimits) -> DiskConfig {
         let group = self.limit_group().map(str::to_owned);
         let limits = DiskLimits { group, values };
@@ -261,7 +261,7 @@ impl DiskConfig {
         }
     }
 
-    /// A field that was written and is for the disks of a node alone.
+    /// Returns a field that was written and is for the disks of a node alone.
     pub fn node_field(&self) -> Option<&'static str> {
         let is_of_node = |field: &&str| DiskConfig::NODE_FIELDS.contains(field);
         let field = self.written().into_iter().find(is_of_node);

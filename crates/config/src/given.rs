@@ -16,14 +16,14 @@ use crate::values::text::Text;
 pub struct Given<T>(Option<T>);
 
 impl<T> Given<T> {
-    /// The value, if one was written.
+    /// Returns the value, if one was written.
     pub fn written(&self) -> Option<&T> {
         self.0.as_ref()
     }
 }
 
 impl<T: Clone + Default> Given<T> {
-    /// The value that was written, or the default.
+    /// Returns the value that was written, or the default.
     pub fn get(&self) -> T {
         self.0.clone().unwrap_or_default()
     }

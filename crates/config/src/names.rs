@@ -10,7 +10,7 @@ pub enum Names {
 }
 
 impl Names {
-    /// The name of a field.
+    /// Returns the name of a field.
     pub fn of(self, field: &str) -> String {
         match (self, field) {
             (Names::Fields, field) => field.to_owned(),
@@ -19,7 +19,7 @@ impl Names {
         }
     }
 
-    /// The beginning of a message about the value of a field.
+    /// Returns the beginning of a message about the value of a field.
     pub fn about(self, field: &str) -> String {
         match self {
             Names::Options => format!("{} ", self.of(field)),

@@ -50,7 +50,7 @@ macro_rules! disk_options {
             /// The fields for the disks of a node alone.
             pub const NODE_FIELDS: &[&str] = &[$(stringify!($node)),*];
 
-            /// The names of the fields that were written.
+            /// Returns the names of the fields that were written.
             pub fn written(&self) -> Vec<&'static str> {
                 let fields = [
                     $((stringify!($opened), self.$opened.is_left_out()),)*
@@ -61,7 +61,7 @@ macro_rules! disk_options {
                 written.map(|(name, _)| name).collect()
             }
 
-            /// The name of a field in which the two mean something different.
+            /// Returns the name of a field in which the two mean something different.
             pub fn difference(&self, other: &DiskConfig) -> Option<&'static str> {
                 let fields = [
                     $((stringify!($opened), self.$opened == other.$opened),)*
@@ -72,7 +72,7 @@ macro_rules! disk_options {
                 differing.next().map(|(name, _)| name)
             }
 
-            /// The settings after a change, each as if it had been asked for first.
+            /// Returns the settings after a change, each as if it had been asked for first.
             fn changed(&self, change: &Change) -> Result<DiskConfig, String> {
                 let mut next = self.clone();
                 $(

@@ -78,7 +78,7 @@ impl Storage {
         }
     }
 
-    /// The specs of its legs.
+    /// Returns the specs of its legs.
     pub fn specs(&self) -> &[DiskSpec] {
         match self {
             Storage::One(spec) => std::slice::from_ref(spec),
@@ -86,7 +86,7 @@ impl Storage {
         }
     }
 
-    /// Its specs as one line.
+    /// Returns its specs as one line.
     pub fn line(&self) -> String {
         let names = self.specs().iter().map(ToString::to_string);
         names.collect::<Vec<_>>().join(", ")

@@ -128,7 +128,7 @@ impl JsonSchema for DiskLimits {
 pub struct LimitChange(BTreeMap<String, u64>);
 
 impl LimitChange {
-    /// The limits after the change, if they make sense together.
+    /// Returns the limits after the change, if they make sense together.
     fn applied_to(&self, mut limits: RateLimits) -> Result<RateLimits, String> {
         for (name, value) in &self.0 {
             limits.set(name, *value)?;

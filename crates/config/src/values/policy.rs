@@ -48,7 +48,7 @@ impl Text for KindPolicy {
 as_text!([] KindPolicy);
 
 impl ErrorPolicy {
-    /// The policy. A kind that is left out is reported, except that a full disk is treated as any other failed write.
+    /// Returns the policy. A kind that is left out is reported, except that a full disk is treated as any other failed write.
     pub fn policy(&self) -> OnError {
         let action = |kind: Option<KindPolicy>| kind.map(|kind| kind.0);
         let write = action(self.write).unwrap_or_default();

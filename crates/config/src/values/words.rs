@@ -70,7 +70,7 @@ impl<const DEFAULT: bool> ValueEnum for Switch<DEFAULT> {
     }
 }
 
-/// The names of all words of a type.
+/// Returns the names of all words of a type.
 fn names<T: ValueEnum>() -> Vec<String> {
     let each = T::value_variants().iter();
     each.map(name).collect()
