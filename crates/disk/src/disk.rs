@@ -40,7 +40,7 @@ pub struct Disk {
 }
 
 impl Drop for Disk {
-    /// Legs that take long to close do so at the same time: a cluster that does not answer holds this up once.
+    /// Closes the legs. Those that take long to close do so at the same time: a cluster that does not answer holds this up once.
     fn drop(&mut self) {
         let legs = std::mem::take(&mut self.legs).into_iter();
         drop(legs.filter_map(Leg::start_closing).collect::<Vec<_>>());
@@ -127,7 +127,7 @@ impl Disk {
         ))
     }
 
-    /// `stripe`: given if there is more than one leg. There is at least one.
+    /// Makes a disk of these legs. `stripe`: given if there is more than one leg. There is at least one.
     pub(crate) fn of_legs(
         name: String,
         serial: [u8; ID_BYTES],
@@ -159,24 +159,24 @@ impl Disk {
         }
     }
 
-    /// The name that an operator uses: the path or the spec.
+    /// Returns the name that an operator uses: the path or the spec.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Default serial number: printable ASCII, padded with zero bytes, the same at every start for the same
-    /// path (after following links).
+    /// Returns the default serial number: printable ASCII, padded with zero bytes, the same at every start for the same path
+    /// (after following links).
     pub fn serial(&self) -> [u8; ID_BYTES] {
         self.serial
     }
 
-    /// The disk's limits. `limits().capacity_bytes` is the size when it was opened; see `capacity_bytes`.
+    /// Returns the disk's limits. `limits().capacity_bytes` is the size when it was opened; see `capacity_bytes`.
     #[inline]
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The size that the guest sees now.
+    /// Returns the size that the guest sees now.
     #[inline]
     pub fn capacity_bytes(&self) -> u64 {
         // Acquire: a reader of a larger size must also see the larger legs (`refresh`).
@@ -218,7 +218,7 @@ impl Disk {
         })
     }
 
-    /// Bytes that are missing at the end of the shortest leg, because it shrank: I/O there fails.
+    /// Returns the bytes that are missing at the end of the shortest leg, because it shrank: I/O there fails.
     pub fn short_bytes(&self) -> u64 {
         let known = self.leg_share_bytes(self.capacity_bytes());
         let served = self.legs.iter().map(Leg::served_bytes).min();
@@ -226,18 +226,18 @@ impl Disk {
         known.saturating_sub(served.unwrap_or(known))
     }
 
-    /// Bytes that a disk of this size uses of each leg.
+    /// Returns the bytes that a disk of this size uses of each leg.
     fn leg_share_bytes(&self, capacity_bytes: u64) -> u64 {
         capacity_bytes / self.stripe.map_or(1, |stripe| stripe.legs().into())
     }
 
-    /// The layout over the legs, if there are several.
+    /// Returns the layout over the legs, if there are several.
     #[inline]
     pub fn stripe(&self) -> Option<Stripe> {
         self.stripe
     }
 
-    /// The legs, in order. At least one.
+    /// Returns the legs, in order. At least one.
     #[inline]
     pub fn legs(&self) -> &[Leg] {
         &self.legs
@@ -257,7 +257,7 @@ impl Disk {
         each.reduce(|a, b| Some(a? && b?))?
     }
 
-    /// The first leg's backing. All legs have the same kind.
+    /// Returns the first leg's backing. All legs have the same kind.
     #[inline]
     pub fn backing(&self) -> &Backing {
         // There is a leg (`of_legs`).
@@ -273,7 +273,7 @@ impl Disk {
         self.barriers.push(locked);
     }
 
-    /// The locked files that every io_uring of the disk holds: those of the legs, and those added.
+    /// Returns the locked files that every io_uring of the disk holds: those of the legs, and those added.
     pub fn barriers(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let locked = self.legs.iter().filter_map(|leg| match leg.backing() {
             Backing::File { file, .. } => Some(file),
@@ -282,19 +282,19 @@ impl Disk {
         locked.chain(&self.barriers).map(File::as_fd)
     }
 
-    /// Most workers that may serve it at once: as many as its files were opened for. If they could not be
-    /// opened again (`reopen_error`) it is one, so that at most one fsync of a file is in flight.
+    /// Returns the most workers that may serve it at once: as many as its files were opened for. If they could not be opened
+    /// again (`reopen_error`) it is one, so that at most one fsync of a file is in flight.
     pub fn workers_max(&self) -> u16 {
         let least = self.legs.iter().map(Leg::workers_max).min();
         least.map_or(1, |least| u16::try_from(least).unwrap_or(u16::MAX))
     }
 
-    /// Why its files could not be opened once for each worker.
+    /// Returns why its files could not be opened once for each worker.
     pub fn reopen_error(&self) -> Option<&io::Error> {
         self.reopen_error.as_ref()
     }
 
-    /// Bytes of this leg that may be read and written ([`Leg::served_bytes`]); of one that there is not, 0.
+    /// Returns the bytes of this leg that may be read and written ([`Leg::served_bytes`]); of one that there is not, 0.
     #[inline]
     pub fn leg_bytes(&self, leg: u16) -> u64 {
         self.legs.get(usize::from(leg)).map_or(0, Leg::served_bytes)
@@ -319,7 +319,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Why no copy of this disk can share its blocks; `None`: it is one regular file.
+    /// Returns why no copy of this disk can share its blocks; `None`: it is one regular file.
     pub fn why_not_cloned(&self) -> Option<&'static str> {
         match (self.backing(), self.legs.len()) {
             (

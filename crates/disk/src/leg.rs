@@ -55,7 +55,7 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// An opened file or device that has not been probed.
+    /// Wraps an opened file or device that has not been probed.
     pub(crate) fn file(file: File, kind: FileKind) -> Backing {
         Backing::File {
             file,
@@ -65,7 +65,7 @@ impl Backing {
         }
     }
 
-    /// The size now; `None` for memory. An image's cluster is asked, which takes as long as the cluster is away.
+    /// Returns the size now; `None` for memory. An image's cluster is asked, which takes as long as the cluster is away.
     pub(crate) fn size_bytes(&self) -> io::Result<Option<u64>> {
         Ok(match self {
             Backing::File { file, kind, .. } => Some(size_bytes(file, *kind)?),
@@ -119,7 +119,7 @@ impl Backing {
     }
 }
 
-/// Memory and exports are read and written by requests only.
+/// Makes the error of a leg without a file: memory and exports are read and written by requests only.
 fn no_bytes() -> io::Error {
     io::ErrorKind::Unsupported.into()
 }
@@ -184,9 +184,9 @@ impl Leg {
         self
     }
 
-    /// Bytes from its beginning that may be read and written: those that belong to the disk, minus those that
-    /// [`refresh`](crate::Disk::refresh) found cut off. A write beyond the end of a file would make the file grow again, and the lost
-    /// bytes before it would then read as zeroes instead of failing.
+    /// Returns the bytes from its beginning that may be read and written: those that belong to the disk, minus those that
+    /// [`refresh`](crate::Disk::refresh) found cut off. A write beyond the end of a file would make the file grow again, and the
+    /// lost bytes before it would then read as zeroes instead of failing.
     #[inline]
     pub fn served_bytes(&self) -> u64 {
         // Relaxed: the kernel knows that a file was cut, and no data depends on this value.
@@ -197,17 +197,17 @@ impl Leg {
         self.served_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes at its end that the disk does not use.
+    /// Returns the bytes at its end that the disk does not use.
     pub fn unused_bytes(&self) -> u64 {
         self.unused_bytes
     }
 
-    /// The name that an operator uses.
+    /// Returns the name that an operator uses.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its storage.
+    /// Returns its storage.
     pub fn backing(&self) -> &Backing {
         &self.backing
     }
@@ -259,9 +259,9 @@ impl Leg {
         self.sync_file = None;
     }
 
-    /// The open file description for this worker's ops; workers count from 0. The kernel reports a failed
-    /// write-back once to each description, so workers that shared one would miss failures. `None` for a
-    /// backing that is not a file, and for a worker beyond [`workers_max`](crate::Disk::workers_max).
+    /// Returns the open file description for this worker's ops; workers count from 0. The kernel reports a failed write-back once
+    /// to each description, so workers that shared one would miss failures. `None` for a backing that is not a file, and for a
+    /// worker beyond [`workers_max`](crate::Disk::workers_max).
     pub fn file_for(&self, worker: usize) -> Option<BorrowedFd<'_>> {
         let Backing::File { file, .. } = &self.backing else {
             return None;
@@ -302,7 +302,7 @@ impl Leg {
         self.is_polled.swap(false, Ordering::Relaxed)
     }
 
-    /// Range locks for read-modify-write, in the leg's own offsets.
+    /// Returns the range locks for read-modify-write, in the leg's own offsets.
     pub fn locks(&self) -> &RangeLocks {
         &self.locks
     }

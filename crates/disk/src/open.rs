@@ -63,7 +63,7 @@ pub enum ContentOrigin {
 }
 
 impl Default for OpenOptions {
-    /// The defaults of `cleave serve`, but for one worker.
+    /// Returns the defaults of `cleave serve`, but for one worker.
     fn default() -> OpenOptions {
         OpenOptions {
             read_only: false,
@@ -218,7 +218,7 @@ impl OpenError {
         }
     }
 
-    /// The error for a failed system call.
+    /// Returns the error for a failed system call.
     pub(crate) fn io(path: &Path, source: impl Into<io::Error>) -> OpenError {
         OpenError::Io(path.display().to_string(), source.into())
     }
@@ -239,7 +239,7 @@ pub(crate) fn open_path(path: &Path, read_only: bool) -> Result<(File, FileKind)
     Ok((file, kind))
 }
 
-/// Like `open_path`, but does not disturb a program that serves it.
+/// Opens a file like `open_path`, but does not disturb a program that serves it.
 pub(crate) fn open_unlocked(path: &Path, read_only: bool) -> Result<(File, FileKind), OpenError> {
     // Checked before it is opened, because opening alone moves a tape or waits for the other end of a fifo.
     let found = rustix::fs::stat(path).map_err(|errno| open_error(path, read_only, errno))?;

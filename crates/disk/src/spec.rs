@@ -37,8 +37,8 @@ const UNTOUCHED: &str = ",read-zeroes=off";
 impl FromStr for DiskSpec {
     type Err = String;
 
-    /// `raw:`, `ram:`, `null:`, `model:`, `rbd:` and `nbd://` are kinds only at the very beginning, so that every file can be
-    /// named: a file called `ram:x` is written `./ram:x`.
+    /// Parses a spec. `raw:`, `ram:`, `null:`, `model:`, `rbd:` and `nbd://` are kinds only at the very beginning, so that every
+    /// file can be named: a file called `ram:x` is written `./ram:x`.
     fn from_str(text: &str) -> Result<DiskSpec, String> {
         if text.is_empty() {
             return Err(
@@ -83,7 +83,7 @@ impl FromStr for DiskSpec {
 }
 
 impl DiskSpec {
-    /// The name that an operator uses: the path or the spec.
+    /// Returns the name that an operator uses: the path or the spec.
     pub(crate) fn name(&self) -> String {
         match self.path() {
             Some(path) => path.display().to_string(),
@@ -91,7 +91,7 @@ impl DiskSpec {
         }
     }
 
-    /// The path of a file or device.
+    /// Returns the path of a file or device.
     pub fn path(&self) -> Option<&Path> {
         match self {
             DiskSpec::Path(path) | DiskSpec::Raw(path) => Some(path),

@@ -232,7 +232,7 @@ enum Identity {
     Image(ImagePlace),
 }
 
-/// `None`: it cannot be found out, which is reported when the leg is opened.
+/// Finds out the identity of a leg. `None`: it cannot be found out, which is reported when the leg is opened.
 fn identity(spec: &DiskSpec) -> Option<Identity> {
     if let DiskSpec::Rbd(rbd) = spec {
         let place = rbd.place.clone();
@@ -248,7 +248,7 @@ fn identity(spec: &DiskSpec) -> Option<Identity> {
     })
 }
 
-/// A leg that is named twice would be refused by its own lock, and the error would blame another program.
+/// Refuses a leg that is named twice. It would be refused by its own lock, and the error would blame another program.
 fn refuse_duplicates(specs: &[DiskSpec]) -> Result<(), StripeError> {
     let mut seen: Vec<(Identity, &DiskSpec)> = Vec::new();
     for spec in specs {
@@ -291,7 +291,7 @@ fn probe_all(
     Ok((over_all(limits, data_bytes, stripe)?, legs))
 }
 
-/// A chunk must consist of whole blocks of each leg.
+/// Refuses a leg with blocks larger than a chunk, which must consist of whole blocks of each leg.
 fn refuse_large_block(name: &str, limits: &Limits, stripe: Stripe) -> Result<(), StripeError> {
     let least = limits.block_bytes.max(limits.offset_align_bytes);
     if stripe.chunk_bytes() >= least {
@@ -305,7 +305,7 @@ fn refuse_large_block(name: &str, limits: &Limits, stripe: Stripe) -> Result<(),
     )))
 }
 
-/// The limits that satisfy both legs.
+/// Returns the limits that satisfy both legs.
 fn combined(a: Limits, b: &Limits) -> Limits {
     Limits {
         capacity_bytes: a.capacity_bytes.min(b.capacity_bytes),
@@ -322,8 +322,8 @@ fn combined(a: Limits, b: &Limits) -> Limits {
     }
 }
 
-/// The stripe's limits, from the limits that hold on every leg. The best transfer size keeps all legs busy;
-/// the best discard size covers the units of every leg.
+/// Returns the stripe's limits, from the limits that hold on every leg. The best transfer size keeps all legs busy; the best
+/// discard size covers the units of every leg.
 fn over_all(leg: Limits, data_bytes: u64, stripe: Stripe) -> Result<Limits, StripeError> {
     let legs = u32::from(stripe.legs());
     let capacity_bytes = data_bytes

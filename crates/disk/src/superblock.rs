@@ -56,7 +56,7 @@ pub(crate) enum SuperblockState {
     Version(u32),
 }
 
-/// The offset of the superblock of a leg of this size; `None`: too small for a superblock and data.
+/// Returns the offset of the superblock of a leg of this size; `None`: too small for a superblock and data.
 pub(crate) fn offset(leg_bytes: u64) -> Option<u64> {
     let blocks = leg_bytes / SUPERBLOCK_BYTES;
     (blocks >= 2).then(|| (blocks - 1) * SUPERBLOCK_BYTES)
@@ -74,7 +74,7 @@ pub(crate) fn read(leg: &Backing) -> io::Result<(u64, SuperblockState)> {
 }
 
 impl Superblock {
-    /// The bytes on the leg.
+    /// Returns the bytes on the leg.
     pub(crate) fn to_bytes(self) -> [u8; SUPERBLOCK_BYTES as usize] {
         let mut head = Vec::with_capacity(HEAD_BYTES);
         head.extend(MAGIC);
@@ -155,7 +155,7 @@ impl Fields<'_> {
     }
 }
 
-/// CRC-32C, reflected polynomial 0x82F63B78, by a table of one byte.
+/// Computes CRC-32C, reflected polynomial 0x82F63B78, by a table of one byte.
 fn crc32c(bytes: &[u8]) -> u32 {
     const TABLE: [u32; 256] = table();
     !bytes.iter().fold(!0, |crc, byte| {

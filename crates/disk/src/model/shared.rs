@@ -19,7 +19,7 @@ pub struct SharedDrive {
 }
 
 impl SharedDrive {
-    /// An idle drive.
+    /// Makes an idle drive.
     pub fn new(drive: Drive) -> SharedDrive {
         SharedDrive {
             timing: Timing::new(drive),
@@ -78,8 +78,8 @@ impl SharedDrive {
         }
     }
 
-    /// A lower bound for the command's completion time; later submissions can only delay it. `None`: the
-    /// command has completed.
+    /// Returns a lower bound for the command's completion time; later submissions can only delay it. `None`: the command has
+    /// completed.
     pub fn floor_ns(&self, number: u32) -> Option<u64> {
         self.timing.floor_ns(number)
     }

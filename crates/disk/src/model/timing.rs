@@ -131,7 +131,7 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// An idle drive.
+    /// Makes an idle drive.
     pub fn new(drive: Drive) -> Timing {
         let channels = (0..drive.channels.max(1))
             .map(|_| Channel::default())
@@ -166,7 +166,7 @@ impl Timing {
         };
     }
 
-    /// The drive's parameters.
+    /// Returns the drive's parameters.
     pub fn drive(&self) -> &Drive {
         &self.drive
     }
@@ -184,7 +184,7 @@ impl Timing {
         self.submit_for(now_ns, id, work, offset_bytes, len_bytes);
     }
 
-    /// The time of the next event; `None`: the drive is idle.
+    /// Returns the time of the next event; `None`: the drive is idle.
     pub fn next_ns(&self) -> Option<u64> {
         self.events.peek().map(|Reverse((at, ..))| *at)
     }
@@ -206,7 +206,7 @@ impl Timing {
         }
     }
 
-    /// The next completed command, in order of completion.
+    /// Returns the next completed command, in order of completion.
     pub fn finished(&mut self) -> Option<u32> {
         self.finished_for_any().map(|id| id.token)
     }
@@ -215,7 +215,7 @@ impl Timing {
         self.finished.pop_front()
     }
 
-    /// Like `submit`, for one of several owners. Returns the number that `floor_ns` accepts.
+    /// Submits like `submit`, for one of several owners. Returns the number that `floor_ns` accepts.
     pub(crate) fn submit_for(
         &mut self,
         now_ns: u64,
@@ -248,8 +248,8 @@ impl Timing {
         number
     }
 
-    /// A lower bound for the command's completion time. Later submissions can only delay the command, so it
-    /// is safe to sleep until then; only `change` can make the bound too late.
+    /// Returns a lower bound for the command's completion time. Later submissions can only delay the command, so it is safe to
+    /// sleep until then; only `change` can make the bound too late.
     pub(crate) fn floor_ns(&self, number: u32) -> Option<u64> {
         let next_ns = self.next_ns()?;
         let command = self.commands.get(number as usize)?.as_ref()?;
@@ -344,7 +344,7 @@ impl Timing {
         }
     }
 
-    /// The time at which `pages` pages that are at the link now have crossed it.
+    /// Returns the time at which `pages` pages that are at the link now have crossed it.
     fn cross_link(&mut self, now_ns: u64, pages: u64) -> u64 {
         let link_ns = self.drive.link_ns.saturating_mul(pages);
         self.link_free_ns = self.link_free_ns.max(now_ns).saturating_add(link_ns);
@@ -378,7 +378,7 @@ impl Timing {
         }
     }
 
-    /// Adjacent pages are on adjacent channels; each group of 256 pages begins at another channel.
+    /// Returns the channel of a page. Adjacent pages are on adjacent channels; each group of 256 pages begins at another channel.
     fn channel_of(&self, page: u64) -> u32 {
         let shift = mix(self.drive.seed ^ mix(page >> 8));
         (page.wrapping_add(shift) % self.channels.len() as u64) as u32
@@ -418,7 +418,7 @@ impl Timing {
         self.schedule(until_ns, Event::Served(channel));
     }
 
-    /// A page of the command is on a channel until then. A buffered write ends without its pages.
+    /// Notes that a page of the command is on a channel until `floor_ns`. A buffered write ends without its pages.
     fn raise_floor(&mut self, number: u32, floor_ns: u64) {
         if let Some(command) = self.command(number)
             && command.work != (Work::Write { buffered: true })
@@ -527,7 +527,7 @@ impl Timing {
     }
 }
 
-/// The final step of SplitMix64, which spreads adjacent values far apart.
+/// Returns the final step of SplitMix64, which spreads adjacent values far apart.
 fn mix(value: u64) -> u64 {
     let z = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -25,7 +25,7 @@ pub(crate) fn open(spec: &RbdSpec, name: &str, read_only: bool) -> Result<Image,
         .map_err(|error| OpenError::Rbd(name.to_owned(), Box::new(error)))
 }
 
-/// The limits of a disk that is this image.
+/// Returns the limits of a disk that is this image.
 pub(crate) fn probe(image: &Image, name: &str, options: &OpenOptions) -> Result<Limits, OpenError> {
     let object_bytes = image.object_bytes();
     let remote = RemoteProperties {

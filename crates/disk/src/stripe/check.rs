@@ -110,7 +110,7 @@ fn majority<'a>(members: &[StripeMember<'a>]) -> Result<Majority<'a>, StripeErro
     })
 }
 
-/// Why a leg cannot be used in any set; `None` if it has a whole superblock or none.
+/// Returns why a leg cannot be used in any set; `None` if it has a whole superblock or none.
 fn refusal(member: &StripeMember<'_>, wanted_bytes: u64) -> Option<StripeError> {
     let (name, size_bytes) = (member.name, member.size_bytes);
     let why = match member.found {

@@ -12,7 +12,7 @@ fn preset(text: &str) -> Drive {
     text.parse::<ModelSpec>().unwrap().drive()
 }
 
-/// Round numbers and no jitter, so that times can be calculated.
+/// Returns a drive with round numbers and no jitter, so that times can be calculated.
 fn exact() -> Drive {
     Drive {
         channels: 4,
