@@ -33,7 +33,7 @@ impl DescriptorCopy {
         }
     }
 
-    /// The guest memory that it describes.
+    /// Returns the guest memory that it describes.
     pub(crate) fn segment(self) -> Segment {
         Segment {
             addr: self.addr,

@@ -52,7 +52,7 @@ pub struct InflightLayout {
 }
 
 impl InflightLayout {
-    /// A region of its own file.
+    /// Describes a region of its own file.
     pub fn new(vrings: u16, vring_size: u16) -> InflightLayout {
         InflightLayout {
             len_bytes: u64::from(vrings) * part_bytes(vring_size),
@@ -108,7 +108,7 @@ pub struct Inflight {
 }
 
 impl Inflight {
-    /// A file for a region that nobody has used yet. The frontend keeps it; sealed, so that nobody can cut it.
+    /// Makes a file for a region that nobody has used yet. The frontend keeps it; sealed, so that nobody can cut it.
     pub fn create(layout: InflightLayout) -> io::Result<File> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = memfd_create("cleave-inflight", flags)?;
@@ -145,7 +145,7 @@ impl Inflight {
         })
     }
 
-    /// The part of a vring; `None`: it has none.
+    /// Returns the part of a vring; `None`: it has none.
     pub fn journal(&self, vring: u16) -> Option<Journal> {
         let size = self.part_entries;
         (vring < self.vrings).then(|| Journal {
@@ -205,14 +205,15 @@ pub(crate) struct ResumePosition {
     pub(crate) again: Vec<u16>,
 }
 
-/// How many used entries the guest was shown since the part of `entries` noted the used index. `None`: more than can be
+/// Returns how many used entries the guest was shown since the part of `entries` noted the used index. `None`: more than can be
 /// under way at a time, so the part is of another ring.
 pub(crate) fn shown_since(noted: u16, used: u16, entries: u16) -> Option<u16> {
     let shown = used.wrapping_sub(noted);
     (shown <= entries).then_some(shown)
 }
 
-/// Position of the chain after those that are to be taken again: every chain before it is shown as used or one of these.
+/// Returns the position of the chain after those that are to be taken again: every chain before it is shown as used or one of
+/// these.
 pub(crate) fn goes_on_at(used: u16, again: u16) -> u16 {
     used.wrapping_add(again)
 }
@@ -346,7 +347,7 @@ impl Journal {
         })
     }
 
-    /// A chain is taken. The counter first: a restart that finds it in flight must find its own.
+    /// Notes that a chain is taken. The counter first: a restart that finds it in flight must find its own.
     #[inline]
     pub(crate) fn take(&mut self, head: u16) {
         self.set_counter(head, self.taken);
@@ -355,14 +356,14 @@ impl Journal {
         self.set_in_flight(head, true);
     }
 
-    /// The chain that was taken last is given back. A daemon that dies before this leaves it as in flight, and the next one
-    /// does it first, which is its turn.
+    /// Notes that the chain that was taken last is given back. A daemon that dies before this leaves it as in flight, and the
+    /// next one does it first, which is its turn.
     pub(crate) fn untake(&mut self, head: u16) {
         self.set_in_flight(head, false);
         self.taken = self.taken.wrapping_sub(1);
     }
 
-    /// A request has completed; the guest does not see that yet.
+    /// Notes that a request has completed; the guest does not see that yet.
     #[inline]
     pub(crate) fn end(&mut self, head: u16) {
         let at = self.entry(head).wrapping_add(BEFORE_AT);
@@ -371,8 +372,8 @@ impl Journal {
         self.last = head;
     }
 
-    /// The guest is about to see the requests that have completed. A daemon that dies afterwards leaves a list of them that
-    /// starts here.
+    /// Notes that the guest is about to see the requests that have completed. A daemon that dies afterwards leaves a list of them
+    /// that starts here.
     #[inline]
     pub(crate) fn show(&mut self) {
         compiler_fence(Ordering::SeqCst);
@@ -380,7 +381,7 @@ impl Journal {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// The guest sees the `count` requests that completed last; `used` is the index that it sees.
+    /// Notes that the guest sees the `count` requests that completed last; `used` is the index that it sees.
     ///
     /// They are found by the links of the region rather than by a copy of ours. A frontend that spoils those makes a wrong
     /// entry, in its own region, look finished. A guest that offers a head again before it has seen it used makes a link
@@ -409,7 +410,7 @@ impl Journal {
         unsafe { racy::write_u16(self.part.wrapping_add(at), value) };
     }
 
-    /// The entry of a head. One beyond the table, which no caller has, is taken for one of it.
+    /// Returns the entry of a head. One beyond the table, which no caller has, is taken for one of it.
     #[inline]
     fn entry(&self, head: u16) -> *mut u8 {
         // At most 2^15 entries of 16 bytes.

@@ -145,7 +145,7 @@ fn check_file(spec: &RegionSpec) -> Result<Origin, MapError> {
     })
 }
 
-/// The file's mapping unit: hugetlb maps only whole huge pages.
+/// Returns the file's mapping unit: hugetlb maps only whole huge pages.
 fn page_bytes(file: &File) -> io::Result<u64> {
     let normal = page_size() as u64;
     let stat = fstatfs(file)?;

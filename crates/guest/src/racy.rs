@@ -134,7 +134,7 @@ pub(crate) unsafe fn store_index(at: *mut u8, index: u16) {
     written();
 }
 
-/// Called after each store that outlives this process, so that tests can stop it there.
+/// Marks the end of a store. Called after each store that outlives this process, so that tests can stop it there.
 #[inline(always)]
 fn written() {
     #[cfg(test)]

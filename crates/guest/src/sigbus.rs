@@ -64,7 +64,7 @@ impl Entry {
         self.sequence.store(sequence.wrapping_add(2), Release);
     }
 
-    /// The mapping's range and page size, if it contains `addr` and did not change meanwhile.
+    /// Returns the mapping's range and page size, if it contains `addr` and did not change meanwhile.
     fn holding(&self, addr: usize) -> Option<(usize, usize, usize)> {
         let before = self.sequence.load(Acquire);
         let start = self.start.load(Relaxed);

@@ -7,19 +7,19 @@
 
 /// Access to the shared words of a vring. Each is a single access; the indices order the accesses around them.
 pub(crate) trait RingWords {
-    /// The guest's index. Acquire: everything that the guest wrote before it is visible afterwards.
+    /// Returns the guest's index. Acquire: everything that the guest wrote before it is visible afterwards.
     fn avail_index(&self) -> u16;
     /// Returns the guest's flags, which say if it wants calls, without EVENT_IDX.
     fn avail_flags(&self) -> u16;
     /// Returns the used entry for which the guest wants a call, with EVENT_IDX.
     fn used_event(&self) -> u16;
-    /// Our index. Release: everything written before it is visible to a guest that sees it.
+    /// Stores our index. Release: everything written before it is visible to a guest that sees it.
     fn set_used_index(&self, index: u16);
     /// Stores our flags, which say if we want kicks, without EVENT_IDX.
     fn set_used_flags(&self, flags: u16);
     /// Stores the available entry for which we want a kick, with EVENT_IDX.
     fn set_avail_event(&self, position: u16);
-    /// A full fence: all earlier accesses take effect before all later ones, for every thread.
+    /// Makes a full fence: all earlier accesses take effect before all later ones, for every thread.
     fn fence(&self);
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct VringSignals {
 }
 
 impl VringSignals {
-    /// Armed for the entry at `position`.
+    /// Makes the state of a vring that is armed for the entry at `position`.
     pub(crate) fn new(words: &impl RingWords, event_idx: bool, position: u16) -> VringSignals {
         let mut signals = VringSignals {
             event_idx,

@@ -163,8 +163,8 @@ impl Parts {
         }
     }
 
-    /// The descriptor to which an entry of the available ring points. The head is masked so that it lies in
-    /// the table; `take` detects one that does not.
+    /// Returns the descriptor to which an entry of the available ring points. The head is masked so that it lies in the table;
+    /// `take` detects one that does not.
     #[inline]
     fn descriptor_at(&self, entry: u16) -> *mut u8 {
         let head = self.head_at(entry) & (self.size - 1);
@@ -172,13 +172,13 @@ impl Parts {
             .wrapping_add(usize::from(head) * DESCRIPTOR_BYTES as usize)
     }
 
-    /// The used index that the guest sees.
+    /// Returns the used index that the guest sees.
     fn used_index(&self) -> u16 {
         // SAFETY: inside the used ring, which lies wholly in memory that the caller's place keeps mapped; even.
         unsafe { racy::load_index(self.used.add(INDEX_OFFSET)) }
     }
 
-    /// The head in an entry (below the ring's size) of the available ring.
+    /// Returns the head in an entry (below the ring's size) of the available ring.
     #[inline]
     fn head_at(&self, entry: u16) -> u16 {
         let offset_bytes = ENTRIES_OFFSET + 2 * usize::from(entry);
@@ -378,7 +378,7 @@ impl Vring {
         (self.drains, self.is_special) = (true, true);
     }
 
-    /// The number of a dead daemon's requests that have not been taken again yet.
+    /// Returns the number of a dead daemon's requests that have not been taken again yet.
     pub fn again(&self) -> usize {
         self.again.len()
     }
@@ -428,8 +428,8 @@ impl Vring {
                 .all(|(addr, len_bytes)| here.has_same_bytes(epoch, addr, len_bytes))
     }
 
-    /// The available index at the last check, and how many of the chains seen then have not been taken. A
-    /// changed index means that there were new chains; the next check happens when none are left.
+    /// Returns the available index at the last check, and how many of the chains seen then have not been taken. A changed index
+    /// means that there were new chains; the next check happens when none are left.
     #[inline]
     pub fn seen(&self) -> (u16, u16) {
         let again = match self.is_special {
@@ -440,7 +440,7 @@ impl Vring {
         (self.positions.seen_avail(), left)
     }
 
-    /// The number of entries.
+    /// Returns the number of entries.
     pub fn size(&self) -> u16 {
         self.layout.size
     }
@@ -501,7 +501,7 @@ impl Vring {
         self.positions.untake();
     }
 
-    /// Like `take`, for a vring that has a fault, is draining, or has requests to take again.
+    /// Takes a chain as `take` does, for a vring that has a fault, is draining, or has requests to take again.
     #[cold]
     fn take_special(&mut self, chain: &mut Chain) -> Result<Option<TakenChain>, VringFault> {
         if let Some(fault) = self.fault {
@@ -614,7 +614,7 @@ impl Vring {
             || VringSignals::has_come(parts, self.positions.next_avail())
     }
 
-    /// [`Vring::ask`] and [`Vring::has_come`], for a vring by itself.
+    /// Does what [`Vring::ask`] and [`Vring::has_come`] do, for a vring by itself.
     #[inline]
     pub fn arm(&mut self) -> bool {
         self.ask();
@@ -629,7 +629,7 @@ impl Vring {
         }
     }
 
-    /// Position of the next available entry: the answer to GET_VRING_BASE.
+    /// Returns the position of the next available entry: the answer to GET_VRING_BASE.
     pub fn base(&self) -> u16 {
         self.positions.next_avail()
     }

@@ -32,7 +32,7 @@ pub(crate) struct DescriptorTable<'a> {
 }
 
 impl<'a> DescriptorTable<'a> {
-    /// A vring's own table.
+    /// Makes the table of a vring itself.
     ///
     /// # Safety
     /// `entries` descriptors at `at` must be mapped while `memory` lives.
@@ -49,7 +49,7 @@ impl<'a> DescriptorTable<'a> {
         }
     }
 
-    /// The table that `descriptor` refers to.
+    /// Returns the table that `descriptor` refers to.
     #[inline]
     fn indirect(
         memory: &'a Memory,
@@ -205,7 +205,7 @@ mod tests {
         (fault, chain)
     }
 
-    /// `count` chained one-byte descriptors from index 0 on, then a status.
+    /// Returns `count` chained one-byte descriptors from index 0 on, then a status.
     fn long(count: u16) -> Vec<Desc> {
         let data = |index| Desc(DATA, 1, NEXT | WRITE, index + 1);
         let mut chain: Vec<Desc> = (0..count).map(data).collect();

@@ -12,7 +12,7 @@ const SIZE: u16 = 8;
 /// Just before the indices wrap.
 const BASE: u16 = 65_530;
 
-/// A region for one vring, and the file that outlives whoever maps it.
+/// Returns a region for one vring, and the file that outlives whoever maps it.
 fn region() -> (Inflight, File) {
     let layout = InflightLayout::new(1, SIZE);
     let file = Inflight::create(layout).unwrap();
@@ -72,7 +72,7 @@ impl Guest {
         }
     }
 
-    /// A daemon that begins.
+    /// Begins a daemon.
     fn serve(&self, base: u16) -> Vring {
         let memory = self.driver.memory.clone();
         let layout = self.driver.layout;
@@ -100,7 +100,7 @@ fn take_all(vring: &mut Vring) -> Vec<u16> {
     heads
 }
 
-/// A daemon's work on what `guest` has made available, in batches of different sizes and out of order.
+/// Does a daemon's work on what `guest` has made available, in batches of different sizes and out of order.
 fn work(vring: &mut Vring, turn: usize) {
     // The first is given back, as one that may not go yet is.
     if vring.again() == 0
@@ -406,7 +406,7 @@ fn the_length_of_a_region_decides_how_large_its_parts_are() {
     }
 }
 
-/// A region whose only part has fewer entries than the ring of [`Guest`], and the file that outlives whoever maps it.
+/// Returns a region whose only part has fewer entries than the ring of [`Guest`], and the file that outlives whoever maps it.
 fn small_region() -> Inflight {
     let layout = InflightLayout::new(1, SIZE / 2);
     Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap()
@@ -420,7 +420,7 @@ impl Guest {
         }
     }
 
-    /// A daemon that begins, and the number of requests that it gives up.
+    /// Begins a daemon. Returns the number of requests that it gives up, too.
     fn serve_unrecorded(&self, base: u16) -> (Vring, u16) {
         let memory = self.driver.memory.clone();
         let layout = self.driver.layout;

@@ -8,8 +8,8 @@ use super::Positions;
 use crate::inflight::{goes_on_at, shown_since};
 use crate::signals::{RingWords, VringSignals};
 
-/// Distance from one free-running index to another that is not behind it, computed differently from the code
-/// under test.
+/// Returns the distance from one free-running index to another that is not behind it, computed differently from the code under
+/// test.
 fn distance(from: u16, to: u16) -> u32 {
     (i32::from(to) - i32::from(from)).rem_euclid(1 << 16) as u32
 }
@@ -25,7 +25,7 @@ impl Positions {
         self.mask + 1
     }
 
-    /// Used entries that were added and not published.
+    /// Returns the number of used entries that were added and not published.
     fn added(&self) -> u16 {
         self.next_used.wrapping_sub(self.published)
     }
@@ -39,14 +39,14 @@ impl Positions {
             && self.added() <= self.outstanding
     }
 
-    /// Every chain before the next one is either published as used or outstanding. Holds if both rings began
-    /// at the same index.
+    /// Returns true if every chain before the next one is either published as used or outstanding. Holds if both rings began at
+    /// the same index.
     fn is_level(&self) -> bool {
         distance(self.published, self.next_avail) == u32::from(self.outstanding)
     }
 }
 
-/// A sound state, made from any values. `outstanding`, `left` and `added` are reduced to possible values.
+/// Returns a sound state, made from any values. `outstanding`, `left` and `added` are reduced to possible values.
 fn sound(size_log: u8, [next_avail, published]: [u16; 2], counts: [u16; 3]) -> Positions {
     let size = 1 << (size_log % 16);
     let [outstanding, left, added] = counts;
@@ -65,7 +65,7 @@ fn sound(size_log: u8, [next_avail, published]: [u16; 2], counts: [u16; 3]) -> P
     positions
 }
 
-/// A sound state of a vring both of whose rings began at the same index.
+/// Returns a sound state of a vring both of whose rings began at the same index.
 fn sound_and_level(size_log: u8, next_avail: u16, counts: [u16; 3]) -> Positions {
     let positions = sound(size_log, [next_avail, 0], counts);
     let published = next_avail.wrapping_sub(positions.outstanding);
@@ -320,15 +320,15 @@ fn kicks_come_only_where_they_are_asked_for(
 
 /// A ring of a few entries, with both of its sides.
 trait SharedRing {
-    /// The guest makes a chain available.
+    /// Makes a chain available, as the guest.
     fn offer(&mut self, head: u16);
-    /// The worker takes a chain; see [`crate::Vring`].
+    /// Takes a chain, as the worker; see [`crate::Vring`].
     fn take(&mut self) -> Option<u16>;
     fn push_used(&mut self, head: u16);
     fn publish(&mut self);
-    /// The guest takes the next used entry.
+    /// Takes the next used entry, as the guest.
     fn reap(&mut self) -> Option<u16>;
-    /// The worker dies, and another one replaces it.
+    /// Replaces the worker, which dies, by another one.
     fn restart(&mut self);
 }
 

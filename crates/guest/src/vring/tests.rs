@@ -6,7 +6,7 @@ use crate::rig::{Desc, Driver, INDIRECT, NEXT, WRITE, memory, read, segment, wri
 
 const EVENT_IDX: u64 = feature::EVENT_IDX;
 
-/// A vring at 0 in 1 MiB, descriptor `n` being one readable byte-range at 0x80000 + 16 n.
+/// Returns a vring at 0 in 1 MiB, descriptor `n` being one readable byte-range at 0x80000 + 16 n.
 fn pair(size: u16, base: u16, features: u64) -> (Driver, Vring, Chain) {
     let memory = memory(1 << 20);
     let driver = Driver::new(&memory, 0, size, base);
