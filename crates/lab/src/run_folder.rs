@@ -55,7 +55,7 @@ impl Run {
         self.write(&json!({ "kind": "warning", "suite": suite, "text": text }))
     }
 
-    /// All that was asked for has been measured.
+    /// Notes that all that was asked for has been measured.
     pub(crate) fn finish(mut self) -> Result<PathBuf> {
         self.write(&json!({ "kind": "end" }))?;
         Ok(self.folder)
@@ -73,7 +73,7 @@ impl Run {
     }
 }
 
-/// An object with the fields of another.
+/// Returns an object with the fields of another.
 pub(crate) fn merged(mut object: Value, more: &Value) -> Value {
     if let (Some(object), Some(more)) = (object.as_object_mut(), more.as_object()) {
         object.extend(more.clone());
@@ -127,7 +127,7 @@ impl RecordedRun {
         }
     }
 
-    /// The measurements of a suite, without those of its warm-up.
+    /// Returns the measurements of a suite, without those of its warm-up.
     pub(crate) fn of(&self, suite: &str) -> Vec<&Value> {
         let counts = |line: &&Value| line["suite"] == suite && line["is_warm_up"] != true;
         self.lines.iter().filter(counts).collect()
@@ -139,7 +139,7 @@ impl RecordedRun {
         warnings.any(|(own, text)| own == suite && text.starts_with(DISTURBED))
     }
 
-    /// How the page calls it.
+    /// Returns how the page calls it.
     pub(crate) fn name(&self) -> String {
         let name = self.folder.file_name().unwrap_or(self.folder.as_os_str());
         name.to_string_lossy().into_owned()

@@ -34,7 +34,7 @@ pub(super) fn run(folder: &Path, line: &[String], load: &RandomLoad) -> Result<V
     result(&report(&said)?["jobs"][0], load.depth * load.queues)
 }
 
-/// A job's figures in the driver's words.
+/// Returns a job's figures in the driver's words.
 ///
 /// The mean response time is the number in flight divided by the rate: fio makes each request anew when it ends. Its own
 /// mean agrees to a per cent at depths that are powers of two, and is too long by a quarter at others (20 in flight at

@@ -230,7 +230,7 @@ impl Desk {
         self.run.note(suite, &line)
     }
 
-    /// A case by itself, outside of the rounds.
+    /// Measures a case by itself, outside of the rounds.
     pub(super) fn once(&self, case: &Case) -> Result<Value> {
         let mut running = Running::new();
         let result = self.measure(case, &mut running)?;
@@ -263,7 +263,7 @@ impl Desk {
         DaemonProcess::start(&self.pinned(line, number), self.socket(number))
     }
 
-    /// Its command line on its CPU.
+    /// Returns its command line on its CPU.
     pub(super) fn pinned(&self, line: &[String], number: usize) -> Vec<String> {
         let socket = self.socket(number).display().to_string();
         let mut pinned = words("taskset --cpu-list {}", &[&self.cpus.daemon]);
@@ -275,7 +275,7 @@ impl Desk {
         self.run.folder().join(format!("disk{number}.sock"))
     }
 
-    /// The driver's output for a load on the disks of these daemons.
+    /// Runs the driver, and returns its output for a load on the disks of these daemons.
     pub(super) fn drive(&self, daemons: &[DaemonProcess], load: &str) -> Result<Value> {
         let line = "taskset --cpu-list {} {} --json";
         let mut line = words(line, &[&self.cpus.driver, &self.drive.display()]);

@@ -197,7 +197,7 @@ fn store(
     Ok(())
 }
 
-/// The counts of an earlier run, as far as its lines can be read.
+/// Returns the counts of an earlier run, as far as its lines can be read.
 fn last_run(folder: &Path) -> Known {
     let run = RecordedRun::read(folder).unwrap_or_default();
     let lines = run.of("instructions").into_iter();
@@ -208,7 +208,7 @@ fn last_run(folder: &Path) -> Known {
     lines.filter_map(read).collect()
 }
 
-/// The committed counts; none where the file is not there.
+/// Returns the committed counts; none where the file is not there.
 fn reference(text: &str) -> Result<Known> {
     let known: Known = toml::from_str(text).at(REFERENCE)?;
     match known.iter().find(|(_, count)| **count <= 0.0) {

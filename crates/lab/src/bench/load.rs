@@ -61,7 +61,7 @@ impl RandomLoad {
         }
     }
 
-    /// The driver's options.
+    /// Returns the driver's options.
     pub(super) fn words(&self) -> String {
         let wait = format!("{:?}", self.wait).to_lowercase();
         let (seconds, warm_up, more) = (self.seconds, self.warm_up, &self.more);

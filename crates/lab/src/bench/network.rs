@@ -88,7 +88,7 @@ fn start(
     DaemonProcess::start_until(&line, ready.clone(), || ready.exists())
 }
 
-/// A TCP port that nobody listens on.
+/// Returns a TCP port that nobody listens on.
 fn free_port() -> Result<u16> {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).at("a TCP port")?;
     Ok(listener.local_addr().at("a TCP port")?.port())

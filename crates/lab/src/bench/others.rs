@@ -32,7 +32,7 @@ impl CpuUsage {
         }
     }
 
-    /// A remark for the reader about the usage since then, if it matters.
+    /// Returns a remark for the reader about the usage since then, if it matters.
     pub(super) fn complaint(&self) -> Option<String> {
         complaint(
             self.ticks,
@@ -42,7 +42,7 @@ impl CpuUsage {
     }
 }
 
-/// Time by all processes, less that of this one and of those that it started and that have ended.
+/// Returns the time by all processes, less that of this one and of those that it started and that have ended.
 fn parse(stat: &str, own: &str) -> ForeignTicks {
     // cpu user nice system idle iowait irq softirq steal …; the time of interrupts is charged to no process.
     let fields = stat.lines().next().unwrap_or_default().split_whitespace();

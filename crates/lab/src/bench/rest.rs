@@ -59,7 +59,7 @@ fn watch(desk: &mut Desk, disks: usize, seconds: f64, subjects: &[&str]) -> Resu
     Ok(())
 }
 
-/// A daemon's command line for a disk with one vring.
+/// Returns a daemon's command line for a disk with one vring.
 fn line(desk: &Desk, store: &ServedDisk, subject: &str) -> Result<Vec<String>> {
     let any = RandomLoad::reads(1, LoadWait::Sleep, 1.0);
     Ok(desk.case("", store, &any, subject)?.daemons.concat())

@@ -59,7 +59,7 @@ impl ServedDisk {
     }
 }
 
-/// The command line of a daemon, QEMU's or ours.
+/// Returns the command line of a daemon, QEMU's or ours.
 pub(super) fn line(cleave: &Path, subject: &str, disk: &DiskSpelling, queues: u32) -> Vec<String> {
     let completion = match subject {
         QSD => return qemu_storage_daemon(disk, queues, "", ""),
@@ -151,7 +151,7 @@ impl Spdk {
     }
 }
 
-/// A disk and its controller.
+/// Returns a disk and its controller.
 fn configuration(store: &ServedDisk) -> Value {
     let (method, disk) = match store {
         ServedDisk::Null => (

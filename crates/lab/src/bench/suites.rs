@@ -110,7 +110,7 @@ fn legs(desk: &mut Desk, seconds: f64) -> Result {
     desk.rounds_anew("legs", &cases)
 }
 
-/// A disk to be split: a modelled drive, not this machine's, or the real one.
+/// Returns a disk to be split: a modelled drive, not this machine's, or the real one.
 fn drive_name(spec: &str) -> String {
     match spec.strip_prefix("model:") {
         Some(model) => format!("{model} (modelled)"),

@@ -69,7 +69,7 @@ impl Equipment {
         })
     }
 
-    /// Why a subject cannot be measured here.
+    /// Returns why a subject cannot be measured here.
     pub(super) fn lacks(&self, subject: &Subject) -> Option<String> {
         let (driver, device, release) = (&subject.driver, &subject.device, &self.kernel.release);
         match self.devices.contains(&format!("name \"{device}\"")) {
@@ -92,7 +92,7 @@ impl Equipment {
         Ok(boot(&self.image, &path, ""))
     }
 
-    /// A file of the disk's size without a block in it.
+    /// Makes a file of the disk's size without a block in it.
     pub(super) fn thin(&self, bytes: u64) -> Result<PathBuf> {
         let path = self.folder.join("thin.img");
         let file = File::create(&path).and_then(|file| file.set_len(bytes));

@@ -184,7 +184,7 @@ impl WaitingGuest {
         Ok(faults.find_map(|(name, result)| Some(format!("{name}: {}", result.err()?))))
     }
 
-    /// The next bytes that the guest sent through its port.
+    /// Reads the next bytes that the guest sent through its port.
     fn read(&mut self, bytes: &str) -> Result<String> {
         let wanted: usize = bytes.trim().parse().at("the guest's count of bytes")?;
         let end = Instant::now() + SLACK;
@@ -226,7 +226,7 @@ impl Ran {
         Ok(())
     }
 
-    /// The progress, as the end of a sentence.
+    /// Returns the progress, as the end of a sentence.
     fn last_seen(&self, names: &[String]) -> String {
         let is_open = |name: &&String| self.spans.get(*name).is_some_and(|span| span.end.is_none());
         match (names.iter().find(is_open), names) {
@@ -256,7 +256,7 @@ fn counts_in(values: &str) -> Counts {
     })
 }
 
-/// The first line of a machine's explanation. The rest is the end of logs, which stay on the disk.
+/// Returns the first line of a machine's explanation. The rest is the end of logs, which stay on the disk.
 fn first_line(why: &str) -> String {
     why.lines().next().unwrap_or_default().to_owned()
 }

@@ -129,7 +129,7 @@ impl Output {
         Ok(Output { whole, jobs })
     }
 
-    /// A figure of a job.
+    /// Returns a figure of a job.
     pub(super) fn figure(&self, job: &str, name: &str) -> Option<f64> {
         let found = self.jobs.iter().find(|found| found.0 == job);
         found.and_then(|(_, figures)| figures[name].as_f64())

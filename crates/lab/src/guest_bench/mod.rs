@@ -65,7 +65,7 @@ pub(crate) fn run(root: &Path, options: &GuestBenchOptions) -> Result {
     }
 }
 
-/// How many controllers or turns are missing.
+/// Measures, and returns how many controllers or turns are missing.
 fn measure(kit: &Equipment, options: &GuestBenchOptions, run: &mut Run) -> Result<usize> {
     let effort = options.effort();
     if effort.rounds < ROUNDS_MIN && !options.smoke {

@@ -79,7 +79,7 @@ impl GuestRun<'_> {
         Ok(())
     }
 
-    /// A subject's turn; one that fails is written down and costs only itself. Where the cause is that nothing more can
+    /// Attempts a subject's turn; one that fails is written down and costs only itself. Where the cause is that nothing more can
     /// be written down, that fails too, and ends the run.
     fn attempt<T>(
         &mut self,
@@ -132,7 +132,7 @@ impl GuestRun<'_> {
         Ok(rates)
     }
 
-    /// The fewest mixed requests at 32 in flight, and whose they are.
+    /// Finds the fewest mixed requests at 32 in flight, and whose they are.
     fn slowest_of(
         &mut self,
         subjects: Vec<&'static Subject>,
@@ -160,7 +160,7 @@ impl GuestRun<'_> {
         iops.ok_or("fio ran no mixed job".to_owned())
     }
 
-    /// A guest with the filled disk, and the disk's name in it.
+    /// Boots a guest with the filled disk, and the disk's name in it.
     fn boot_alone(&self, subject: &Subject) -> Result<(WaitingGuest, String)> {
         let disk = AttachedDisk {
             image: &self.kit.filled,

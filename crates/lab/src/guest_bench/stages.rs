@@ -118,7 +118,8 @@ fn since(now: CpuTicks, before: CpuTicks) -> CpuTicks {
     [0, 1, 2].map(|at| now[at].saturating_sub(before[at]))
 }
 
-/// The kernel's io_uring workers are named after the thread that they work for.
+/// Returns true if a thread is an io_uring worker of these. The kernel's io_uring workers are named after the thread that they
+/// work for.
 fn is_worker_of(comm: &str, threads: &[&str]) -> bool {
     let of = comm.strip_prefix("iou-wrk-");
     of.is_some_and(|id| threads.contains(&id))

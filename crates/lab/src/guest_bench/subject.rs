@@ -57,7 +57,7 @@ pub(super) struct AttachedDisk<'a> {
 }
 
 impl Subject {
-    /// The command line of the daemon that serves a disk; none where QEMU serves.
+    /// Returns the command line of the daemon that serves a disk; none where QEMU serves.
     pub(super) fn daemon(
         &self,
         cleave: &Path,

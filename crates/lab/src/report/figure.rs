@@ -175,7 +175,7 @@ impl PanelView {
         all.filter(|series| !series.points.is_empty()).collect()
     }
 
-    /// The points of the suite, from left to right.
+    /// Returns the points of the suite, from left to right.
     fn line(&self, rounds: &Rounds<'_>, own: &Rounds<'_>) -> Vec<(f64, Spread)> {
         let points = own.divided("{point}").into_iter();
         let points = points.filter_map(|(_, here)| {

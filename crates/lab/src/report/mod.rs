@@ -17,7 +17,7 @@ use cleave_rig::{At, Result};
 use crate::run_folder::RecordedRun;
 use view::Section;
 
-/// The sections that the page shows of a run. A suite without lines has no section.
+/// Returns the sections that the page shows of a run. A suite without lines has no section.
 fn sections(run: &RecordedRun) -> Vec<Section> {
     let views = view::SECTIONS.iter();
     views.filter_map(|view| view.section(run)).collect()

@@ -17,7 +17,7 @@ text-align:left;vertical-align:top}td+td{font-variant-numeric:tabular-nums}svg{m
 .incomplete{background:#fde0e0;border-left:4px solid #b00020;padding:6px 12px;margin:8px 0}\
 figure{margin:20px 0}nav a{margin-right:14px}.wide{overflow-x:auto}";
 
-/// The page of one run, or of several side by side; `drawn` are each run's sections.
+/// Returns the page of one run, or of several side by side; `drawn` are each run's sections.
 pub(super) fn html(runs: &[RecordedRun], drawn: &[Vec<Section>]) -> String {
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -66,7 +66,7 @@ fn state(run: &RecordedRun) -> String {
     out
 }
 
-/// The rows T1 to T13, then H1 to H3, with a column for each run.
+/// Returns the rows T1 to T13, then H1 to H3, with a column for each run.
 fn verdicts(runs: &[RecordedRun], drawn: &[Vec<Section>]) -> String {
     let columns = drawn.iter();
     let columns = columns.map(|sections| sections.iter().flat_map(|own| &own.verdicts));
@@ -101,7 +101,7 @@ fn verdicts(runs: &[RecordedRun], drawn: &[Vec<Section>]) -> String {
     )
 }
 
-/// The cell with the aim of the row at this place. Rows with one aim below each other share the cell.
+/// Returns the cell with the aim of the row at this place. Rows with one aim below each other share the cell.
 fn aim(rows: &[&&Verdict], at: usize) -> String {
     let key = |at: usize| rows.get(at).map(|row| (&row.id, &row.aim));
     if at > 0 && key(at - 1) == key(at) {
@@ -153,7 +153,7 @@ fn table(head: Option<&Vec<String>>, rows: &[Vec<String>]) -> String {
     format!("<table>\n{head}{rows}</table>\n")
 }
 
-/// The machine that a run was made on, and the arguments of the run.
+/// Returns the machine that a run was made on, and the arguments of the run.
 fn machine(run: &RecordedRun) -> String {
     let asked = [("asked for".to_owned(), &run.asked)];
     let facts = run.environment.as_object().into_iter().flatten();

@@ -74,7 +74,7 @@ pub(super) fn draw(file: &Path) -> Result<PathBuf> {
 }
 
 impl Probe {
-    /// A panel for each direction.
+    /// Returns a panel for each direction.
     fn figure(&self) -> Figure {
         let modelled = match self.modelled {
             true => " (modelled, not a drive)",
@@ -157,7 +157,7 @@ impl Measured {
     }
 }
 
-/// The line of the points with the same bytes outstanding.
+/// Returns the line of the points with the same bytes outstanding.
 fn line(row: &[Measured]) -> Series<(f64, Spread)> {
     let outstanding = row.first().map_or(0, |m| m.outstanding_bytes);
     let series = Series::new(size(outstanding), row.iter().map(Measured::point).collect());
@@ -200,7 +200,7 @@ mod tests {
 
     use super::*;
 
-    /// The JSON that the probe itself makes of a disk which gains from more requests, up to 64.
+    /// Returns the JSON that the probe itself makes of a disk which gains from more requests, up to 64.
     fn json(directions: &[DataDirection], points_max: usize) -> String {
         let matrix = |direction: &DataDirection| {
             let mut matrix = Matrix::new(*direction);

@@ -143,7 +143,7 @@ impl SectionView {
     }
 }
 
-/// The line under a figure's title: the machine that was measured.
+/// Returns the line under a figure's title: the machine that was measured.
 fn machine(run: &RecordedRun) -> String {
     let fact = |name: &str| run.environment[name].as_str().unwrap_or("unknown");
     let pace = match run.asked["pace"].as_str() {
@@ -264,7 +264,7 @@ impl VerdictView {
     }
 }
 
-/// The subject at a point that others are compared with: by its name, or the one that is best there, as in `most iops of
+/// Returns the subject at a point that others are compared with: by its name, or the one that is best there, as in `most iops of
 /// qemu*|spdk`; none where nothing fits.
 fn base(asked: &str, rounds: &Rounds<'_>, point: &str) -> Option<String> {
     let (sign, rest) = match asked.split_once(' ') {
