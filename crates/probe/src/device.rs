@@ -24,7 +24,7 @@ pub struct DiskIdentity {
 }
 
 impl DiskIdentity {
-    /// The identity of an opened disk.
+    /// Returns the identity of an opened disk.
     pub fn of(disk: &Disk) -> DiskIdentity {
         let kind = match disk.legs().len() {
             1 => kind(disk.backing()),
@@ -76,7 +76,7 @@ impl DiskIdentity {
     }
 }
 
-/// Smallest op that is run as it is. Smaller ones are read-modify-write, which does not measure the disk.
+/// Returns the smallest op that is run as it is. Smaller ones are read-modify-write, which does not measure the disk.
 pub(crate) fn smallest_op(disk: &Disk) -> u32 {
     disk.limits().offset_align_bytes.max(512)
 }

@@ -38,7 +38,7 @@ pub struct Judgement {
 }
 
 impl Judgement {
-    /// The class with the largest gain.
+    /// Returns the class with the largest gain.
     pub fn best(&self) -> Option<&Recommendation> {
         let split = self.chunks.iter().filter(|r| r.chunk_bytes > 0);
         split.max_by(|a, b| a.gain.total_cmp(&b.gain))
@@ -113,8 +113,8 @@ fn recommend(matrix: &Matrix, request_bytes: u64) -> Option<Recommendation> {
     })
 }
 
-/// The smallest depth that reaches nearly the best rate, for the smallest requests that can be a chunk. Larger
-/// requests reach the disk's bandwidth at a smaller depth and would hide its parallelism.
+/// Returns the smallest depth that reaches nearly the best rate, for the smallest requests that can be a chunk. Larger requests
+/// reach the disk's bandwidth at a smaller depth and would hide its parallelism.
 fn useful_depth(matrix: &Matrix) -> Option<u32> {
     let sizes = matrix.measured.iter().map(|m| m.point.block_bytes());
     let block_bytes = sizes
@@ -146,7 +146,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::matrix::{Point, points};
 
-    /// A matrix of a disk with this many bytes per second at each point.
+    /// Returns a matrix of a disk with this many bytes per second at each point.
     pub(crate) fn recorded(direction: DataDirection, rate: impl Fn(Point) -> f64) -> Matrix {
         let mut matrix = Matrix::new(direction);
         for point in points(512, 1 << 40) {
@@ -162,8 +162,8 @@ pub(crate) mod tests {
         matrix
     }
 
-    /// The P3700 of study A: with 512 KiB outstanding 0.96 GB/s whole and 1.97 as 64 × 8 KiB. A 4 KiB request
-    /// takes 85 µs alone, and many reach 460 k/s.
+    /// Returns the bytes a second of the P3700 of study A: with 512 KiB outstanding 0.96 GB/s whole and 1.97 as 64 × 8 KiB. A 4
+    /// KiB request takes 85 µs alone, and many reach 460 k/s.
     pub(crate) fn p3700(point: Point) -> f64 {
         let block = point.block_bytes() as f64;
         let pages = (block / 4096.0).max(1.0);

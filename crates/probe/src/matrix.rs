@@ -19,7 +19,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// Size of one request.
+    /// Returns the size of one request.
     pub fn block_bytes(&self) -> u64 {
         self.outstanding_bytes / u64::from(self.depth.max(1))
     }
@@ -40,17 +40,17 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Throughput.
+    /// Returns the throughput.
     pub fn bytes_per_second(&self) -> f64 {
         self.requests_per_second() * self.point.block_bytes() as f64
     }
 
-    /// IOPS.
+    /// Returns the requests a second.
     pub fn requests_per_second(&self) -> f64 {
         self.requests as f64 * 1e9 / self.elapsed_ns.max(1) as f64
     }
 
-    /// Mean time of one request, by Little's law, since `depth` requests were always in flight.
+    /// Returns the mean time of one request, by Little's law, since `depth` requests were always in flight.
     pub fn latency_us(&self) -> f64 {
         f64::from(self.point.depth) * 1e6 / self.requests_per_second().max(1e-9)
     }
@@ -71,7 +71,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// A matrix without points.
+    /// Makes a matrix without points.
     pub fn new(direction: DataDirection) -> Matrix {
         Matrix {
             direction,
@@ -91,19 +91,19 @@ impl Matrix {
         }
     }
 
-    /// The points with this many bytes outstanding, by depth.
+    /// Returns the points with this many bytes outstanding, by depth.
     pub fn row(&self, outstanding_bytes: u64) -> impl Iterator<Item = &Measured> {
         let is_in = move |m: &&Measured| m.point.outstanding_bytes == outstanding_bytes;
         self.measured.iter().filter(is_in)
     }
 
-    /// Share of the checked reads that found only zeroes. `None`: none was checked.
+    /// Returns the share of the checked reads that found only zeroes. `None`: none was checked.
     pub fn zero_share(&self) -> Option<f64> {
         (self.looked_at > 0).then(|| self.only_zeroes as f64 / self.looked_at as f64)
     }
 }
 
-/// The name of a direction in tables and files.
+/// Returns the name of a direction in tables and files.
 pub(crate) fn word(direction: DataDirection) -> &'static str {
     match direction {
         DataDirection::Read => "read",
@@ -115,9 +115,9 @@ fn as_word<S: Serializer>(direction: &DataDirection, out: S) -> Result<S::Ok, S:
     out.serialize_str(word(*direction))
 }
 
-/// The points for a disk: from 512 B to 4 MiB outstanding, each with all depths 1, 2, 4 … whose requests are at
-/// least a block and at most the disk. The row of 512 KiB is first and its neighbours follow, so that a probe
-/// that is interrupted has answered the main question.
+/// Returns the points for a disk: from 512 B to 4 MiB outstanding, each with all depths 1, 2, 4 … whose requests are at least a
+/// block and at most the disk. The row of 512 KiB is first and its neighbours follow, so that a probe that is interrupted has
+/// answered the main question.
 pub fn points(block_bytes: u32, capacity_bytes: u64) -> Vec<Point> {
     let least = u64::from(block_bytes)
         .max(OUTSTANDING_MIN)

@@ -122,7 +122,7 @@ impl Profile {
         }
     }
 
-    /// A value that no probe writes, if there is one.
+    /// Describes a value that no probe writes, if there is one.
     fn fault(&self) -> Option<String> {
         for side in self.read.iter().chain(&self.write) {
             if let Some(depth) = side.useful_depth
@@ -149,7 +149,7 @@ impl Profile {
         None
     }
 
-    /// The splitter's prior knowledge.
+    /// Returns the splitter's prior knowledge.
     pub fn prior(&self, limits: &Limits) -> Prior {
         let mut prior = Prior::from_limits(limits);
         prior.never = self.never;
@@ -259,7 +259,7 @@ fn is_never(report: &ProbeReport) -> bool {
     report.rotational && !report.partial && report.sides.iter().all(|side| !side.judgement.pays)
 }
 
-/// A TOML basic string.
+/// Returns a TOML basic string.
 fn quoted(text: &str) -> String {
     let mut out = String::from('"');
     for c in text.chars() {

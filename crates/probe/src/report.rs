@@ -124,7 +124,7 @@ impl ProbeReport {
         }
     }
 
-    /// The report as JSON, with the fields of [`ProbeReport`].
+    /// Returns the report as JSON, with the fields of [`ProbeReport`].
     pub fn json(&self) -> String {
         // Maps with string keys and finite numbers can always be serialized.
         let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
@@ -181,7 +181,7 @@ impl ProbeReport {
     }
 }
 
-/// A judgement in sentences.
+/// Returns a judgement in sentences.
 pub(crate) fn sentences(judged: &Judgement, direction: DataDirection) -> Vec<String> {
     let way = word(direction);
     let mut sentences = Vec::new();

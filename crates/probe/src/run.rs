@@ -43,12 +43,12 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A minute in all, including the opening of the disk and the writing of results.
+    /// Plans a minute in all, including the opening of the disk and the writing of results.
     pub fn quick() -> Pace {
         Pace::within(Duration::from_secs(52))
     }
 
-    /// Each point until it is precise, at most five seconds.
+    /// Plans each point until it is precise, at most five seconds.
     pub fn full(points: usize) -> Pace {
         let point_max = Duration::from_secs(5);
         Pace {
@@ -222,13 +222,13 @@ fn measure_each(
     Ok(true)
 }
 
-/// Maximum length of a request.
+/// Returns the maximum length of a request.
 fn largest(disk: &Disk, cut: &Cut) -> u64 {
     let limit = cut.stripe.map_or(u64::MAX, |s| s.transfer_max_bytes());
     disk.capacity_bytes().min(limit)
 }
 
-/// Number of ops in flight at a point. On a stripe a request is one op for each chunk that it touches.
+/// Returns the number of ops in flight at a point. On a stripe a request is one op for each chunk that it touches.
 fn ops_of(point: &Point, cut: &Cut) -> u64 {
     let each = cut.stripe.map_or(1, |stripe| {
         point.block_bytes() / u64::from(stripe.chunk_bytes()) + 2
@@ -258,8 +258,8 @@ impl Clock {
         u32::try_from(self.total - self.done).unwrap_or(u32::MAX)
     }
 
-    /// Minimum and maximum time for the next point. `None`: an eighth more than the whole time has passed.
-    /// Until then the remaining points of a slow disk still get a little time each.
+    /// Returns minimum and maximum time for the next point. `None`: an eighth more than the whole time has passed. Until then the
+    /// remaining points of a slow disk still get a little time each.
     fn next_limit(&self) -> Option<(Duration, Duration)> {
         let (elapsed, total) = (self.start.elapsed(), self.pace.total);
         let least = (total / 8).checked_div(u32::try_from(self.total).ok()?)?;
@@ -349,7 +349,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The closed loop: each completion is followed by a new request, until the rate is known.
+    /// Runs the closed loop: each completion is followed by a new request, until the rate is known.
     fn keep_going(
         &mut self,
         way: DataDirection,
@@ -487,7 +487,7 @@ impl Bench {
         Ok(())
     }
 
-    /// xorshift64*.
+    /// Draws a number by xorshift64*.
     fn next_random(&mut self) -> u64 {
         next_random(&mut self.random)
     }
@@ -518,7 +518,7 @@ fn is_zero(memory: &Memory, segment: Segment) -> bool {
     true
 }
 
-/// Memory for an engine, at guest address 0.
+/// Maps memory for an engine, at guest address 0.
 fn anonymous(len_bytes: u64) -> Result<Arc<Memory>, RunError> {
     let memfd = || -> io::Result<File> {
         let file: File = memfd_create("cleave-probe", MemfdFlags::CLOEXEC)?.into();

@@ -14,7 +14,7 @@ const CELL_WIDTH: usize = 6;
 
 // Writing to a `String` cannot fail, so results of `write!` are dropped below.
 
-/// The matrices, the row of 512 KiB, and their judgement.
+/// Returns the matrices, the row of 512 KiB, and their judgement.
 pub fn table(report: &ProbeReport) -> String {
     let mut text = String::new();
     let device = &report.device;
@@ -47,7 +47,7 @@ pub fn table(report: &ProbeReport) -> String {
     text
 }
 
-/// A line for each number of bytes outstanding and a column for each depth, in several parts if it is too wide.
+/// Writes a line for each number of bytes outstanding and a column for each depth, in several parts if it is too wide.
 fn matrix(text: &mut String, matrix: &Matrix) {
     let _ = writeln!(
         text,
@@ -91,7 +91,7 @@ fn line(text: &mut String, matrix: &Matrix, size: u64, depths: &[u32]) {
     text.push('\n');
 }
 
-/// MB/s in five characters.
+/// Writes MB/s in five characters.
 fn rate(bytes_per_second: f64) -> String {
     let mb = bytes_per_second / 1e6;
     match mb {
@@ -102,7 +102,7 @@ fn rate(bytes_per_second: f64) -> String {
     }
 }
 
-/// The row that the study discusses, in full.
+/// Writes the row that the study discusses, in full.
 fn row(text: &mut String, matrix: &Matrix) {
     let mut points = matrix.row(ROW_OF_INTEREST).peekable();
     let Some(first) = points.peek().map(|m| m.bytes_per_second()) else {

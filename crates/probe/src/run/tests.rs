@@ -15,7 +15,7 @@ fn open(spec: &str) -> Arc<Disk> {
     Arc::new(Disk::open(&spec, &options).unwrap())
 }
 
-/// Limits the time of each point, not of the whole, so that a stalled machine costs no points.
+/// Makes settings that limit the time of each point, not of the whole, so that a stalled machine costs no points.
 fn settings(directions: &[DataDirection], ms: u64) -> ProbeSettings {
     let time = Duration::from_millis(ms);
     ProbeSettings {
