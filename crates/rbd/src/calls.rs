@@ -131,7 +131,7 @@ calls! {
     }
 }
 
-/// The functions, loaded at the first call.
+/// Returns the functions, loaded at the first call.
 pub(crate) fn calls() -> Result<&'static Calls, RbdError> {
     static CALLS: OnceLock<Result<Calls, String>> = OnceLock::new();
     let loaded = CALLS.get_or_init(load);
@@ -153,7 +153,7 @@ fn load() -> Result<Calls, String> {
     Ok(calls)
 }
 
-/// The loader's own words, without those of the crate around them.
+/// Returns the loader's own words, without those of the crate around them.
 fn reason(error: &libloading::Error) -> String {
     let text = error.to_string();
     text.split_once(": ")

@@ -58,7 +58,7 @@ pub enum RbdError {
     Io(#[from] io::Error),
 }
 
-/// The kernel's words for a negative result.
+/// Returns the kernel's words for a negative result.
 pub(crate) fn io(result: i32) -> io::Error {
     io::Error::from_raw_os_error(result.saturating_neg())
 }

@@ -185,7 +185,7 @@ impl Image {
         })
     }
 
-    /// The size when it was asked for last.
+    /// Returns the size when it was asked for last.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes.load(Ordering::Relaxed)
     }
@@ -227,12 +227,12 @@ impl Image {
         }
     }
 
-    /// An eventfd that is written when the image has changed: its size, or another property.
+    /// Returns an eventfd that is written when the image has changed: its size, or another property.
     pub fn changed(&self) -> BorrowedFd<'_> {
         self.changed.as_fd()
     }
 
-    /// The size of the objects in which the cluster keeps it.
+    /// Returns the size of the objects in which the cluster keeps it.
     pub fn object_bytes(&self) -> u64 {
         self.object_bytes
     }
@@ -364,7 +364,7 @@ impl Image {
         self.end_session()
     }
 
-    /// The image must not be used after that. `None`: there is no thread to wait for.
+    /// Closes the image, which must not be used after that. `None`: there is no thread to wait for.
     fn end_session(&mut self) -> Option<Closing> {
         let session = self.session.take()?;
         let (to, closed) = channel();
@@ -397,7 +397,7 @@ impl Drop for Closing {
     }
 }
 
-/// The outcome of a transfer that was to move `wanted` bytes. librbd cuts it off at the end of the image.
+/// Returns the outcome of a transfer that was to move `wanted` bytes. librbd cuts it off at the end of the image.
 fn whole(result: libc::ssize_t, wanted: usize, short: io::ErrorKind) -> io::Result<()> {
     match usize::try_from(result) {
         Ok(moved) if moved == wanted => Ok(()),
@@ -406,7 +406,7 @@ fn whole(result: libc::ssize_t, wanted: usize, short: io::ErrorKind) -> io::Resu
     }
 }
 
-/// Called by librbd on one of its threads when an I/O is over.
+/// Completes an I/O. Called by librbd on one of its threads when an I/O is over.
 extern "C" fn completed(completion: RadosHandle, arg: *mut c_void) {
     // It was loaded, or there would be no completion.
     let Ok(calls) = calls() else { return };
@@ -420,7 +420,7 @@ extern "C" fn completed(completion: RadosHandle, arg: *mut c_void) {
     unsafe { inbox::complete(arg, result as i64) };
 }
 
-/// Called by librbd when somebody has changed the image.
+/// Notes a change. Called by librbd when somebody has changed the image.
 extern "C" fn updated(arg: *mut c_void) {
     // SAFETY: the eventfd lives until the watch has ended (`Opened::drop`).
     let changed = unsafe { &*arg.cast::<OwnedFd>() };
@@ -503,7 +503,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// A setting; empty if this version does not have it.
+    /// Returns a setting; empty if this version does not have it.
     fn setting(&self, key: &CStr) -> String {
         let mut value: [c_char; 64] = [0; 64];
         let (at, room) = (value.as_mut_ptr(), value.len());
@@ -602,7 +602,7 @@ impl Opened {
         }
     }
 
-    /// A setting of the image or of its pool that overrides ours, and with which a guest could lose writes.
+    /// Returns a setting of the image or of its pool that overrides ours, and with which a guest could lose writes.
     fn harmful_setting(&self) -> Result<Option<RiskySetting>, i32> {
         let mut settings = vec![RawSetting::EMPTY; SETTINGS_MAX];
         let mut count = SETTINGS_MAX as c_int;
@@ -645,7 +645,7 @@ impl Opened {
         }
     }
 
-    /// The client that has the lock.
+    /// Returns the client that has the lock.
     fn owner(&self) -> Option<String> {
         let (mut mode, mut owners, mut count) = (0, [null_mut::<c_char>(); 1], 1);
         // SAFETY: there is room for `count` texts, which are ended by a zero byte and freed after the copy.

@@ -108,7 +108,7 @@ impl Inbox {
         }
     }
 
-    /// Readable when the bell rang.
+    /// Returns a descriptor that is readable when the bell rang.
     pub fn bell(&self) -> BorrowedFd<'_> {
         self.shared.bell.as_fd()
     }

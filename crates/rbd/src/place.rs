@@ -20,7 +20,7 @@ pub struct ImagePlace {
 }
 
 impl ImagePlace {
-    /// The image's name as `rbd` takes it, without the snapshot.
+    /// Returns the image's name as `rbd` takes it, without the snapshot.
     pub fn image_name(&self) -> String {
         match &self.namespace {
             Some(namespace) => format!("{}/{namespace}/{}", self.pool, self.image),
