@@ -43,7 +43,7 @@ impl Role {
         Role::Node,
     ];
 
-    /// The groups of calls that it may make.
+    /// Returns the groups of calls that it may make.
     pub(crate) fn groups(self) -> &'static [&'static [SystemCall]] {
         match self {
             Role::Control => &[

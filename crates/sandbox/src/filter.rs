@@ -76,7 +76,8 @@ fn apply_first(program: &BpfProgram) -> Result<bool, SandboxError> {
     }
 }
 
-/// A kernel without filters answers ENOSYS or EINVAL, and a container's own filter EPERM.
+/// Returns true if the kernel has no filters. A kernel without filters answers ENOSYS or EINVAL, and a container's own filter
+/// EPERM.
 fn is_lacking(error: &io::Error) -> bool {
     let lacking = [libc::ENOSYS, libc::EINVAL, libc::EPERM];
     error
@@ -110,8 +111,8 @@ fn clone3() -> Result<BpfProgram, BackendError> {
     program(clone3, errno(libc::ENOSYS), SeccompAction::Allow)
 }
 
-/// The beginning of a program that kills the process at a call by a number of x32. A kernel with that ABI makes the same calls by numbers
-/// that are in no list, so the deadly ones would pass where all others are permitted.
+/// Returns the beginning of a program that kills the process at a call by a number of x32. A kernel with that ABI makes the same
+/// calls by numbers that are in no list, so the deadly ones would pass where all others are permitted.
 fn x32() -> BpfProgram {
     const X32: u32 = 0x4000_0000;
     // Numbers below zero, as a tracer sets them, are none of x32.
@@ -156,7 +157,7 @@ fn program(
     SeccompFilter::new(rules, others, listed, architecture)?.try_into()
 }
 
-/// A call that is listed twice may be made in both ways.
+/// Makes the rules of these calls. A call that is listed twice may be made in both ways.
 fn rules<'a>(calls: impl IntoIterator<Item = &'a SystemCall>) -> Result<Rules, BackendError> {
     let mut rules = Rules::new();
     let mut unconditional = Vec::new();
@@ -174,7 +175,7 @@ fn rules<'a>(calls: impl IntoIterator<Item = &'a SystemCall>) -> Result<Rules, B
     Ok(rules)
 }
 
-/// The permitted ways; `None`: any.
+/// Returns the permitted ways; `None`: any.
 fn ways_of(arguments: Arguments) -> Result<Option<Vec<SeccompRule>>, BackendError> {
     use SeccompCmpOp::{Eq, MaskedEq};
     let one = |argument, operator, value| {

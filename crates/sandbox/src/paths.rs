@@ -28,7 +28,7 @@ impl Reaches {
         opened.collect::<Result<_, _>>().map(Reaches)
     }
 
-    /// Nothing.
+    /// Makes a list of nothing.
     pub(crate) fn none() -> Reaches {
         Reaches(Vec::new())
     }

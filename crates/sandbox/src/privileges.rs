@@ -55,7 +55,7 @@ pub(crate) fn drop_opening(keep: Keep) -> io::Result<()> {
     keep_only(kept(keep)?)
 }
 
-/// No program gives a capability back.
+/// Makes sure that no program gives a capability back.
 fn seal() -> io::Result<()> {
     set_no_new_privs(true)?;
     // Fails on kernels without ambient capabilities, where there are none to clear.

@@ -331,7 +331,7 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
     }
 }
 
-/// As a snapshot is made: it has a name once it is whole.
+/// Links a file as a snapshot is made: it has a name once it is whole.
 fn link_unnamed(folder: &Path) -> io::Result<()> {
     use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -341,7 +341,7 @@ fn link_unnamed(folder: &Path) -> io::Result<()> {
     Ok(linkat(CWD, name, CWD, to, AtFlags::SYMLINK_FOLLOW)?)
 }
 
-/// As the thread of a pool sleeps: on an epoll that it had before.
+/// Sleeps as the thread of a pool does: on an epoll that it had before.
 fn wait_for_events() -> io::Result<()> {
     let watch = EPOLL.get().unwrap();
     let (socket, _) = PAIR.get().unwrap();
@@ -367,7 +367,7 @@ fn call_by_x32() -> io::Result<()> {
     }
 }
 
-/// CAP_CHOWN and CAP_DAC_OVERRIDE, where this thread has them.
+/// Succeeds if CAP_CHOWN and CAP_DAC_OVERRIDE are all that this thread has.
 fn use_roots_rights() -> io::Result<()> {
     use rustix::thread::CapabilitySet;
     let opening = CapabilitySet::CHOWN | CapabilitySet::DAC_OVERRIDE;
@@ -386,8 +386,7 @@ fn map(protection: i32) -> io::Result<()> {
     })
 }
 
-/// In the process of its own: confines itself, and makes the attempt on a thread of the role, which was started as the daemon
-/// does it.
+/// Confines the process of its own, and makes the attempt on a thread of the role, which was started as the daemon does it.
 fn attempt_here(words: &str) -> ! {
     let mut words = words.split('|');
     let mut word = || words.next().unwrap().to_owned();
@@ -537,7 +536,7 @@ fn a_thread_of_a_pool_is_refused_what_a_worker_of_a_node_is() {
     check(name, "pool", [Role::Pool], &rows);
 }
 
-/// The filter of a container, or an old kernel, which answers like this.
+/// Installs the filter of a container, or an old kernel, which answers like this.
 fn lack(numbers: &[i64], errno: i32) {
     use seccompiler::{SeccompAction, SeccompFilter, apply_filter};
     let rules = numbers.iter().map(|number| (*number, Vec::new())).collect();
