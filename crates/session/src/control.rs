@@ -65,7 +65,7 @@ impl SessionState {
             .inspect_err(|_| self.settings(index, |settings| settings.addrs = before))
     }
 
-    /// The kick starts the vring. Without a descriptor the vring is polled.
+    /// Sets the kick, which starts the vring. Without a descriptor the vring is polled.
     pub(crate) fn set_vring_kick(
         &mut self,
         index: u64,
@@ -107,8 +107,8 @@ impl SessionState {
         })
     }
 
-    /// The eventfd to write for this descriptor: the frontend's own, or one of ours that is forwarded to its
-    /// pipe or socket.
+    /// Returns the eventfd to write for this descriptor: the frontend's own, or one of ours that is forwarded to its pipe or
+    /// socket.
     fn bell(
         &mut self,
         key: (u16, SignalFd),
@@ -133,8 +133,8 @@ impl SessionState {
         forwarder.add(key, stream).map(Some)
     }
 
-    /// Acknowledged only when the worker has done so: the frontend kicks right afterwards, and that kick must
-    /// not be lost.
+    /// Enables or disables a vring. Acknowledged only when the worker has done so: the frontend kicks right afterwards, and that
+    /// kick must not be lost.
     pub(crate) fn enable_vring(&mut self, index: u64, enabled: bool) -> Result<(), MessageRefusal> {
         let (index, entry) = self.vrings.get(index)?;
         entry.settings.enabled = enabled;

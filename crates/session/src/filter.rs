@@ -142,7 +142,7 @@ fn with_fds(state: &mut SessionState, message: &mut Message) -> Result<(), Messa
     }
 }
 
-/// The vring and the descriptor of SET_VRING_KICK, SET_VRING_CALL or SET_VRING_ERR.
+/// Returns the vring and the descriptor of SET_VRING_KICK, SET_VRING_CALL or SET_VRING_ERR.
 fn vring_fd(message: &mut Message) -> Result<(u64, Option<Foreign>), MessageRefusal> {
     let number = message.number()?;
     if number & !(INDEX | NO_FD) != 0 {
@@ -163,7 +163,7 @@ fn vring_fd(message: &mut Message) -> Result<(u64, Option<Foreign>), MessageRefu
     Ok((number & INDEX, None))
 }
 
-/// The regions of SET_MEM_TABLE, with one descriptor each.
+/// Returns the regions of SET_MEM_TABLE, with one descriptor each.
 fn table(
     message: &mut Message,
     accepted: MemoryBacking,
@@ -247,8 +247,8 @@ fn get_status(relay: &Relay, message: &Message) -> ServedMessage {
     ServedMessage::with(reply, outcome)
 }
 
-/// The crate ends the connection if the size is larger than any space. The specification wants an answer
-/// without bytes (vhost-user "GET_CONFIG").
+/// Serves GET_CONFIG, because the crate ends the connection if the size is larger than any space. The specification wants an
+/// answer without bytes (vhost-user "GET_CONFIG").
 fn get_config(relay: &mut Relay, message: &Message) -> ServedMessage {
     let (offset, size) = (word(&message.payload, 0), word(&message.payload, 4));
     let is_answered = message.payload.len() >= CONFIG_BYTES

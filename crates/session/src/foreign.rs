@@ -95,8 +95,8 @@ impl Foreign {
         self.fds.first()
     }
 
-    /// The descriptor, if it is an eventfd. Its flags are not changed: they belong to the open file, which the
-    /// frontend uses too.
+    /// Returns the descriptor, if it is an eventfd. Its flags are not changed: they belong to the open file, which the frontend
+    /// uses too.
     pub(crate) fn into_eventfd(mut self) -> Result<OwnedFd, Foreign> {
         match self.fds.pop() {
             Some(fd) if kind(&fd) == Kind::Eventfd => Ok(fd),
@@ -143,7 +143,7 @@ impl Foreign {
         true
     }
 
-    /// The file, if none of its pages depends on a server: an access to a missing page would block the thread.
+    /// Returns the file, if none of its pages depends on a server: an access to a missing page would block the thread.
     pub(crate) fn into_memory(mut self, accepted: MemoryBacking) -> Result<File, MessageRefusal> {
         // Files on tmpfs and hugetlbfs, which include memfds, can be asked for their seals; others cannot.
         if self.fd().is_some_and(|fd| fcntl_get_seals(fd).is_err()) {

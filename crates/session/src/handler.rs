@@ -31,8 +31,8 @@ impl SessionState {
         })
     }
 
-    /// The filter passes no such message to the crate: messages with descriptors are parsed by us, and the
-    /// others belong to features that are not offered.
+    /// Refuses a message that the filter never passes to the crate: messages with descriptors are parsed by us, and the others
+    /// belong to features that are not offered.
     fn unrouted<T>(&mut self) -> Result<T> {
         self.keep_refusal(Err(MessageRefusal::connection(
             "a message that is not offered",
@@ -41,13 +41,13 @@ impl SessionState {
 }
 
 impl VhostUserBackendReqHandlerMut for SessionState {
-    /// The connection has only one owner, so a second claim has no effect.
+    /// Accepts an owner. The connection has only one, so a second claim has no effect.
     fn set_owner(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// "Either ignore this message, or use it to disable all rings" (vhost-user "RESET_OWNER"). A frontend that
-    /// sends it expects that its memory is not accessed any more.
+    /// Disables all rings: "Either ignore this message, or use it to disable all rings" (vhost-user "RESET_OWNER"). A frontend
+    /// that sends it expects that its memory is not accessed any more.
     fn reset_owner(&mut self) -> Result<()> {
         let done = self.stop_all();
         self.keep_refusal(done)
@@ -145,7 +145,8 @@ impl VhostUserBackendReqHandlerMut for SessionState {
         self.read_config(offset, size).ok_or(Error::InvalidParam)
     }
 
-    /// The one writable byte has the same effect for a guest and for a migration, so the flag is ignored.
+    /// Writes the configuration space. The one writable byte has the same effect for a guest and for a migration, so the flag is
+    /// ignored.
     fn set_config(&mut self, offset: u32, buf: &[u8], _: VhostUserConfigFlags) -> Result<()> {
         let done = self.write_config(offset, buf);
         self.keep_refusal(done)

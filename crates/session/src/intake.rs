@@ -95,8 +95,8 @@ impl Connection {
         }
     }
 
-    /// Number of bytes up to the next border of a header or message. Reads never cross it: the descriptors of
-    /// one message must not become those of the next.
+    /// Returns the number of bytes up to the next border of a header or message. Reads never cross it: the descriptors of one
+    /// message must not become those of the next.
     fn missing(&self) -> usize {
         let whole = HEADER_BYTES + self.header.map_or(0, |header| header.payload_bytes);
         whole.saturating_sub(self.bytes.len())

@@ -36,7 +36,7 @@ fn line(leg: &LegTotals) -> String {
     )
 }
 
-/// How evenly the load was spread, and which leg is slowest.
+/// Returns how evenly the load was spread, and which leg is slowest.
 fn summary<'a>(legs: impl Iterator<Item = (&'a str, &'a LegTotals)> + Clone) -> Option<String> {
     let count = legs.clone().count();
     let bytes = || legs.clone().map(|(_, leg)| leg.bytes);

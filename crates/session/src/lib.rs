@@ -263,7 +263,7 @@ impl SessionShared {
 }
 
 impl SessionHandle {
-    /// The settings that the frontend has agreed with the device so far.
+    /// Returns the settings that the frontend has agreed with the device so far.
     pub fn view(&self) -> SessionView {
         self.shared.lock_view().clone()
     }
@@ -281,7 +281,7 @@ impl SessionHandle {
         self.wake();
     }
 
-    /// A write fails only if the eventfd is full, which wakes just as well.
+    /// Wakes the session. A write fails only if the eventfd is full, which wakes just as well.
     fn wake(&self) {
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
     }

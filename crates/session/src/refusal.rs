@@ -30,7 +30,7 @@ impl MessageRefusal {
         MessageRefusal::Lost(why.into())
     }
 
-    /// A worker did not answer.
+    /// Makes the refusal for a worker that did not answer.
     pub(crate) fn worker_gone() -> MessageRefusal {
         MessageRefusal::lost("a worker ended before it answered")
     }

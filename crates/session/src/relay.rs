@@ -27,7 +27,7 @@ pub(crate) struct ServedMessage {
 }
 
 impl ServedMessage {
-    /// An answer without a descriptor.
+    /// Makes an answer without a descriptor.
     pub(crate) fn with(reply: Vec<u8>, outcome: Result<(), MessageRefusal>) -> ServedMessage {
         ServedMessage {
             reply,
@@ -54,8 +54,8 @@ impl Relay {
         })
     }
 
-    /// The state. A session has one thread, so this never waits. A poisoned lock means that this thread has
-    /// panicked, which ends it.
+    /// Locks the state. A session has one thread, so this never waits. A poisoned lock means that this thread has panicked, which
+    /// ends it.
     pub(crate) fn state(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -37,7 +37,7 @@ const DEVICE_NEEDS_RESET: u8 = 0x40;
 /// Maximum size of any device's configuration space (VHOST_USER_MAX_CONFIG_SIZE).
 const CONFIG_BYTES_MAX: usize = 256;
 
-/// The protocol features that are offered.
+/// Returns the protocol features that are offered.
 pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::REPLY_ACK
@@ -111,7 +111,7 @@ impl SessionState {
         self.features_seen && self.took(VhostUserProtocolFeatures::REPLY_ACK)
     }
 
-    /// Protocol features that the frontend acknowledged.
+    /// Returns the protocol features that the frontend acknowledged.
     pub(crate) fn protocol_bits(&self) -> u64 {
         self.protocol.bits()
     }
@@ -217,7 +217,7 @@ impl SessionState {
 
     // Memory.
 
-    /// Files that are accepted as memory. A thread that serves several disks must not wait for a page.
+    /// Returns which files are accepted as memory. A thread that serves several disks must not wait for a page.
     pub(crate) fn backing(&self) -> MemoryBacking {
         match self.device.is_pooled() {
             true => MemoryBacking::Memory,
@@ -298,7 +298,7 @@ impl SessionState {
 
     // Configuration space.
 
-    /// The current configuration space.
+    /// Returns the current configuration space.
     pub(crate) fn config(&self) -> Config {
         Config {
             capacity_bytes: self.device.disk.capacity_bytes(),
@@ -314,16 +314,16 @@ impl SessionState {
         }
     }
 
-    /// A driver that negotiated CONFIG_WCE but not FLUSH is served write-through, and finds that mode (virtio
-    /// 1.3 §5.2.5.2).
+    /// Returns true for a driver without FLUSH. One that negotiated CONFIG_WCE but not FLUSH is served write-through, and finds
+    /// that mode (virtio 1.3 §5.2.5.2).
     fn is_without_flush(&self) -> bool {
         let both = feature::CONFIG_WCE | feature::FLUSH;
         let taken = self.features.unwrap_or(both);
         taken & both == feature::CONFIG_WCE
     }
 
-    /// Exactly `len` bytes, or none. Frontends ask for the largest possible space; the part after this device's
-    /// fields is zero.
+    /// Returns exactly `len` bytes of the configuration space, or none. Frontends ask for the largest possible space; the part
+    /// after this device's fields is zero.
     pub(crate) fn read_config(&self, offset: u32, len: u32) -> Option<Vec<u8>> {
         let start = usize::try_from(offset).ok()?;
         let end = start.checked_add(usize::try_from(len).ok()?)?;

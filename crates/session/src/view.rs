@@ -27,7 +27,7 @@ pub struct VringView {
 }
 
 impl SessionState {
-    /// The current view.
+    /// Returns the current view.
     pub(crate) fn view(&mut self) -> SessionView {
         let all_enabled = self.starts_enabled();
         let running = |(index, entry): (u16, &mut crate::vrings::VringEntry)| {

@@ -59,7 +59,7 @@ impl Kick {
         fd.map_or(Kick::Polled, Kick::Fd)
     }
 
-    /// The descriptor for a worker.
+    /// Returns the descriptor for a worker.
     pub(crate) fn into_fd(self) -> Option<OwnedFd> {
         match self {
             Kick::Fd(fd) => Some(fd),
@@ -89,8 +89,7 @@ pub(crate) struct VringSettings {
 }
 
 impl VringSettings {
-    /// Size and addresses, if all settings for a start are there: size, addresses, and the kick that triggers
-    /// it.
+    /// Returns the size and addresses, if all settings for a start are there: size, addresses, and the kick that triggers it.
     pub(crate) fn complete(&self) -> Option<(u16, UserAddrs)> {
         match (&self.kick, self.size, self.addrs) {
             (Kick::Unset, _, _) => None,
@@ -162,12 +161,12 @@ impl Vrings {
         Vrings((0..count).map(|_| VringEntry::default()).collect())
     }
 
-    /// Number of vrings.
+    /// Returns the number of vrings.
     pub(crate) fn count(&self) -> u16 {
         u16::try_from(self.0.len()).unwrap_or(VRINGS_MAX)
     }
 
-    /// The entry for an index as it arrived in a message, with all of its bits.
+    /// Returns the entry for an index as it arrived in a message, with all of its bits.
     pub(crate) fn get(&mut self, index: u64) -> Result<(u16, &mut VringEntry), MessageRefusal> {
         let count = self.0.len();
         u16::try_from(index)

@@ -28,14 +28,14 @@ impl Workers {
         usize::from(vring) % self.handles.len().max(1)
     }
 
-    /// The worker of a running vring.
+    /// Returns the worker of a running vring.
     pub(crate) fn get(&self, vring: u16) -> Result<&Handle, MessageRefusal> {
         let handle = self.handles.get(self.place(vring));
         let handle = handle.and_then(Option::as_ref);
         handle.ok_or_else(MessageRefusal::worker_gone)
     }
 
-    /// The worker of a vring. It is started with `memory` if it does not run yet.
+    /// Returns the worker of a vring. It is started with `memory` if it does not run yet.
     pub(crate) fn start(
         &mut self,
         vring: u16,

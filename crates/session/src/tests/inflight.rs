@@ -139,7 +139,7 @@ fn leave(file: &File, vring: u64) {
     file.write_all_at(&[1], at + 16).unwrap();
 }
 
-/// A frontend that brings a region with a request of vring 2 that an earlier daemon left.
+/// Returns a frontend that brings a region with a request of vring 2 that an earlier daemon left.
 fn left_request() -> (Frontend, Driver, File) {
     let file = memory_file(REGION_BYTES);
     let mut frontend = Frontend::with_memory();

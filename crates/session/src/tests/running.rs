@@ -557,7 +557,7 @@ fn a_frontend_that_left_leaves_nothing_behind() {
     assert!(workers().is_empty());
 }
 
-/// The worker threads of this process.
+/// Returns the worker threads of this process.
 fn workers() -> Vec<String> {
     let mut names: Vec<_> = std::fs::read_dir("/proc/self/task")
         .unwrap()
