@@ -15,7 +15,7 @@ use crate::{Split, Tuning};
 pub struct InFlightTable(Slots, Epoch);
 
 impl InFlightTable {
-    /// An empty table for a vring of this size.
+    /// Makes an empty table for a vring of this size.
     pub fn new(vring_size: u16) -> InFlightTable {
         let memory = Memory::new(Vec::new());
         InFlightTable(
@@ -64,7 +64,7 @@ pub struct PacerBench {
 const WAKE_NS: u64 = 20_000;
 
 impl PacerBench {
-    /// A pacer as a worker starts with it, and the default tuning.
+    /// Makes a pacer as a worker starts with it, and the default tuning.
     #[expect(clippy::new_without_default, reason = "as the pacer itself")]
     pub fn new() -> PacerBench {
         PacerBench {
@@ -77,8 +77,8 @@ impl PacerBench {
         }
     }
 
-    /// A lap of `lap_ns` (plus a wake-up, if a request ended a sleep) in which so many requests arrived and
-    /// completed. Nothing else is in flight. Returns whether the next lap follows without a sleep.
+    /// Passes a lap of `lap_ns` (plus a wake-up, if a request ended a sleep) in which so many requests arrived and completed.
+    /// Nothing else is in flight. Returns whether the next lap follows without a sleep.
     #[inline]
     pub fn lap(&mut self, requests: u32, lap_ns: u64) -> bool {
         let wakes = self.sleeps && requests > 0;
@@ -113,7 +113,7 @@ impl PacerBench {
 pub struct TimeHistogram(Fine);
 
 impl TimeHistogram {
-    /// An empty histogram.
+    /// Makes an empty histogram.
     #[expect(clippy::new_without_default, reason = "as the histogram itself")]
     pub fn new() -> TimeHistogram {
         TimeHistogram(Fine::new())
@@ -125,7 +125,7 @@ impl TimeHistogram {
         self.0.add(ns, 1);
     }
 
-    /// Number of times that were added.
+    /// Returns the number of times that were added.
     pub fn count(&self) -> u64 {
         self.0.read().count()
     }

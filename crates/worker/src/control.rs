@@ -46,7 +46,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Both ends of a worker's command queue.
+    /// Makes both ends of a worker's command queue.
     pub fn channel() -> io::Result<(Control, Commands)> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (queue, inbox) = sync_channel(COMMANDS_MAX);
@@ -69,8 +69,7 @@ impl Control {
         self.ask(|done| Command::Stop(index, done))
     }
 
-    /// Answered at the end of a lap. By then every completion that was decided before this call has been
-    /// published.
+    /// Asks for an answer at the end of a lap. By then every completion that was decided before this call has been published.
     pub fn pass(&self) -> Pending<()> {
         self.ask(Command::Pass)
     }

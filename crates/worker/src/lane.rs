@@ -309,7 +309,7 @@ impl Lane {
         self.left || self.vring.again() > 0
     }
 
-    /// Maximum number of inline requests before the next publish.
+    /// Returns the maximum number of inline requests before the next publish.
     #[inline]
     pub(crate) fn at_once_max(&self) -> usize {
         self.call_history.at_once_max()

@@ -94,7 +94,7 @@ impl Slots {
         }
     }
 
-    /// Number of requests in flight. Stalled requests do not count.
+    /// Returns the number of requests in flight. Stalled requests do not count.
     #[inline]
     pub(crate) fn taken(&self) -> u32 {
         // At most the size of the table, so this does not truncate.
@@ -109,7 +109,7 @@ impl Slots {
             .is_none_or(|entry| !matches!(entry, Entry::Free))
     }
 
-    /// The position in the order for the next request.
+    /// Returns the position in the order for the next request.
     #[inline]
     pub(crate) fn next_order(&self) -> u64 {
         self.filled
@@ -228,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    /// A read of `len_bytes` in `ops_left` ops.
+    /// Returns a read of `len_bytes` in `ops_left` ops.
     fn read(len_bytes: u64, ops_left: u32, status_addr: u64, cached: bool) -> Slot {
         Slot {
             request: Request {

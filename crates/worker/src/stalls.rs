@@ -230,7 +230,7 @@ impl Stalls {
         self.closing > 0
     }
 
-    /// Number of requests that wait.
+    /// Returns the number of requests that wait.
     pub(crate) fn waiting(&self) -> u32 {
         self.held + self.retrying
     }
@@ -241,7 +241,7 @@ impl Stalls {
         (self.held, self.retrying, self.closing) = (0, 0, 0);
     }
 
-    /// Summary for display: counts, and the oldest request that waits (the oldest held one, if there is any).
+    /// Returns a summary for display: counts, and the oldest request that waits (the oldest held one, if there is any).
     pub(crate) fn shown(&self) -> Option<StalledRequests> {
         let mut waiting = self.list.iter().filter(|stall| stall.is_waiting());
         let shown = match self.held {
@@ -261,8 +261,8 @@ impl Stalls {
     }
 }
 
-/// How a request waits that has just failed, that first failed at `first_ns` and that was repeated `tries`
-/// times. `None`: it is reported.
+/// Returns how a request waits that has just failed, that first failed at `first_ns` and that was repeated `tries` times. `None`:
+/// it is reported.
 fn next_phase(action: ErrorAction, first_ns: u64, tries: u32, now_ns: u64) -> Option<StallPhase> {
     let (seconds, hold) = match action {
         ErrorAction::Report => return None,
@@ -280,7 +280,7 @@ fn next_phase(action: ErrorAction, first_ns: u64, tries: u32, now_ns: u64) -> Op
     })
 }
 
-/// Pause before a request is repeated that was repeated `tries` times.
+/// Returns the pause before a request is repeated that was repeated `tries` times.
 fn pause_ns(tries: u32) -> u64 {
     (PAUSE_FIRST_NS << tries.min(10)).min(PAUSE_MAX_NS)
 }

@@ -77,7 +77,7 @@ macro_rules! counters {
                 $(self.$name += stats.$name.load(Ordering::Relaxed);)+
             }
 
-            /// The increase since an earlier moment.
+            /// Returns the increase since an earlier moment.
             pub fn since(self, earlier: Totals) -> Totals {
                 Totals {
                     $($vring_name: self.$vring_name.saturating_sub(earlier.$vring_name),)+
@@ -87,7 +87,7 @@ macro_rules! counters {
         }
 
         impl Stats {
-            /// The way the worker waits when it has no work.
+            /// Returns the way the worker waits when it has no work.
             pub(crate) fn mode(&self) -> WaitState {
                 match self.mode.load(Ordering::Relaxed) {
                     1 => WaitState::Spins,
@@ -100,7 +100,7 @@ macro_rules! counters {
                 self.mode.store(mode as u8, Ordering::Relaxed);
             }
 
-            /// The latest spinning experiment.
+            /// Returns the latest spinning experiment.
             pub(crate) fn tried(&self) -> Option<TrialResult> {
                 // A reader during an update may see parts of two experiments. They are only displayed, so this
                 // does no harm.
@@ -233,7 +233,7 @@ impl std::fmt::Display for Totals {
 }
 
 impl Totals {
-    /// The part about waiting.
+    /// Writes the part about waiting.
     fn write_pacing(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Totals {
             sleeps,

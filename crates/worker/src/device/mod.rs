@@ -170,12 +170,12 @@ impl Device {
         self
     }
 
-    /// Nanoseconds since this device was made. All times of records are on this clock.
+    /// Returns the nanoseconds since this device was made. All times of records are on this clock.
     pub fn now_ns(&self) -> u64 {
         nanoseconds(self.began)
     }
 
-    /// The tuning in force.
+    /// Returns the tuning in force.
     pub fn tuning(&self) -> Arc<Tuning> {
         self.registry.tuning()
     }
@@ -235,18 +235,17 @@ impl Device {
         self.registry.sync()
     }
 
-    /// How that flush ended; `None`: it is not over.
+    /// Returns how that flush ended; `None`: it is not over.
     pub fn synced(&self, syncing: &Syncing) -> Option<Synced> {
         self.registry.synced(syncing)
     }
 
-    /// Mode of each running worker: how it waits when it has no work.
+    /// Returns the mode of each running worker: how it waits when it has no work.
     pub fn modes(&self) -> Vec<WaitState> {
         self.registry.modes()
     }
 
-    /// The latest spinning experiment of each running worker and its age, in the order of
-    /// [`modes`](Device::modes).
+    /// Returns the latest spinning experiment of each running worker and its age, in the order of [`modes`](Device::modes).
     pub fn tried(&self) -> Vec<Option<(TrialResult, Duration)>> {
         let now = self.began.elapsed();
         let ago = |tried: TrialResult| (tried, now.saturating_sub(tried.at));
@@ -266,12 +265,12 @@ impl Device {
         self.registry.leg_totals()
     }
 
-    /// The splitter that all workers share.
+    /// Returns the splitter that all workers share.
     pub(crate) fn splitter(&self) -> Arc<Splitter> {
         self.lock_splitter().clone()
     }
 
-    /// State of the splitter.
+    /// Returns the state of the splitter.
     pub fn split_states(&self) -> Vec<SplitState> {
         self.splitter().states()
     }
@@ -293,7 +292,7 @@ impl Device {
         self.config.ops.max(OPS_MIN)
     }
 
-    /// Maximum number of ops of a request, whether it is split by choice or not.
+    /// Returns the maximum number of ops of a request, whether it is split by choice or not.
     pub(crate) fn ops_max(&self, split: &Split) -> usize {
         let by_choice = match split {
             Split::Off => 0,
@@ -302,7 +301,7 @@ impl Device {
         self.cut(0).ops_max().max(by_choice)
     }
 
-    /// How requests are cut for a guest with these features.
+    /// Returns how requests are cut for a guest with these features.
     pub(crate) fn cut(&self, features: u64) -> Cut {
         Cut {
             durable: self.is_write_through(features),

@@ -104,7 +104,7 @@ impl Registry {
         (!workers.is_empty()).then_some(Syncing { number, workers })
     }
 
-    /// How a flush ended; `None`: it is not over.
+    /// Returns how a flush ended; `None`: it is not over.
     pub(crate) fn synced(&self, syncing: &Syncing) -> Option<Synced> {
         let members = self.lock();
         let mut is_over = true;
@@ -171,7 +171,7 @@ impl Registry {
         }
     }
 
-    /// The tuning in force.
+    /// Returns the tuning in force.
     pub(crate) fn tuning(&self) -> Arc<Tuning> {
         self.lock().tuning.clone()
     }
@@ -187,7 +187,7 @@ impl Registry {
         }
     }
 
-    /// Generation of the tuning in force.
+    /// Returns the generation of the tuning in force.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -226,19 +226,19 @@ impl Registry {
         self.lock().live.is_empty()
     }
 
-    /// Mode of each running worker: how it waits when it has no work.
+    /// Returns the mode of each running worker: how it waits when it has no work.
     pub(crate) fn modes(&self) -> Vec<WaitState> {
         let members = self.lock();
         members.live.iter().map(|live| live.stats.mode()).collect()
     }
 
-    /// The latest spinning experiment of each running worker.
+    /// Returns the latest spinning experiment of each running worker.
     pub(crate) fn tried(&self) -> Vec<Option<TrialResult>> {
         let members = self.lock();
         members.live.iter().map(|live| live.stats.tried()).collect()
     }
 
-    /// Sum over all workers that ever ran, without the counters of vrings.
+    /// Returns the sum over all workers that ever ran, without the counters of vrings.
     pub(crate) fn totals(&self) -> Totals {
         let members = self.lock();
         let mut sum = members.past;
@@ -269,7 +269,7 @@ mod tests {
     use crate::Split;
     use crate::counter::add;
 
-    /// A registry with two workers.
+    /// Returns a registry with two workers.
     fn two_workers() -> (Registry, Vec<Arc<Stats>>, Vec<Arc<OwnedFd>>) {
         let registry = Registry::new(Tuning::new(Split::Off));
         let bells: Vec<_> = (0..2)

@@ -1,15 +1,15 @@
 //! Holds a disk to its [`RateLimits`], or several disks to limits that they share: QEMU's leaky buckets, shared by all workers, and
 //! fair between the disks and between the vrings of each.
 //!
-//! A request is admitted while no bucket that it fills is above its size, and is counted afterwards; so a large one passes
-//! whole, and those behind it wait for it (QEMU's `throttle_compute_wait` and `throttle_account`). A bucket leaks with the
-//! clock, without a tick: a worker that must wait learns when to come again.
+//! A request is admitted while no bucket that it fills is above its size, and is counted afterwards. So a large request passes
+//! whole, and the requests after it wait for it (QEMU's `throttle_compute_wait` and `throttle_account`). A bucket leaks with the
+//! clock, without a tick: a worker that must wait is told when to ask again.
 //!
-//! That time is a reservation: the request is admitted when it comes then, or later, whoever came meanwhile. Each disk, and each
-//! vring of a disk, has an account of what it was served. One that must wait is told the time at which the buckets have room and
-//! all others that wait, and that had less, have caught up with it. A worker that is late keeps its claim, because the others
-//! leave it the room; if it does not come, they find that room when they come themselves. So nobody's lateness costs the rate.
-//! There is such an order for the totals, for reads and for writes: a write that waits for its own buckets delays no read, whose
+//! That time is a reservation: the request is admitted if the worker asks then, or later, whichever requests came meanwhile. Each
+//! disk, and each vring of a disk, has an account of the service that it had. The time is the one at which the buckets have room,
+//! and all others that wait and had less service have caught up. A worker that is late keeps its claim, because the others leave
+//! room for it. If it never asks, the others find that room when they ask. So a late worker does not cost the disk throughput.
+//! The totals, reads and writes each have such an order: a write that waits for the buckets of writes does not delay a read whose
 //! buckets have room.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -22,10 +22,10 @@ use crate::{Limit, LimitKind, RateLimits, Tuning};
 
 /// Most vrings of a disk.
 const VRINGS: usize = 256;
-/// Lateness of a vring for which others leave it room. After that it probably has no requests any more.
+/// How late a vring may be until the others stop leaving room for it. After that it probably has no requests any more.
 const PATIENCE_NS: u64 = 20_000_000;
-/// Longest wait for what others may have first, if the buckets have room: an empty bucket holds as much, and what leaks after
-/// that is lost if the others do not come.
+/// Longest wait for others that may go first while the buckets have room. An empty bucket holds as much, and what leaks after
+/// that is lost if the others do not ask.
 const ROOM_NS: f64 = 100_000_000.0;
 /// Attempts to get the buckets. Another worker has them for a tenth of a microsecond, unless it lost its core meanwhile.
 const LOCK_TRIES: u32 = 100;
@@ -40,7 +40,7 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
-    /// The demand of a request. `None`: it is free. What a flush makes durable was counted before.
+    /// Returns the demand of a request. `None`: it is free. What a flush makes durable was counted before.
     pub(crate) fn of(request: &Request) -> Option<Demand> {
         let (is_read, bytes) = match request.verb {
             Verb::Flush | Verb::GetId => return None,
@@ -52,8 +52,8 @@ impl Demand {
     }
 }
 
-/// Limits that several disks share: together they get what one disk would. Disks whose [`Device`](crate::Device) is in no
-/// group have one of their own.
+/// Limits that several disks share: together they get what one disk would. A disk whose [`Device`](crate::Device) is not
+/// in a group has one of its own.
 #[derive(Debug, Clone)]
 pub struct LimitGroup(Arc<Shared>);
 
@@ -87,12 +87,12 @@ impl LimitGroup {
         }))
     }
 
-    /// The limits in force.
+    /// Returns the limits in force.
     pub fn limits(&self) -> RateLimits {
         self.state().limits
     }
 
-    /// How many disks share it.
+    /// Returns how many disks share it.
     pub fn members(&self) -> usize {
         let state = self.state();
         state.members.iter().filter(|member| member.is_here).count()
@@ -146,8 +146,8 @@ impl Throttle {
         }
     }
 
-    /// Other limits for all disks of the group: those of the last one that sets them are in force. The workers of the other
-    /// disks are woken to adopt them.
+    /// Puts other limits in force for all disks of the group: the last disk that sets them decides. Wakes the workers of the
+    /// other disks, so that they adopt them.
     pub(crate) fn set(&self, limits: RateLimits) {
         if !self.group.set(limits) {
             return;
@@ -244,7 +244,7 @@ enum Class {
 impl Class {
     const COUNT: usize = 3;
 
-    /// The classes of a request.
+    /// Returns the classes of a request.
     fn of(is_read: bool) -> [Class; 2] {
         match is_read {
             true => [Class::Total, Class::Read],
@@ -321,8 +321,8 @@ impl Account {
         self.claims_until_ns > now_ns
     }
 
-    /// Returns what this one may have before another one that has had `served`: its request that waits, and more until it has
-    /// had as much.
+    /// Returns the service that this account may have before one that has had `served`: its request that waits, and more until
+    /// it has had as much.
     fn before(&self, served: f64) -> f64 {
         match self.served <= served {
             true => self.reserved.max(served - self.served),
@@ -350,7 +350,7 @@ impl GroupMember {
         self.vrings_used = 0;
     }
 
-    /// The accounts of its vrings that wait for a class.
+    /// Returns the accounts of its vrings that wait for a class.
     fn claims(&self, class: Class, now_ns: u64) -> impl Iterator<Item = &Account> {
         let at = class as usize;
         let used = match self.accounts[at].claims(now_ns) {
@@ -380,7 +380,7 @@ impl GroupMember {
         Some(waiting)
     }
 
-    /// A disk waits as long as one of its vrings does.
+    /// Sums up the waits of the vrings: a disk waits as long as one of its vrings does.
     fn sum_up(&mut self, class: Class) {
         let own = &mut self.accounts[class as usize];
         (own.claims_until_ns, own.reserved) = (0, 0.0);
@@ -427,7 +427,7 @@ impl GroupState {
         Ok(())
     }
 
-    /// Returns when a request may go that has to wait.
+    /// Returns the request as one that waits. `None`: it may go now.
     fn judge(&mut self, asker: Asker, demand: Demand, now_ns: u64) -> Option<WaitingRequest> {
         let mut longest = None;
         let mut longest_ns = 0.0;
@@ -472,7 +472,7 @@ impl GroupState {
         vrings_ns + disks.map(|other| other.before(served)).sum::<f64>()
     }
 
-    /// The accounts of the other disks that wait for a class.
+    /// Returns the accounts of the other disks that wait for a class.
     fn claims_of_others(
         &self,
         asker: Asker,
@@ -496,7 +496,7 @@ impl GroupState {
         }
     }
 
-    /// Returns how long the fullest of the buckets of a class needs.
+    /// Returns how long the fullest of the buckets of a class needs until it has room.
     fn wait_ns(&self, class: Class, ahead_ns: f64) -> f64 {
         let wait_ns = |kind| self.buckets[kind as usize].wait_ns(self.limits.of(kind), ahead_ns);
         class.kinds().map(wait_ns).into_iter().fold(0.0, f64::max)
@@ -552,7 +552,7 @@ impl GroupState {
 }
 
 impl Bucket {
-    /// Returns how long a request waits after which others fill in what takes `ahead_ns` to leak.
+    /// Returns how long a request waits if others first fill in what takes `ahead_ns` to leak.
     fn wait_ns(self, limit: Limit, ahead_ns: f64) -> f64 {
         let Limit {
             average,

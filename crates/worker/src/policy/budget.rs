@@ -53,7 +53,7 @@ impl Budget {
         }
     }
 
-    /// Nanoseconds in a full budget.
+    /// Returns the nanoseconds in a full budget.
     pub(crate) fn size_ns(tuning: &Tuning) -> u64 {
         let percent = tuning.spin_cpu_max;
         let percent = tuning

@@ -58,7 +58,7 @@ impl Caller {
         CallDecision::Later
     }
 
-    /// Since when a call is held back, if one is.
+    /// Returns since when a call is held back, if one is.
     #[inline]
     pub(crate) fn held_since_ns(&self) -> Option<u64> {
         (self.owed > 0).then_some(self.since_ns)
@@ -70,7 +70,7 @@ impl Caller {
         (self.owed > 0).then(|| self.since_ns.saturating_add(u64::from(coalesce.us) * 1000))
     }
 
-    /// The call was made.
+    /// Notes that the call was made.
     pub(crate) fn clear(&mut self) {
         self.owed = 0;
     }

@@ -54,12 +54,12 @@ pub(crate) struct Spent {
 }
 
 impl Spent {
-    /// Average number of cores that were busy.
+    /// Returns the average number of cores that were busy.
     pub(crate) fn cores(&self) -> f32 {
         self.cpu_ns as f32 / self.wall_ns.max(1) as f32
     }
 
-    /// Share of the time in which this thread waited for a core.
+    /// Returns the share of the time in which this thread waited for a core.
     pub(crate) fn waited(&self) -> f32 {
         self.waited_ns as f32 / self.wall_ns.max(1) as f32
     }
@@ -100,9 +100,8 @@ pub(crate) struct ExperimentResult {
 }
 
 impl ExperimentResult {
-    /// The verdict as soon as it is clear: whether the other arm gains at least `needed`. After the last round
-    /// the median decides. An arm that is not in force yet (`current` is) must also win three quarters of the
-    /// rounds.
+    /// Returns the verdict as soon as it is clear: whether the other arm gains at least `needed`. After the last round the median
+    /// decides. An arm that is not in force yet (`current` is) must also win three quarters of the rounds.
     pub(crate) fn judge(&self, gain: &Gain, needed: f32, current: Arm) -> Option<Arm> {
         let (low, high) = gain.spread;
         let holds = gain.share >= needed && (current == Arm::Other || low > 0.0);
@@ -144,7 +143,7 @@ pub(crate) struct Experiment {
 const ROUND: [Arm; 4] = [Arm::Plain, Arm::Other, Arm::Other, Arm::Plain];
 
 impl Experiment {
-    /// An experiment that begins at once. The plain arm is in force until the first verdict.
+    /// Makes an experiment that begins at once. The plain arm is in force until the first verdict.
     pub(crate) fn new(lasts: Stretch) -> Experiment {
         Experiment {
             lasts,
@@ -162,7 +161,7 @@ impl Experiment {
         }
     }
 
-    /// The arm to use now.
+    /// Returns the arm to use now.
     #[inline]
     pub(crate) fn arm(&self) -> Arm {
         match self.stretch {
@@ -171,7 +170,7 @@ impl Experiment {
         }
     }
 
-    /// The latest verdict.
+    /// Returns the latest verdict.
     pub(crate) fn verdict(&self) -> Arm {
         self.verdict
     }
@@ -278,7 +277,7 @@ impl Experiment {
     }
 }
 
-/// The other arm's saving of a cost.
+/// Returns the other arm's saving of a cost.
 fn gain(rounds: &[[Spent; 2]], cost: impl Fn(&Spent) -> u64) -> Gain {
     let per_request = |spent: &Spent| cost(spent) as f32 / spent.requests.max(1) as f32;
     let mut all = [0.0; ROUNDS];
@@ -307,8 +306,8 @@ mod tests {
         max_ns: 20 * MS,
     };
 
-    /// Number of stretches until the verdict, for a load in which `takes` returns the nanoseconds per request
-    /// of an arm in a stretch.
+    /// Runs an experiment. Returns the number of stretches until the verdict, for a load in which `takes` returns the nanoseconds
+    /// per request of an arm in a stretch.
     fn find(
         experiment: &mut Experiment,
         now_ns: &mut u64,

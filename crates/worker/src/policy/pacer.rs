@@ -164,12 +164,12 @@ impl Pacer {
         }
     }
 
-    /// The tuning has changed: each load is tried again.
+    /// Notes that the tuning has changed: each load is tried again.
     pub(crate) fn retuned(&mut self) {
         self.trial.reconsider();
     }
 
-    /// Others decide how the worker waits from now on. What it spun until now is not charged when it comes back.
+    /// Notes that others decide how the worker waits from now on. What it spun until now is not charged when it comes back.
     pub(crate) fn leave(&mut self) {
         self.phase = GapPhase::Asleep;
     }
@@ -261,7 +261,8 @@ impl Pacer {
         LapWait::Spin
     }
 
-    /// Like [`Pacer::decide`], for a lap after which the worker sleeps in any case: the time asleep does not count as a spin.
+    /// Decides like [`Pacer::decide`], for a lap after which the worker sleeps in any case: the time asleep does not count as a
+    /// spin.
     pub(crate) fn rest(
         &mut self,
         work: LapWork,

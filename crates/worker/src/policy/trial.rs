@@ -88,7 +88,7 @@ impl Trial {
         }
     }
 
-    /// The way in force now. Plain: sleep. Other: spin.
+    /// Returns the way in force now. Plain: sleep. Other: spin.
     #[inline]
     pub(crate) fn arm(&self) -> Arm {
         match (self.step, self.verdict) {
@@ -98,7 +98,7 @@ impl Trial {
         }
     }
 
-    /// The latest verdict on this kind of load.
+    /// Returns the latest verdict on this kind of load.
     pub(crate) fn verdict(&self) -> Arm {
         self.verdict
     }
@@ -199,7 +199,7 @@ impl Trial {
         self.kinds.iter_mut().for_each(|kind| kind.next_ns = 0);
     }
 
-    /// A window between two trials.
+    /// Passes a window between two trials.
     fn rest(&mut self, now_ns: u64, spent: Spent) {
         let first = *self.first.get_or_insert(spent);
         // A neighbour on the core lowers it twice: requests become fewer, and the worker waits for the core.
@@ -220,7 +220,7 @@ impl Trial {
         }
     }
 
-    /// The load is of another kind. One that was not tried yet is served as the last.
+    /// Notes that the load is of another kind. One that was not tried yet is served as the last.
     fn become_kind(&mut self, now_ns: u64, arm: usize, peak: u32) {
         let mut kinds = self.kinds.iter();
         let known = kinds.position(|kind| is_like(kind.peaks[arm], peak));
@@ -238,7 +238,7 @@ impl Trial {
         }
     }
 
-    /// The way in force is another one.
+    /// Notes that the way in force is another one.
     fn settle(&mut self, now_ns: u64) {
         self.settled_ns = now_ns
             + match self.arm() {
@@ -303,7 +303,7 @@ impl Comparison {
         })
     }
 
-    /// The saving of a cost: of the medians, and of the quartiles that lie closest and farthest.
+    /// Returns the saving of a cost: of the medians, and of the quartiles that lie closest and farthest.
     fn gain(&self, cost: impl Fn(&Spent) -> f32) -> Gain {
         let [plain, other] = [&self.plain, &self.other].map(|windows| sorted(windows, &cost));
         let share = |from: usize, to: usize| {

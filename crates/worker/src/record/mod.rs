@@ -33,7 +33,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// An empty set.
+    /// Makes an empty set.
     pub(crate) fn new(recording: Recording) -> Records {
         Records {
             on: recording == Recording::On,
@@ -59,7 +59,7 @@ impl Records {
             .for_each(|record| record.add_to(totals));
     }
 
-    /// The stalled requests of each vring. Recorded even if times are not.
+    /// Returns the stalled requests of each vring. Recorded even if times are not.
     pub fn stalled(&self) -> Vec<(u16, StalledRequests)> {
         let vrings = self.lock();
         let each = vrings.iter();
@@ -67,7 +67,7 @@ impl Records {
             .collect()
     }
 
-    /// Number of held requests.
+    /// Returns the number of held requests.
     pub(crate) fn held(&self) -> u64 {
         let stalled = self.stalled();
         stalled
@@ -76,7 +76,7 @@ impl Records {
             .sum()
     }
 
-    /// A writer for a vring of this size that starts.
+    /// Makes a writer for a vring of this size that starts.
     pub(crate) fn recorder(&self, index: u16, vring_size: u16) -> Recorder {
         let mut vrings = self.lock();
         let record = vrings

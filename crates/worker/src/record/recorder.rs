@@ -73,7 +73,7 @@ struct RingChecks {
 }
 
 impl RingChecks {
-    /// The previous check left nothing, at an unknown time. So this check found something if chains were taken.
+    /// Notes that the previous check left nothing, at an unknown time. So this check found something if chains were taken.
     fn drained_before(&mut self, check: RingCheck) {
         self.seen = check.seen.wrapping_sub(u16::from(check.took));
         self.last_ns = None;
@@ -158,7 +158,7 @@ impl Recorder {
 
     // Events of a request, in order.
 
-    /// A request is about to be pushed to the store. Called in timed laps, of which some time the planning.
+    /// Notes that a request is about to be pushed to the store. Called in timed laps, of which some time the planning.
     #[cold]
     pub(crate) fn planned(&mut self, request: &Request, laps: &mut Laps) {
         if self.open.is_some()
@@ -193,7 +193,7 @@ impl Recorder {
         }
     }
 
-    /// `n` such requests completed inline successfully, or needed no op.
+    /// Records that `n` such requests completed inline successfully, or needed no op.
     #[inline]
     pub(crate) fn at_once(&mut self, verb: Verb, len_bytes: u64, n: u32) {
         let kind = Kind::of(verb, len_bytes);
@@ -238,7 +238,7 @@ impl Recorder {
         }
     }
 
-    /// Its last op has completed.
+    /// Records that the last op of a request has completed.
     #[inline]
     pub(crate) fn ended(
         &mut self,
@@ -299,7 +299,7 @@ impl Recorder {
         open.zeroes.take(head);
     }
 
-    /// The requests that began since the last check of the ring did not come from the ring.
+    /// Forgets the requests that began since the last check: they since the last check of the ring did not come from the ring.
     #[cold]
     pub(crate) fn forget_taken(&mut self) {
         if let Some(open) = &mut self.open {
@@ -319,13 +319,13 @@ impl Recorder {
         count(&self.record.refused, ErrorKind::of_status(status));
     }
 
-    /// The chain held no request.
+    /// Records that the chain held no request.
     #[cold]
     pub(crate) fn broken(&mut self) {
         count(&self.record.refused, ErrorKind::Broken);
     }
 
-    /// Completed requests were published, and the guest was called if it wants that.
+    /// Records that completed requests were published, and the guest was called if it wants that.
     #[cold]
     pub(crate) fn published(&mut self, laps: &Laps) {
         let Some(open) = &mut self.open else { return };
@@ -338,7 +338,7 @@ impl Recorder {
 
     // Signals.
 
-    /// The guest was called. The call was held back for `held_ns`.
+    /// Records that the guest was called. The call was held back for `held_ns`.
     #[inline]
     pub(crate) fn called(&mut self, held_ns: u64) {
         self.record.count(VringEvent::Call);
@@ -347,7 +347,7 @@ impl Recorder {
         }
     }
 
-    /// A request waited in the ring for the disk's limits.
+    /// Records that a request waited in the ring for the disk's limits.
     pub(crate) fn throttled(&mut self, ns: u64) {
         self.record.count(VringEvent::Throttled);
         if self.open.is_some() {
@@ -363,13 +363,13 @@ impl Recorder {
 
     // Laps.
 
-    /// A lap without a clock reading has left the ring empty.
+    /// Notes that a lap without a clock reading has left the ring empty.
     #[inline]
     pub(crate) fn drained(&mut self) {
         self.drained = true;
     }
 
-    /// Any other lap: records how long the chains that it took had waited in the ring, at most.
+    /// Records how long the chains that it took had waited in the ring, at most.
     #[inline]
     pub(crate) fn ring_checked(&mut self, check: RingCheck, laps: &Laps) {
         let drained = std::mem::take(&mut self.drained);
@@ -388,7 +388,7 @@ impl Recorder {
         }
     }
 
-    /// A timed lap has ended. Its length is recorded for all requests that completed inline in it.
+    /// Records that a timed lap has ended. Its length is recorded for all requests that completed inline in it.
     pub(crate) fn lap_ended(&mut self, ns: u64) {
         let Some(open) = &mut self.open else { return };
         let device = &self.record.device;
@@ -452,7 +452,7 @@ mod tests {
         )
     }
 
-    /// A recorder, and the record that it writes.
+    /// Returns a recorder, and the record that it writes.
     fn recorder() -> (Recorder, Arc<VringRecord>) {
         let record = Arc::new(VringRecord::new(0));
         (Recorder::new(record.clone(), Some(8)), record)

@@ -62,7 +62,7 @@ impl Sampler {
         self.head = Some(head);
     }
 
-    /// The destination of a completed read, if it is the one that was kept.
+    /// Returns the destination of a completed read, if it is the one that was kept.
     #[inline]
     pub(super) fn take(&mut self, head: u16) -> Option<&[Segment]> {
         self.head.take_if(|kept| *kept == head)?;

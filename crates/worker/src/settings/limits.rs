@@ -70,7 +70,7 @@ impl RateLimits {
     /// QEMU's bound of every value.
     pub const VALUE_MAX: u64 = 1_000_000_000_000_000;
 
-    /// The limit of a kind.
+    /// Returns the limit of a kind.
     pub fn of(&self, kind: LimitKind) -> Limit {
         self.limits[kind as usize]
     }
@@ -80,7 +80,7 @@ impl RateLimits {
         self.limits.iter().any(|limit| limit.average > 0)
     }
 
-    /// The names of all settings.
+    /// Returns the names of all settings.
     pub fn names() -> impl Iterator<Item = String> {
         let of_kinds = LimitKind::ALL.into_iter().flat_map(|kind| {
             ["", "-max", "-max-length"].map(|end| format!("{}{end}", kind.name()))
@@ -88,7 +88,7 @@ impl RateLimits {
         of_kinds.chain(["iops-size".to_owned()])
     }
 
-    /// Names and values of the settings that are not zero.
+    /// Returns names and values of the settings that are not zero.
     pub fn settings(&self) -> Vec<(String, u64)> {
         let mut settings = Vec::new();
         for kind in LimitKind::ALL {
@@ -207,7 +207,7 @@ impl fmt::Display for RateLimits {
 impl FromStr for RateLimits {
     type Err = String;
 
-    /// `iops-total=5000,bps-write=100M`: numbers, with K, M, G, T for powers of 1024.
+    /// Parses a text such as `iops-total=5000,bps-write=100M`: numbers, with K, M, G, T for powers of 1024.
     fn from_str(text: &str) -> Result<RateLimits, String> {
         let mut limits = RateLimits::default();
         if text == "none" {

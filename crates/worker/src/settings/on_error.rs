@@ -55,9 +55,9 @@ impl OnError {
         [self.read, self.write, self.enospc].into_iter().any(holds)
     }
 
-    /// The action for a request that failed with this errno. A failed flush is reported: the kernel may have dropped the pages
-    /// that it could not write, so a later flush that succeeds proves nothing. One that a store could not send anywhere was not
-    /// done, and is repeated like a write.
+    /// Returns the action for a request that failed with this errno. A failed flush is reported: the kernel may have dropped the
+    /// pages that it could not write, so a later flush that succeeds proves nothing. One that a store could not send anywhere was
+    /// not done, and is repeated like a write.
     pub(crate) fn action(&self, verb: Verb, errno: i32) -> ErrorAction {
         match (verb, kind_of(errno)) {
             (Verb::Flush, _) if is_unsent(errno) => self.write,
@@ -161,7 +161,7 @@ fn seconds(digits: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("retry takes {} to {} seconds", bounds.start(), bounds.end()))
 }
 
-/// Enough of the input to recognise it.
+/// Returns enough of the input to recognise it.
 fn shortened(text: &str) -> String {
     const CHARS_MAX: usize = 40;
     text.chars().take(CHARS_MAX).collect()

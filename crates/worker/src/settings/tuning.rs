@@ -71,7 +71,7 @@ impl Tuning {
     /// Default price of a gain: a core for a fifth of the response time.
     pub const SPIN_WORTH: u32 = 5;
 
-    /// The defaults: adaptive, no call held back, errors reported.
+    /// Returns the defaults: adaptive, no call held back, errors reported.
     pub fn new(split: Split) -> Tuning {
         Tuning {
             completion: CompletionPolicy::default(),
@@ -87,7 +87,7 @@ impl Tuning {
         }
     }
 
-    /// How the vring of this index is waited for.
+    /// Returns how the vring of this index is waited for.
     pub fn completion_of(&self, vring: u16) -> CompletionPolicy {
         self.vrings.get(&vring).copied().unwrap_or(self.completion)
     }

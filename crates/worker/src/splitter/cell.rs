@@ -39,7 +39,7 @@ impl RunningTotals {
         self.moved_bytes = self.moved_bytes.wrapping_add(bytes);
     }
 
-    /// Nanoseconds per KiB that requests spent since `start`.
+    /// Returns the nanoseconds per KiB that requests spent since `start`.
     fn cost_since(&self, start: &RunningTotals) -> f64 {
         let spent_ns = self.spent_ns.wrapping_sub(start.spent_ns) as f64;
         let moved_bytes = self.moved_bytes.wrapping_sub(start.moved_bytes) as f64;
@@ -79,7 +79,7 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    /// `measured`: the best chunk according to a probe, 0 for whole requests.
+    /// Makes a cell. `measured`: the best chunk according to a probe, 0 for whole requests.
     pub(super) fn new(chunk_min_bytes: u32, class_bytes: u64, measured: Option<u32>) -> Cell {
         let fewest = class_bytes / u64::from(SPLIT_OPS_MAX);
         let mut cell = Cell {
@@ -107,12 +107,12 @@ impl Cell {
         self.requests
     }
 
-    /// Chunk in force; 0: requests stay whole.
+    /// Returns the chunk in force; 0: requests stay whole.
     pub(super) fn chunk_bytes(&self) -> u32 {
         self.chunk_of(self.experiment.arm())
     }
 
-    /// A request has completed while `in_flight` were in flight.
+    /// Notes that a request has completed while `in_flight` were in flight.
     pub(super) fn ended(
         &mut self,
         account: RunningTotals,

@@ -14,7 +14,7 @@ pub enum DataDirection {
 impl DataDirection {
     pub(super) const ALL: [DataDirection; 2] = [DataDirection::Read, DataDirection::Write];
 
-    /// `None`: the request has no data.
+    /// Returns the direction of a request. `None`: the request has no data.
     #[inline]
     pub(crate) fn of(verb: Verb) -> Option<DataDirection> {
         match verb {

@@ -81,7 +81,7 @@ impl Prior {
         }
     }
 
-    /// The best chunk for requests of a cell according to a probe.
+    /// Returns the best chunk for requests of a cell according to a probe.
     fn chunk_of(&self, direction: DataDirection, class: usize) -> Option<u32> {
         let mut measured = self.measured.iter();
         let found = measured.find(|(way, bytes, _)| {
@@ -141,7 +141,7 @@ impl Splitter {
         }
     }
 
-    /// The setting that it was made with.
+    /// Returns the setting that it was made with.
     pub fn split(&self) -> &Split {
         &self.split
     }
@@ -198,7 +198,7 @@ impl Splitter {
         u32::try_from(chunk_bytes).ok().and_then(NonZeroU32::new)
     }
 
-    /// A request has succeeded. `cpu_ns`: CPU time of this process, read at the ends of stretches.
+    /// Notes that a request has succeeded. `cpu_ns`: CPU time of this process, read at the ends of stretches.
     pub fn ended(
         &self,
         direction: DataDirection,
@@ -229,8 +229,8 @@ impl Splitter {
         }
     }
 
-    /// A request has failed. Its time says nothing about the disk, so it is ignored, and the cost of the
-    /// requests beside it is measured again.
+    /// Notes that a request has failed. Its time says nothing about the disk, so it is ignored, and the cost of the requests
+    /// beside it is measured again.
     pub fn failed(&self, now_ns: u64) {
         let in_flight = self.in_flight.fetch_sub(1, Ordering::Relaxed);
         if let Some(mut learner) = self.try_learner() {
@@ -240,12 +240,12 @@ impl Splitter {
         }
     }
 
-    /// The completion of this many large requests of a worker will not be reported.
+    /// Notes that the completion of this many large requests of a worker will not be reported.
     pub(crate) fn forget(&self, requests: u32) {
         self.in_flight.fetch_sub(requests, Ordering::Relaxed);
     }
 
-    /// The state of every cell that has seen requests.
+    /// Returns the state of every cell that has seen requests.
     pub fn states(&self) -> Vec<SplitState> {
         let learner = self.learner.lock().unwrap_or_else(PoisonError::into_inner);
         let numbered = learner.cells.iter().enumerate();
@@ -276,7 +276,7 @@ impl Splitter {
 }
 
 impl Prior {
-    /// Maximum number of ops for each of `large` requests: the useful depth, shared equally.
+    /// Returns the maximum number of ops for each of `large` requests: the useful depth, shared equally.
     fn ops_max(&self, beside: u32, large: u32) -> u32 {
         (self.useful_depth.saturating_sub(beside) / large.max(1)).min(SPLIT_OPS_MAX)
     }
@@ -296,7 +296,7 @@ fn class_of(len_bytes: u64) -> usize {
     (log / 2).min(CLASSES - 1)
 }
 
-/// Minimum request size of a class.
+/// Returns the minimum request size of a class.
 fn class_bytes(class: usize) -> u64 {
     SPLIT_MIN_BYTES << (2 * class)
 }

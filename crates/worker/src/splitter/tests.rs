@@ -132,7 +132,7 @@ impl Loop {
         }
     }
 
-    /// Bytes per second over `requests` requests at this depth.
+    /// Returns the bytes per second over `requests` requests at this depth.
     fn run(&mut self, direction: DataDirection, len: u64, depth: usize, requests: usize) -> f64 {
         let start = self.now;
         while self.requests.len() < depth {
@@ -145,7 +145,7 @@ impl Loop {
         requests as f64 * len as f64 / ((self.now - start) as f64 / 1e9)
     }
 
-    /// Chunk in force for reads of this length.
+    /// Returns the chunk in force for reads of this length.
     fn chunk(&self, len: u64) -> u32 {
         let states = self.splitter.states().into_iter();
         let mut of_class = states.filter(|state| state.class_bytes == class_bytes(class_of(len)));
@@ -166,7 +166,7 @@ fn fixed(log: u32) -> Split {
     NonZeroU32::new(1 << log).map_or(Split::Off, Split::Fixed)
 }
 
-/// Rate with the best fixed chunk (or whole requests), and rate with whole requests.
+/// Returns the rate with the best fixed chunk (or whole requests), and rate with whole requests.
 fn best_fixed(drive: &Drive, direction: DataDirection, len: u64, depth: usize) -> (f64, f64) {
     let rate = |split| Loop::new(drive.clone(), split).run(direction, len, depth, 400);
     let whole = rate(Split::Off);

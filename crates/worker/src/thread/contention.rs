@@ -36,7 +36,7 @@ impl CoreContention {
         }
     }
 
-    /// Time for which this thread wanted a core and others ran. 0 if the kernel does not tell.
+    /// Returns the time for which this thread wanted a core and others ran. 0 if the kernel does not tell.
     pub(crate) fn waited_ns(&self) -> u64 {
         self.count(1).unwrap_or(0)
     }
@@ -46,7 +46,7 @@ impl CoreContention {
         sched_getaffinity(None).is_ok_and(|cpus| cpus.count() == 1)
     }
 
-    /// Number of timeslices that this thread has run. A yield that leaves it on the core does not add one.
+    /// Returns the number of timeslices that this thread has run. A yield that leaves it on the core does not add one.
     fn timeslices(&self) -> Option<u64> {
         self.count(2)
     }

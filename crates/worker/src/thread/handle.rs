@@ -106,7 +106,7 @@ impl Drop for Handle {
     }
 }
 
-/// A reactor with room for all watches and bells of a worker, and for `ops` ops in flight.
+/// Makes a reactor with room for all watches and bells of a worker, and for `ops` ops in flight.
 pub fn reactor(disk: &Disk, ops: u16) -> Result<Reactor, EngineError> {
     Reactor::new(&[disk], ops, WATCHES, BELLS)
 }

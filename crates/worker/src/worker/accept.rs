@@ -225,7 +225,7 @@ impl<S: Store> Acceptance<'_, S> {
         }
     }
 
-    /// A request completed inline.
+    /// Counts a request that completed inline.
     #[inline]
     fn ended(&mut self, lane: &mut Lane, request: &Request) {
         let run = &mut self.run;
@@ -323,7 +323,7 @@ enum Pushed {
 }
 
 impl<S: Store> Acceptance<'_, S> {
-    /// How a read or write is split. For small requests no clock is read.
+    /// Returns how a read or write is split. For small requests no clock is read.
     #[inline]
     fn split(&mut self, request: &Request) -> Option<SplitTiming> {
         let direction = DataDirection::of(request.verb)?;

@@ -48,7 +48,7 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// A flush for the operator has ended.
+    /// Notes that a flush for the operator has ended.
     pub(crate) fn sync_ended(&mut self, result: Result<(), i32>) {
         if let Some(number) = self.inbox.syncing.take() {
             self.inbox.synced = number;

@@ -50,12 +50,12 @@ pub(crate) const WATCHES: u16 = LANES_MAX + 1;
 /// Number of bell slots. Lane `n` uses `2n` for its call and `2n + 1` for its err eventfd.
 pub(crate) const BELLS: u16 = LANES_MAX * 2;
 
-/// Bell slot of a lane's call eventfd.
+/// Returns the bell slot of a lane's call eventfd.
 pub(crate) fn call_bell(lane: u16) -> u16 {
     lane * 2
 }
 
-/// Bell slot of a lane's err eventfd.
+/// Returns the bell slot of a lane's err eventfd.
 pub(crate) fn err_bell(lane: u16) -> u16 {
     lane * 2 + 1
 }
@@ -236,7 +236,7 @@ impl<S: Store> Worker<S> {
         device.logs.others.log(|_| line(device.disk.name()))
     }
 
-    /// The frontend truncated memory that we read. Reads returned zeroes, so nothing of this connection can be
+    /// Notes that the frontend truncated memory that we read. Reads returned zeroes, so nothing of this connection can be
     /// trusted; the session ends it.
     fn lose_memory(&mut self) {
         if std::mem::replace(&mut self.lost, true) {

@@ -27,7 +27,7 @@ const DEVICE_SLEEP_STEP_NS: u64 = 50_000;
 const DEVICE_SLEEP_MAX_NS: u64 = 5_000_000;
 
 impl<S: Store> Worker<S> {
-    /// Now, on the clock that all workers of the device share.
+    /// Returns the time now, on the clock that all workers of the device share.
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         nanoseconds(self.device.began)
@@ -228,7 +228,7 @@ impl<S: Store> Worker<S> {
         lanes.any(|lane| waits(lane) && lane.vring.has_come(&asked))
     }
 
-    /// Called when the thread has returned from the kernel.
+    /// Counts a wait, and disarms the vrings of guests without EVENT_IDX. Called when the thread has returned from the kernel.
     #[inline]
     pub(crate) fn entered(&mut self, wait: Wait) {
         self.meters.entered(wait);

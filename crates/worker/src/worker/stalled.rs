@@ -21,7 +21,7 @@ use crate::stalls::StallPhase;
 use crate::token::Token;
 
 impl<S: Store> Worker<S> {
-    /// Called when the last op of a request has completed and the disk failed it.
+    /// Decides about a request that the disk failed. Called when its last op has completed.
     #[cold]
     pub(crate) fn request_failed(&mut self, token: Token, ended: &Ended, errno: i32) {
         // Whoever changed the policy may have sent this request before the bell was looked at.
@@ -54,8 +54,8 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// After a failed sync no request that changes the disk is repeated. Behind the page cache a durable write
-    /// cannot succeed any more, and every flush fails, until the disk is opened again.
+    /// Returns the action for a failed request. After a failed sync no request that changes the disk is repeated. Behind the page
+    /// cache a durable write cannot succeed any more, and every flush fails, until the disk is opened again.
     fn action(&self, verb: Verb, errno: i32) -> ErrorAction {
         match verb {
             // It waits in the frontend's list for the next daemon, if the frontend keeps one.

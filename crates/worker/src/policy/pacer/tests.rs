@@ -84,7 +84,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Sum of the seconds from `second` on.
+    /// Returns the sum of the seconds from `second` on.
     fn after(&self, second: usize) -> Second {
         let mut sum = Second::default();
         for second in &self.seconds[second..] {
@@ -102,7 +102,7 @@ fn tuning() -> Tuning {
     Tuning::new(Split::Off)
 }
 
-/// For a worker that always sleeps.
+/// Returns the tuning of a worker that always sleeps.
 fn asleep() -> Tuning {
     Tuning {
         spin_cpu_max: 0,

@@ -27,7 +27,7 @@ pub(super) enum Turn {
 
 /// A worker whose kind of store is forgotten.
 pub(super) trait Seated {
-    /// The descriptor that becomes readable when there is something for it.
+    /// Returns the descriptor that becomes readable when there is something for it.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
     /// Collects what has ended its rest.
@@ -36,7 +36,7 @@ pub(super) trait Seated {
     /// Runs one lap. Adds the time since `at` to its own, and sets `at` to now.
     fn lap(&mut self, at: &mut Instant) -> io::Result<Turn>;
 
-    /// Instead of a lap, after a failure: serves nothing, and ends when nothing is in flight.
+    /// Runs instead of a lap after a failure: serves nothing, and ends when nothing is in flight.
     fn wind_down(&mut self) -> io::Result<Turn>;
 
     /// Never releases what the kernel may still write to. Nobody waits for it: what others wait on is given up.
@@ -119,7 +119,7 @@ impl Seat {
         turn
     }
 
-    /// The first failure lets what is in flight complete. After a second one the member cannot be trusted to do so.
+    /// Notes a failure. The first one lets what is in flight complete. After a second one the member cannot be trusted to do so.
     fn fail(&mut self) -> Turn {
         self.has_ended.store(true, Ordering::Release);
         signal(&self.alarm);

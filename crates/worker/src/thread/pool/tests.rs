@@ -73,7 +73,7 @@ fn memory() -> Arc<Memory> {
     Memory::new(Vec::new()).unwrap()
 }
 
-/// A worker beside whatever else the pool runs, and its alarm.
+/// Starts a worker beside whatever else the pool runs, and its alarm.
 fn good(pool: &Arc<Pool>) -> (Handle, Arc<OwnedFd>) {
     let alarm = event();
     let handle = Handle::spawn(0, None, device(pool), memory(), alarm.clone()).unwrap();

@@ -54,7 +54,7 @@ pub(super) struct Thread {
     since: Instant,
 }
 
-/// An epoll that watches the bell.
+/// Makes an epoll that watches the bell.
 pub(super) fn epoll(bell: &OwnedFd) -> io::Result<OwnedFd> {
     let epoll = epoll::create(CreateFlags::CLOEXEC)?;
     let edge = EventFlags::IN | EventFlags::ET;
