@@ -48,7 +48,7 @@ pub(crate) fn reads(c: &mut Criterion) {
     group.finish();
 }
 
-/// Time for so many requests.
+/// Returns the time for so many requests.
 fn run(client: &mut Client, depth: u16, requests: u64) -> Duration {
     let load = Workload {
         stop: Stop::Requests(requests),

@@ -50,7 +50,7 @@ fn large(splitter: &Splitter, now_ns: &mut u64) -> Option<NonZeroU32> {
     chunk_bytes
 }
 
-/// Number of ops in a plan.
+/// Returns the number of ops in a plan.
 fn plan(len_bytes: u64, data: &[Segment], chunk_bytes: Option<NonZeroU32>) -> usize {
     let request = Request {
         verb: Verb::Read,

@@ -40,7 +40,7 @@ pub enum Signals {
     NoneAndKept,
 }
 
-/// A device that never waits for its disk, as `cleave serve --disk null:1G` makes it.
+/// Makes a device that never waits for its disk, as `cleave serve --disk null:1G` makes it.
 fn null_device(completion: CompletionPolicy) -> Arc<Device> {
     let options = OpenOptions::default();
     let disk = Disk::open(&DiskSpec::Null(DISK_BYTES), &options).unwrap();
@@ -56,7 +56,7 @@ fn null_device(completion: CompletionPolicy) -> Arc<Device> {
     Arc::new(Device::new(Arc::new(disk), serial, true, config, tuning))
 }
 
-/// The store that `cleave serve` uses for a null disk.
+/// Returns the store that `cleave serve` uses for a null disk.
 pub fn null(_: &mut Reactor, disk: &Arc<Disk>) -> Null {
     Null::new(disk.clone(), true, OPS).unwrap()
 }

@@ -51,7 +51,7 @@ impl Selection {
         !self.quick && self.includes(part)
     }
 
-    /// The guest case to which the guests are restricted.
+    /// Returns the guest case to which the guests are restricted.
     fn case(&self) -> Option<&str> {
         match self.part {
             Some(Part::Ceph) => Some(guest::RBD),
@@ -170,7 +170,7 @@ impl Ended {
     }
 }
 
-/// The test binaries; reports how many passed.
+/// Runs the test binaries; reports how many passed.
 fn run_binaries(
     root: &Path,
     artifacts: &[Artifact],

@@ -28,7 +28,7 @@ impl Source<'_> {
     }
 }
 
-/// The cut, and the disk's bytes on it.
+/// Returns the cut, and the disk's bytes on it.
 fn cut(source: &mut Source<'_>) -> Cut {
     let flags = source.byte();
     let legs = 2 + u16::from(source.byte() % 63);

@@ -219,7 +219,7 @@ impl Release {
         Ok(self.out.join("SHA256SUMS").display().to_string())
     }
 
-    /// Size of the tree, as `du` prints it before the name.
+    /// Returns the size of the tree, as `du` prints it before the name.
     fn kib(&self) -> Result<String> {
         let said = quietly(&self.tree, "du -sk .", &[])?;
         Ok(said.split_whitespace().next().unwrap_or("0").to_owned())
@@ -233,7 +233,7 @@ fn copy(from: &Path, to: &Path, mode: u32) -> Result {
     fs::set_permissions(to, fs::Permissions::from_mode(mode)).at(to)
 }
 
-/// The newest version of glibc whose symbols the program needs; the file names each of them.
+/// Returns the newest version of glibc whose symbols the program needs; the file names each of them.
 fn glibc(program: &Path) -> Result<String> {
     let bytes = fs::read(program).at(program)?;
     let text = String::from_utf8_lossy(&bytes);

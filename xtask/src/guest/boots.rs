@@ -83,7 +83,7 @@ fn act(
     Ok(answer)
 }
 
-/// How the daemon serves a boot.
+/// Returns how the daemon serves a boot.
 fn mode(boot: &str) -> DaemonMode {
     match boot {
         "read_only" => DaemonMode::ReadOnly,
