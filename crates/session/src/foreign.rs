@@ -1,5 +1,5 @@
 //! Descriptors that a frontend sent. They can be anything, so nothing here does an operation on them that might
-//! block. Those not known to be harmless are queried, written and closed by [`offload`].
+//! block. Those not known to be harmless are queried, written and closed by [`offload`](crate::offload).
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};

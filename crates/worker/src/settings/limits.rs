@@ -102,7 +102,7 @@ impl RateLimits {
         settings
     }
 
-    /// Changes one setting; zero takes it away. [`check`](Limits::check) says whether the whole makes sense.
+    /// Changes one setting; zero takes it away. [`check`](RateLimits::check) refuses a whole that does not make sense.
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), String> {
         if value > RateLimits::VALUE_MAX {
             return Err(format!("{name} is at most {}", RateLimits::VALUE_MAX));

@@ -54,7 +54,7 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Returns the action for a failed request. After a failed sync no request that changes the disk is repeated. Behind the page
+    /// Returns the action for a failed request. After a failed sync no request that changes the disk is repeated. Through the page
     /// cache a durable write cannot succeed any more, and every flush fails, until the disk is opened again.
     fn action(&self, verb: Verb, errno: i32) -> ErrorAction {
         match verb {
