@@ -20,7 +20,7 @@ pub use device::DiskIdentity;
 pub use judge::{Judgement, Recommendation, judge};
 pub use matrix::{Matrix, Measured, Point, points};
 pub use profile::{Profile, ProfileError};
-pub use report::{Circumstances, Host, ProbeReport, Side};
+pub use report::{Circumstances, HostFacts, ProbeReport, Side};
 pub use run::{Pace, ProbeProgress, ProbeSettings, RunError, run};
 pub use table::table;
 pub use thin::{Extent, holds_data, stored};

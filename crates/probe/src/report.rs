@@ -17,7 +17,7 @@ const VAGUE: f64 = 0.1;
 
 /// The machine that ran the probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Host {
+pub struct HostFacts {
     /// Kernel release.
     pub kernel: String,
     /// Model name of the CPU.
@@ -26,15 +26,15 @@ pub struct Host {
     pub cpus: usize,
 }
 
-impl Host {
+impl HostFacts {
     /// Describes this machine.
-    pub fn here() -> Host {
+    pub fn here() -> HostFacts {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = info.lines().find_map(|line| {
             let (key, value) = line.split_once(':')?;
             (key.trim() == "model name").then(|| value.trim().to_owned())
         });
-        Host {
+        HostFacts {
             kernel: rustix::system::uname()
                 .release()
                 .to_string_lossy()
@@ -65,7 +65,7 @@ pub struct ProbeReport {
     /// The measured disk.
     pub device: DiskIdentity,
     /// The machine.
-    pub host: Host,
+    pub host: HostFacts,
     /// The disk's rotational flag, which many virtual disks set too.
     pub rotational: bool,
     /// True if the timings are those of a model, not of a drive.
@@ -105,7 +105,7 @@ impl ProbeReport {
             cleave: env!("CARGO_PKG_VERSION").to_owned(),
             modelled: device.kind == "model",
             device,
-            host: Host::here(),
+            host: HostFacts::here(),
             rotational: around.rotational,
             partial: around.partial,
             stored_share: match around.stored {

@@ -11,4 +11,4 @@ mod timing;
 pub use drive::Drive;
 pub use shared::{Owner, SharedDrive};
 pub use spec::ModelSpec;
-pub use timing::{Timing, Work};
+pub use timing::{DriveWork, Timing};

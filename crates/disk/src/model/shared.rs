@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::timing::CommandId;
-use super::{Drive, Timing, Work};
+use super::{Drive, DriveWork, Timing};
 
 /// A submitter to a drive; ended by [`SharedDrive::leave`].
 #[derive(Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl SharedDrive {
         &mut self,
         now_ns: u64,
         (owner, token): (&Owner, u32),
-        work: Work,
+        work: DriveWork,
         offset_bytes: u64,
         len_bytes: u64,
     ) -> u32 {
@@ -104,9 +104,9 @@ mod tests {
     fn each_owner_gets_its_own_completions_whoever_advances_time() {
         let mut shared = shared();
         let (a, b) = (shared.join().unwrap(), shared.join().unwrap());
-        shared.submit(0, (&a, 1), Work::Read, 0, 4096);
-        shared.submit(0, (&b, 2), Work::Read, 1 << 20, 4096);
-        shared.submit(0, (&a, 3), Work::Read, 8 << 20, 4096);
+        shared.submit(0, (&a, 1), DriveWork::Read, 0, 4096);
+        shared.submit(0, (&b, 2), DriveWork::Read, 1 << 20, 4096);
+        shared.submit(0, (&a, 3), DriveWork::Read, 8 << 20, 4096);
         let (mut of_a, mut of_b) = (VecDeque::new(), VecDeque::new());
         shared.collect(1_000_000, &b, &mut of_b);
         assert_eq!((&of_a.len(), Vec::from(of_b)), (&0, vec![2]));
@@ -118,7 +118,7 @@ mod tests {
     fn a_released_number_is_reused_without_old_completions() {
         let mut shared = shared();
         let a = shared.join().unwrap();
-        shared.submit(0, (&a, 1), Work::Read, 0, 4096);
+        shared.submit(0, (&a, 1), DriveWork::Read, 0, 4096);
         let mut tokens = VecDeque::new();
         let b = shared.join().unwrap();
         shared.collect(1_000_000, &b, &mut tokens);

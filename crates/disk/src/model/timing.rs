@@ -27,7 +27,7 @@ const LATEST_NS: u64 = u64::MAX / 4;
 
 /// The kinds of commands that differ in timing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Work {
+pub enum DriveWork {
     /// Pages from the channels.
     Read,
     /// Pages to the channels. With `buffered` it completes once the pages are in the write buffer, if the
@@ -53,7 +53,7 @@ pub(crate) struct CommandId {
 #[derive(Debug)]
 struct Command {
     id: CommandId,
-    work: Work,
+    work: DriveWork,
     /// Its number in the order of beginning, by which writes and syncs are compared.
     sequence: u64,
     first_page: u64,
@@ -74,7 +74,7 @@ impl Command {
     }
 
     fn is_read(&self) -> bool {
-        self.work == Work::Read
+        self.work == DriveWork::Read
     }
 }
 
@@ -176,7 +176,7 @@ impl Timing {
         &mut self,
         now_ns: u64,
         token: u32,
-        work: Work,
+        work: DriveWork,
         offset_bytes: u64,
         len_bytes: u64,
     ) {
@@ -220,7 +220,7 @@ impl Timing {
         &mut self,
         now_ns: u64,
         id: CommandId,
-        work: Work,
+        work: DriveWork,
         offset_bytes: u64,
         len_bytes: u64,
     ) -> u32 {
@@ -230,8 +230,8 @@ impl Timing {
         let first_page = offset_bytes / page_bytes;
         let end_page = offset_bytes.saturating_add(len_bytes).div_ceil(page_bytes);
         let pages = match work {
-            Work::Read | Work::Write { .. } => end_page.saturating_sub(first_page).max(1),
-            Work::Sync | Work::Map => 0,
+            DriveWork::Read | DriveWork::Write { .. } => end_page.saturating_sub(first_page).max(1),
+            DriveWork::Sync | DriveWork::Map => 0,
         };
         let number = self.insert(Command {
             id,
@@ -256,10 +256,10 @@ impl Timing {
         let page_ns = self.drive.least_ns(self.drive.page_ns(command.is_read()));
         // Each page that has not been issued follows another of the same command.
         let rounds = match command.work {
-            Work::Read | Work::Write { buffered: false } => command
+            DriveWork::Read | DriveWork::Write { buffered: false } => command
                 .unissued()
                 .div_ceil(u64::from(self.drive.window.max(1))),
-            Work::Write { buffered: true } | Work::Sync | Work::Map => 0,
+            DriveWork::Write { buffered: true } | DriveWork::Sync | DriveWork::Map => 0,
         };
         let issued_ns = next_ns.saturating_add(rounds.saturating_mul(page_ns));
         Some(command.floor_ns.max(issued_ns))
@@ -297,8 +297,8 @@ impl Timing {
         };
         command.sequence = sequence;
         match &mut command.work {
-            Work::Read => self.issue_window(now_ns, number),
-            Work::Write { buffered } => {
+            DriveWork::Read => self.issue_window(now_ns, number),
+            DriveWork::Write { buffered } => {
                 *buffered &= command.pages.saturating_mul(page_bytes) <= buffer_bytes;
                 let is_buffered = *buffered;
                 self.writes += 1;
@@ -309,9 +309,9 @@ impl Timing {
                     self.issue_window(now_ns, number);
                 }
             }
-            Work::Map => self.end(number),
-            Work::Sync if writes == 0 => self.end(number),
-            Work::Sync => self.waiting_syncs.push_back(WaitingSync {
+            DriveWork::Map => self.end(number),
+            DriveWork::Sync if writes == 0 => self.end(number),
+            DriveWork::Sync => self.waiting_syncs.push_back(WaitingSync {
                 number,
                 sequence,
                 writes,
@@ -370,7 +370,7 @@ impl Timing {
         let work = command.work;
         command.issued += 1;
         let channel = self.channel_of(page);
-        if work == (Work::Write { buffered: false }) {
+        if work == (DriveWork::Write { buffered: false }) {
             let at_ns = self.cross_link(now_ns, 1);
             self.schedule(at_ns, Event::Arrived(channel, number));
         } else {
@@ -421,7 +421,7 @@ impl Timing {
     /// Notes that a page of the command is on a channel until `floor_ns`. A buffered write ends without its pages.
     fn raise_floor(&mut self, number: u32, floor_ns: u64) {
         if let Some(command) = self.command(number)
-            && command.work != (Work::Write { buffered: true })
+            && command.work != (DriveWork::Write { buffered: true })
         {
             command.floor_ns = command.floor_ns.max(floor_ns);
         }
@@ -455,19 +455,19 @@ impl Timing {
         command.done += 1;
         let is_last = command.done == command.pages;
         match command.work {
-            Work::Read => {
+            DriveWork::Read => {
                 let at_ns = self.cross_link(now_ns, 1);
                 self.raise_floor(number, at_ns);
                 if is_last {
                     self.schedule(at_ns, Event::End(number));
                 }
             }
-            Work::Write { buffered: false } if is_last => {
+            DriveWork::Write { buffered: false } if is_last => {
                 self.write_done(number);
                 self.end(number);
             }
-            Work::Write { buffered: true } => self.drained(now_ns, number, is_last),
-            Work::Write { .. } | Work::Sync | Work::Map => {}
+            DriveWork::Write { buffered: true } => self.drained(now_ns, number, is_last),
+            DriveWork::Write { .. } | DriveWork::Sync | DriveWork::Map => {}
         }
     }
 

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind, Segment};
-use cleave_disk::model::{Owner, SharedDrive, Work};
+use cleave_disk::model::{DriveWork, Owner, SharedDrive};
 use cleave_disk::{Backing, Disk};
 use cleave_guest::Epoch;
 use rustix::time::{ClockId, clock_gettime};
@@ -365,12 +365,12 @@ fn transfer(bytes: Bytes, disk: &Disk, slot: &Slot) -> Result<(), i32> {
 }
 
 /// The drive's kind of work for an op. Zeroing is a map update, with or without `unmap`.
-fn work(kind: OpKind) -> Work {
+fn work(kind: OpKind) -> DriveWork {
     match kind {
-        OpKind::Read => Work::Read,
-        OpKind::Write { durable } => Work::Write { buffered: !durable },
-        OpKind::Sync => Work::Sync,
-        OpKind::Discard | OpKind::Zero { .. } => Work::Map,
+        OpKind::Read => DriveWork::Read,
+        OpKind::Write { durable } => DriveWork::Write { buffered: !durable },
+        OpKind::Sync => DriveWork::Sync,
+        OpKind::Discard | OpKind::Zero { .. } => DriveWork::Map,
     }
 }
 

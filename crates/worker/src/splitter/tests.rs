@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 
-use cleave_disk::model::{Drive, Timing, Work};
+use cleave_disk::model::{Drive, DriveWork, Timing};
 
 use super::*;
 
@@ -91,8 +91,8 @@ impl Loop {
         let offset = self.random() % (DISK_BYTES / len) * len;
         let chunk = chunk.map_or(len, |chunk| u64::from(chunk.get()));
         let work = match direction {
-            DataDirection::Read => Work::Read,
-            DataDirection::Write => Work::Write { buffered: false },
+            DataDirection::Read => DriveWork::Read,
+            DataDirection::Write => DriveWork::Write { buffered: false },
         };
         let ops = len.div_ceil(chunk);
         let start = self.now;
