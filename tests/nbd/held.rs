@@ -45,7 +45,7 @@ pub(crate) fn a_write_and_a_flush_are_held_until_their_server_is_back() {
     let totals = &report(&control)["totals"];
     assert_eq!(totals["failed"], json!(0), "{totals}");
     assert!(totals["held"].as_u64() >= Some(2), "{totals}");
-    assert!(daemon.log_has("goes on by itself"), "{}", daemon.log());
+    assert!(daemon.log_has("continues by itself"), "{}", daemon.log());
     drop(client);
     daemon.finish();
 }

@@ -160,7 +160,7 @@ disk_options! {
         /// on, up to once a second, until SECONDS have passed since it first failed (1 to 86400, 30 by default). Then it is
         /// reported, or with `:hold` held. hold: the request waits until `cleave resume` repeats it or `cleave fail` ends
         /// it. Meanwhile its vring does not take new requests; other vrings continue. `cleave serve` needs --control for it. A
-        /// request that is held because an NBD server is away goes on by itself when the server is back.
+        /// request that is held because an NBD server is away continues by itself when the server is back.
         ///
         /// Each kind of error can have its own policy: read=..., write=..., enospc=..., separated by commas. write includes
         /// discards and write-zeroes. enospc is a full disk or quota; without it the policy for write applies. A kind that

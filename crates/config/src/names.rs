@@ -1,6 +1,6 @@
 //! The names of fields in messages.
 
-/// How a message names a field: to somebody who wrote a command line, or to somebody who wrote a file or a request.
+/// How a message names a field: as an option of a command line, or as a field of a file or a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Names {
     /// As an option: `--queue-size`.

@@ -239,7 +239,7 @@ impl Leg {
     pub(crate) fn sync(&self) -> io::Result<()> {
         match (&self.sync_file, &self.backing) {
             (Some(file), _) | (None, Backing::File { file, .. }) => file.sync_data(),
-            // A cluster has every write that was completed; an NBD server is asked by whoever has its connections.
+            // A cluster has every write that was completed; an NBD server is asked by the thread that has its connections.
             _ => Ok(()),
         }
     }

@@ -64,7 +64,7 @@ impl InflightLayout {
 
     /// Returns the entries of each part.
     ///
-    /// QEMU gives back the length of the region that it got and the size of a vring that it asked for, which the guest's
+    /// QEMU returns the length of the region that it got and the size of a vring that it asked for, which the guest's
     /// driver may exceed. So a length that fits larger parts exactly means those: 8448 bytes for 4 vrings are parts of 128
     /// entries, and 66560 bytes are parts of 1024, whatever the frontend says.
     fn part_entries(&self) -> u16 {
@@ -238,7 +238,7 @@ pub struct Journal {
 unsafe impl Send for Journal {}
 
 impl Journal {
-    /// Finds out where a vring of `ring_size` entries goes on. `used`: the index that its guest has seen. That one counts,
+    /// Finds out where a vring of `ring_size` entries continues. `used`: the index that its guest has seen. That one counts,
     /// and not the position that the frontend names: after a crash QEMU names the used index, Cloud Hypervisor the
     /// available one. The part has room for the ring ([`has_room_for`](Journal::has_room_for)).
     pub(crate) fn resume(

@@ -271,7 +271,7 @@ mod tests {
 
     const NAME: &str = "sigbus::tests::later_mappings_pay_nothing_for_a_loss";
 
-    /// In a process of its own, where no other test loses memory.
+    /// Runs in a process of its own, where no other test loses memory.
     #[test]
     fn later_mappings_pay_nothing_for_a_loss() {
         if std::env::var_os(NAME).is_none() {

@@ -66,7 +66,7 @@ pub struct Matrix {
     pub measured: Vec<Measured>,
     /// Number of reads whose data was checked.
     pub looked_at: u64,
-    /// Number of those that found only zeroes.
+    /// Number of checked reads that found only zeroes.
     pub only_zeroes: u64,
 }
 

@@ -24,7 +24,7 @@ pub enum RbdError {
         "cannot read {0}, the configuration of the cluster: {1}; correct it, or name another one with conf=PATH"
     )]
     BadConf(String, #[source] io::Error),
-    /// The cluster cannot be reached, or lets nobody in.
+    /// The cluster cannot be reached, or refuses every client.
     #[error(
         "cannot connect to the cluster as client.{0}: {1}; check mon_host and the keyring (ceph -s --id {0})"
     )]

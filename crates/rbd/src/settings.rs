@@ -33,7 +33,7 @@ const EXPIRY: RiskySetting = RiskySetting {
     harm: "a time of its own for which a client is refused whose lock was taken over, and its last writes could come after newer ones",
 };
 
-/// The settings that matter, as librbd lists them: the text that somebody wrote, not what it means.
+/// The settings that matter, as librbd lists them: each as the text that was written, not as the value that it means.
 #[derive(Debug, Default)]
 pub(crate) struct OwnSettings {
     is_cached: bool,

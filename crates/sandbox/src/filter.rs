@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    /// A thread inherits the filters of the one that starts it, so what only the narrower one permits is permitted to nobody.
+    /// A thread inherits the filters of the one that starts it, so a call that only the narrower one permits is never permitted.
     #[test]
     fn a_thread_that_starts_another_may_do_what_that_one_needs() {
         let permitted = |role: Role| rules(role.groups().iter().copied().flatten()).unwrap();

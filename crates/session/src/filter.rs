@@ -266,7 +266,7 @@ fn get_config(relay: &mut Relay, message: &Message) -> ServedMessage {
 }
 
 /// Makes a region for requests in flight for the frontend. If there can be none, the answer is a size of 0, and
-/// the frontend goes on without.
+/// the frontend continues without.
 fn get_inflight(relay: &Relay, message: &Message) -> ServedMessage {
     let state = relay.state();
     let asked = state

@@ -141,7 +141,7 @@ impl VhostUserBackendReqHandlerMut for SessionState {
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        // The crate answers an error without any bytes, as the specification wants, and the connection goes on.
+        // The crate answers an error without any bytes, as the specification wants, and the connection stays.
         self.read_config(offset, size).ok_or(Error::InvalidParam)
     }
 

@@ -50,7 +50,7 @@ pub use view::{SessionView, VringView};
 /// A frontend that sends nothing is disconnected after this time. It is long because a correct one can be
 /// silent at first: QEMU connects before it allocates guest memory, and touching all pages of a large guest
 /// takes minutes. An acceptor that serves one frontend should wait until the socket is readable before it makes
-/// a session, so that a silent frontend keeps nobody out.
+/// a session, so that a silent frontend does not keep others out.
 pub const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(120);
 
 /// How a session ended.
@@ -69,7 +69,7 @@ pub struct Session {
     connection: Connection,
     relay: Relay,
     shared: Arc<SessionShared>,
-    /// Written by workers that cannot go on, or that have retired a vring.
+    /// Written by workers that cannot continue, or that have retired a vring.
     alarm: Arc<OwnedFd>,
     /// When a frontend that has sent nothing is disconnected. `None` after its first message.
     silent_until: Option<Instant>,

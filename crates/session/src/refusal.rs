@@ -7,7 +7,7 @@ pub(crate) enum MessageRefusal {
     /// for one. Otherwise it would assume success, so the connection ends.
     Message(String),
     /// Only the vring, which does not start. The frontend gets a negative acknowledgement and a signal on the
-    /// vring's err descriptor. The other vrings go on.
+    /// vring's err descriptor. The other vrings continue.
     Vring(String),
     /// The connection: the two sides no longer agree on its state.
     Connection(String),

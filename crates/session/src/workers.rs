@@ -12,7 +12,7 @@ use crate::MessageRefusal;
 pub(crate) struct Workers {
     /// Vring `i` is served by `handles[i % handles.len()]`.
     handles: Vec<Option<Handle>>,
-    /// Written by a worker that cannot go on or has retired a vring.
+    /// Written by a worker that cannot continue or has retired a vring.
     alarm: Arc<OwnedFd>,
 }
 

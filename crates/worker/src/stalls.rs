@@ -181,7 +181,7 @@ impl Stalls {
     }
 
     /// Makes the held requests due that could not be sent. The first time they are due at once, later after a pause, because a
-    /// server may come back and go again with each attempt. Returns how many there are.
+    /// server may return and leave again with each attempt. Returns how many there are.
     pub(crate) fn resume_unsent(&mut self, now_ns: u64) -> u32 {
         let mut resumed = 0;
         for stall in &mut self.list {

@@ -122,7 +122,7 @@ impl JsonSchema for DiskLimits {
     }
 }
 
-/// Limits that are to be others; those that it does not name stay. Zero takes one away.
+/// The limits that are to change; those that it does not name stay. Zero takes one away.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct LimitChange(BTreeMap<String, u64>);

@@ -320,7 +320,7 @@ impl Timing {
     }
 
     /// Moves writes into the buffer, in order, while there is room. Each fitted into an empty buffer when it
-    /// began. If `change` has made the buffer smaller since, an empty one accepts it all the same.
+    /// began. If `change` has made the buffer smaller since, an empty one accepts it nevertheless.
     fn admit_writes(&mut self, now_ns: u64) {
         let page_bytes = u64::from(self.drive.page_bytes);
         while let Some(&number) = self.buffer_waiters.front() {

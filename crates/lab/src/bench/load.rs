@@ -8,7 +8,7 @@ use serde_json::Value;
 pub(super) enum LoadWait {
     /// Waits in the kernel, as a guest does.
     Sleep,
-    /// Spins on the used ring. fio waits in the kernel all the same: that is what the bare disk is.
+    /// Spins on the used ring. fio waits in the kernel in any case, because that is how a bare disk is used.
     Poll,
 }
 

@@ -318,7 +318,7 @@ impl GuestRun<'_> {
     }
 }
 
-/// Some per cent of a limit, of two figures: nobody needs more.
+/// Some per cent of a limit, rounded to two figures.
 fn rate(limit: f64, percent: u32) -> u32 {
     two_digits((limit * f64::from(percent) / 100.0).max(10.0)) as u32
 }

@@ -51,7 +51,7 @@ pub enum Synced {
     Undone,
 }
 
-/// How often the operator has had held requests repeated, and failed. A worker compares them with those that it
+/// How often the operator ordered that held requests be repeated, and failed. A worker compares them with those that it
 /// has carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Orders {
@@ -59,7 +59,7 @@ pub(crate) struct Orders {
     pub(crate) fails: u64,
     /// Number of the change after which the disk is quiesced (odd) or not.
     pub(crate) quiet: u64,
-    /// How often the operator has had the store flushed.
+    /// How often the operator ordered a flush of the store.
     pub(crate) syncs: u64,
 }
 

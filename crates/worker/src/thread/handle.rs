@@ -39,7 +39,7 @@ impl Handle {
     }
 
     /// Starts worker `number` of its device: in the device's pool if it has one, otherwise on a thread of its own, on
-    /// which its reactor and store are made. `alarm` is an eventfd: it is written when the worker cannot go on (guest memory was lost, or the worker failed), and
+    /// which its reactor and store are made. `alarm` is an eventfd: it is written when the worker cannot continue (guest memory was lost, or the worker failed), and
     /// `ALARM_RETIRED` is added when a vring is retired.
     pub fn spawn(
         number: usize,

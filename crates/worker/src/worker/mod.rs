@@ -35,7 +35,7 @@ use crate::stats::Stats;
 use crate::wake::{add_to, signal};
 use crate::{Device, Tuning};
 
-/// Added to the alarm eventfd's counter when a vring is retired. A worker that cannot go on adds 1.
+/// Added to the alarm eventfd's counter when a vring is retired. A worker that cannot continue adds 1.
 pub const ALARM_RETIRED: u64 = 1 << 32;
 
 /// Maximum number of vrings that one worker serves. A device has at most this many.
@@ -75,7 +75,7 @@ pub struct Worker<S: Store> {
     pub(crate) inbox: CommandInbox,
     pub(crate) active: ActiveTuning,
     pub(crate) meters: Meters,
-    /// Notifies the session that this worker cannot go on, or that a vring was retired.
+    /// Notifies the session that this worker cannot continue, or that a vring was retired.
     pub(crate) alarm: Arc<OwnedFd>,
     /// The frontend truncated the guest's memory file while we used it.
     pub(crate) lost: bool,

@@ -24,7 +24,7 @@ impl<S: Store> Worker<S> {
     /// Decides about a request that the disk failed. Called when its last op has completed.
     #[cold]
     pub(crate) fn request_failed(&mut self, token: Token, ended: &Ended, errno: i32) {
-        // Whoever changed the policy may have sent this request before the bell was looked at.
+        // The request may have been sent after the policy changed, and before this worker looked at its bell.
         self.adopt_tuning();
         let now_ns = self.now_ns();
         let action = self.action(ended.verb, errno);
@@ -237,7 +237,7 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Repeats the held requests that could not be sent to their storage: the way there is back. Those that failed for another
+    /// Repeats the held requests that could not be sent to their storage: the storage can be reached again. Those that failed for another
     /// reason wait for the operator.
     #[cold]
     pub(crate) fn resume_unsent(&mut self) {
@@ -321,7 +321,7 @@ impl<S: Store> Worker<S> {
         } = shown;
         let disk = &self.device.disk;
         let remedy = match is_unsent(errno) && disk.reconnects() {
-            true => "It goes on by itself when the server is back",
+            true => "It continues by itself when the server is back",
             false => "When the disk works again, run `cleave resume`",
         };
         let is_told = self.device.logs.held.log(|more| {

@@ -139,7 +139,7 @@ impl<S: Store> Worker<S> {
         let ended = acceptance.ended;
         acceptance.run.count(&mut lane.record);
         if active.is_limited && !matches!(stop, Stop::OverLimit) {
-            // Its ring may be empty, and then only a kick tells of the next request.
+            // Its ring may be empty, and then only a kick announces the next request.
             lane.throttled = None;
         }
         if let Stop::Breach(breach) = &stop {

@@ -198,7 +198,7 @@ fn a_held_request_is_displayed_and_closes_its_vring_until_it_is_repeated() {
     }
 }
 
-/// Whoever changed it may send a request before the worker looks at its bell.
+/// A request may be sent after the policy changed, and before the worker looks at its bell.
 #[test]
 fn a_policy_counts_for_every_request_that_fails_after_it_was_set() {
     let mut tried = 0;
@@ -230,7 +230,7 @@ fn held_requests_fail_on_the_operators_order() {
     let totals = bench.totals();
     assert_eq!((totals.failed, totals.writes, held(&bench)), (5, 0, 0));
     mend_disk(&bench);
-    // The vring goes on.
+    // The vring continues.
     assert_eq!(bench.ask(&write(7, 7)).status, status::OK);
 }
 
@@ -753,7 +753,7 @@ fn held_requests_that_fail_while_their_ring_is_away_are_answered_when_it_is_back
     let answers = collect(&mut bench, 3);
     assert_eq!(statuses(&answers), [status::IOERR; 3]);
     assert_eq!((stalled(&bench), bench.totals().failed), (None, 3));
-    // The vring goes on.
+    // The vring continues.
     mend_disk(&bench);
     assert_eq!(bench.ask(&write(7, 7)).status, status::OK);
 }

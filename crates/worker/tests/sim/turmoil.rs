@@ -1,5 +1,5 @@
 //! Everything that an operator and a frontend may do to a vring whose disk fails, in any order. Each request is answered
-//! once, the disk has what the answers say, and nobody sleeps who has to act.
+//! once, the disk has what the answers say, and neither side sleeps while it has to act.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ struct Turmoil {
     /// True if the guest collects nothing until it is called.
     sleeps: bool,
     is_called: bool,
-    /// Laps in which the worker slept without a time limit and with nothing in flight, since anybody did anything.
+    /// Laps in which the worker slept without a time limit and with nothing in flight, since the last action of any side.
     idle_laps: u32,
     /// By head.
     flying: HashMap<u16, Flying>,
@@ -106,7 +106,7 @@ impl Turmoil {
         }
     }
 
-    /// The worker sleeps until it is told of something.
+    /// Asserts that the worker may sleep until something is announced.
     fn assert_nothing_to_do(&self) {
         let is_answered = self.bench.driver.used_index() == self.bench.driver.seen();
         assert!(
@@ -212,7 +212,7 @@ impl Turmoil {
         if self.flying.values().any(overlaps) {
             return;
         }
-        // Nobody has to kick a worker that sees the request anyway.
+        // A worker that sees the request anyway needs no kick.
         let has_to_be_kicked = self.idle_laps >= HEARD_LAPS
             && self.is_running
             && self.is_enabled

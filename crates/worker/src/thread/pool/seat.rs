@@ -39,7 +39,7 @@ pub(super) trait Seated {
     /// Runs instead of a lap after a failure: serves nothing, and ends when nothing is in flight.
     fn wind_down(&mut self) -> io::Result<Turn>;
 
-    /// Never releases what the kernel may still write to. Nobody waits for it: what others wait on is given up.
+    /// Never releases what the kernel may still write to. No thread waits for it: what others wait on is given up.
     fn leave_behind(self: Box<Self>);
 }
 

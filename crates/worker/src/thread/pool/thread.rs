@@ -115,7 +115,7 @@ impl Thread {
     }
 
     fn take_in(&mut self, admission: Admission, contention: &Arc<CoreContention>) {
-        // After a panic the caller finds that nobody answers.
+        // After a panic the caller finds that no answer comes.
         let Ok(Some(seat)) = catch_unwind(AssertUnwindSafe(|| admission(contention))) else {
             return;
         };
