@@ -78,6 +78,7 @@ impl Caller {
 
 #[cfg(test)]
 mod tests {
+    use super::CallDecision::{Later, Now};
     use super::*;
 
     #[test]
@@ -92,14 +93,9 @@ mod tests {
                 "exact",
                 NONE,
                 &[(true, 1, 9, 0), (false, 1, 9, 0)],
-                &[CallDecision::Now, CallDecision::None],
+                &[Now, CallDecision::None],
             ),
-            (
-                "a lone request",
-                TIME,
-                &[(true, 1, 0, 0)],
-                &[CallDecision::Now],
-            ),
+            ("a lone request", TIME, &[(true, 1, 0, 0)], &[Now]),
             (
                 "the last of many",
                 TIME,
@@ -109,18 +105,13 @@ mod tests {
                     (false, 1, 0, 20),
                     (false, 1, 0, 21),
                 ],
-                &[
-                    CallDecision::Later,
-                    CallDecision::Later,
-                    CallDecision::Now,
-                    CallDecision::None,
-                ],
+                &[Later, Later, Now, CallDecision::None],
             ),
             (
                 "time",
                 TIME,
                 &[(true, 1, 9, 0), (false, 1, 9, 49), (false, 1, 9, 50)],
-                &[CallDecision::Later, CallDecision::Later, CallDecision::Now],
+                &[Later, Later, Now],
             ),
             (
                 "number",
@@ -131,19 +122,9 @@ mod tests {
                     (true, 1, 9, 2),
                     (true, 1, 9, 3),
                 ],
-                &[
-                    CallDecision::Later,
-                    CallDecision::Later,
-                    CallDecision::Now,
-                    CallDecision::Later,
-                ],
+                &[Later, Later, Now, Later],
             ),
-            (
-                "a batch that is enough",
-                BOTH,
-                &[(true, 4, 9, 0)],
-                &[CallDecision::Now],
-            ),
+            ("a batch that is enough", BOTH, &[(true, 4, 9, 0)], &[Now]),
             ("unwanted", BOTH, &[(false, 4, 9, 0)], &[CallDecision::None]),
         ];
         for (name, coalesce, batches, expected) in cases {
@@ -162,10 +143,7 @@ mod tests {
     fn switching_coalescing_off_sends_the_held_call() {
         let mut caller = Caller::default();
         let held = Coalesce { us: 50, max: 0 };
-        assert_eq!(
-            caller.published(true, 1, 9, held, || 7000),
-            CallDecision::Later
-        );
+        assert_eq!(caller.published(true, 1, 9, held, || 7000), Later);
         assert_eq!(caller.due_ns(held), Some(57_000));
         assert_eq!(caller.due_ns(Coalesce::default()), Some(7000), "at once");
         caller.clear();
