@@ -55,7 +55,7 @@ fn start(scratch: Scratch) -> Node {
     Node::start_after(&prelude, scratch)
 }
 
-/// Whether this shell command succeeds for a user in these groups. `$1` is the path.
+/// Returns true if this shell command succeeds for a user in these groups. `$1` is the path.
 fn can(user: u32, groups: &str, command: &str, path: &Path) -> bool {
     let identity = [format!("--reuid={user}"), format!("--regid={user}")];
     let groups = format!("--groups={groups}");
@@ -68,8 +68,8 @@ fn can(user: u32, groups: &str, command: &str, path: &Path) -> bool {
     line.status.success()
 }
 
-/// Whether a user in these groups can connect. A shell cannot, but it can look at what connecting asks for: the folders, and
-/// writing to the socket.
+/// Returns true if a user in these groups can connect. A shell cannot, but it can look at what connecting asks for: the folders,
+/// and writing to the socket.
 fn can_connect(user: u32, groups: &str, socket: &Path) -> bool {
     can(user, groups, "test -w \"$1\"", socket)
 }
@@ -85,8 +85,8 @@ fn names(folder: &Path) -> Vec<PathBuf> {
     names
 }
 
-/// It could otherwise put a socket of its own in the place of another guest's, whose VMM would hand it that guest's memory; and
-/// without the lock a node does not wait for the I/O of one that was killed.
+/// A member could otherwise put a socket of its own in the place of another guest's, whose VMM would hand it that guest's memory;
+/// and without the lock a node does not wait for the I/O of one that was killed.
 #[test]
 fn a_member_of_the_group_changes_nothing_in_the_folder_of_a_socket() {
     if !is_root() {
@@ -214,7 +214,7 @@ fn the_state_of_a_node_is_its_own() {
     node.daemon.finish();
 }
 
-/// `GET /metrics` on a socket of its own, which may be anybody's: it shows figures, and takes no orders.
+/// `GET /metrics` on a socket of its own, which may be anybody's: it shows figures, and does not take orders.
 #[test]
 fn the_socket_of_the_metrics_shows_them_and_takes_no_orders() {
     if !is_root() {

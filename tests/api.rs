@@ -313,7 +313,7 @@ fn events_that_were_lost_are_told_without_another_event() {
     node.daemon.finish();
 }
 
-/// It would be served again after the next start of the node.
+/// Otherwise it would be served again after the next start of the node.
 #[test]
 fn a_disk_whose_file_cannot_be_removed_stays_in_the_list() {
     let node = Node::start();

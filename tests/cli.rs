@@ -127,7 +127,7 @@ fn bad_input_is_refused_in_one_line() {
         ("an empty disk", vec!["--disk", &empty], &empty),
         ("a disk of half a sector", vec!["--disk", &odd], &odd),
         (
-            "a disk that is no multiple of its blocks",
+            "a disk that is not a multiple of its blocks",
             vec!["--disk", &odd, "--block-size", "4096"],
             &odd,
         ),
@@ -246,7 +246,7 @@ fn bad_input_is_refused_in_one_line() {
         ),
         ("an option without value", vec!["--disk"], "--disk"),
         (
-            "direct that is no word",
+            "direct that is not a word",
             vec!["--disk", &disk, "--direct", "perhaps"],
             "perhaps",
         ),
@@ -258,7 +258,7 @@ fn bad_input_is_refused_in_one_line() {
         (
             "an option of null that does not exist",
             vec!["--disk", "null:1G,read-zeroes=maybe"],
-            "`read-zeroes=maybe` is no option",
+            "`read-zeroes=maybe` is not an option",
         ),
         (
             "control and frontends at one path",
@@ -339,7 +339,7 @@ fn bad_input_is_refused_in_one_line() {
             "--fd",
         ),
         (
-            "a descriptor that is no socket",
+            "a descriptor that is not a socket",
             vec!["serve", "--fd", "0", "--disk", &disk],
             "0",
         ),
@@ -349,7 +349,7 @@ fn bad_input_is_refused_in_one_line() {
             "977",
         ),
         (
-            "a descriptor that is no number",
+            "a descriptor that is not a number",
             vec!["serve", "--fd", "x", "--disk", &disk],
             "--fd",
         ),

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::{feature, request_type as kind};
 use cleave_client::{
-    Buffer, Client, Error, GuestMemory, Layout, MemoryMessages, Notifier, Options, Order,
-    RegionOptions, Request, Stop, Verify, Wait, Workload, all_are,
+    Buffer, Client, DeviceOptions, DriverRequest, Error, GuestMemory, Layout, MemoryMessages,
+    Notifier, OffsetOrder, ReapWait, RegionOptions, Stop, Verify, Workload, all_are,
 };
 use cleave_tests::{
     Cut, Daemon, Lateness, LoopDevice, Messages as _, Model, Random, Requirement, Scratch, TIMEOUT,
@@ -137,7 +137,7 @@ fn main() -> ExitCode {
 
 fn random_operations_match_a_model(name: &str, daemon: &Daemon) {
     let mut random = seeded("random operations");
-    let options = Options {
+    let options = DeviceOptions {
         queues: 4,
         ..small(4)
     };
@@ -168,7 +168,7 @@ fn random_operations_match_a_model(name: &str, daemon: &Daemon) {
 fn any_descriptor_layout_is_served(name: &str, daemon: &Daemon) {
     let mut random = seeded("descriptor layouts");
     for features in [!0, !feature::EVENT_IDX, !feature::INDIRECT_DESC] {
-        let mut client = daemon.open(&Options {
+        let mut client = daemon.open(&DeviceOptions {
             features,
             ..small(1)
         });
@@ -260,35 +260,35 @@ fn patterns_at_depth_on_many_vrings() {
     ] {
         let daemon = Daemon::serve(args);
         for (what, layout, wait, features) in [
-            ("direct, asleep", Layout::Direct, Wait::Sleep, !0),
-            ("indirect, polling", Layout::Indirect, Wait::Poll, !0),
+            ("direct, asleep", Layout::Direct, ReapWait::Sleep, !0),
+            ("indirect, polling", Layout::Indirect, ReapWait::Poll, !0),
             (
                 "no event index",
                 Layout::Auto,
-                Wait::Sleep,
+                ReapWait::Sleep,
                 !feature::EVENT_IDX,
             ),
             (
                 "bare",
                 Layout::Direct,
-                Wait::Sleep,
+                ReapWait::Sleep,
                 !(feature::EVENT_IDX | feature::INDIRECT_DESC),
             ),
         ] {
-            let options = Options {
+            let options = DeviceOptions {
                 queues: 4,
                 queue_size: 128,
                 data_bytes: 16 << 20,
                 wait,
                 features,
-                ..Options::default()
+                ..DeviceOptions::default()
             };
             let mut client = daemon.open(&options);
             for block_bytes in [512, 4096, 64 << 10] {
                 let span = 16 << 20;
                 let fill = Workload {
                     read_percent: 0,
-                    order: Order::Sequential,
+                    order: OffsetOrder::Sequential,
                     stop: Stop::Requests(span / u64::from(block_bytes)),
                     verify: Verify::Pattern(3),
                     layout,
@@ -299,7 +299,7 @@ fn patterns_at_depth_on_many_vrings() {
                 assert_eq!(done.failed, 0, "{what}, {block_bytes}");
                 let mix = Workload {
                     read_percent: 50,
-                    order: Order::Random,
+                    order: OffsetOrder::Random,
                     stop: Stop::Requests(scale(1000) as u64),
                     ..fill
                 };
@@ -325,7 +325,7 @@ fn memory_of_several_regions_that_do_not_touch_on_the_host() {
             RegionOptions::new(at + (16 << 20) + (64 << 10), 64 << 10),
         ];
         let memory = GuestMemory::new(&plans).unwrap();
-        let options = Options { table, ..small(1) };
+        let options = DeviceOptions { table, ..small(1) };
         let frontend = cleave_client::Frontend::connect(daemon.socket(), options.timeout).unwrap();
         let mut client = Client::start_in(frontend, memory, &options).unwrap();
         let memory = client.memory().clone();
@@ -334,7 +334,7 @@ fn memory_of_several_regions_that_do_not_touch_on_the_host() {
         for shift in [0u64, 1, 511, 4096, 8191] {
             let addr = border - shift;
             memory.write(addr, &bytes);
-            let request = Request {
+            let request = DriverRequest {
                 kind: kind::OUT,
                 sector: 64,
                 data: (addr, 8192),
@@ -347,7 +347,7 @@ fn memory_of_several_regions_that_do_not_touch_on_the_host() {
                 "write, {shift} before the border"
             );
             memory.fill(addr, 8192, 0);
-            let request = Request {
+            let request = DriverRequest {
                 kind: kind::IN,
                 sector: 64,
                 data: (addr, 8192),
@@ -506,7 +506,7 @@ fn the_configuration_matches_the_options() {
 fn a_request_of_a_mebibyte_in_pages() {
     for args in [&["--disk", "ram:64M"][..], &["--disk", "null:64M"]] {
         let daemon = Daemon::serve(args);
-        let mut client = daemon.open(&Options {
+        let mut client = daemon.open(&DeviceOptions {
             queue_size: 512,
             ..small(1)
         });
@@ -648,7 +648,7 @@ fn a_read_only_disk_reads_and_refuses_every_change() {
     let daemon = Daemon::serve(&["--disk", image.to_str().unwrap(), "--read-only"]);
     // Also from a guest that did not take the feature.
     for features in [!0, !feature::RO] {
-        let mut client = daemon.open(&Options {
+        let mut client = daemon.open(&DeviceOptions {
             features,
             ..small(1)
         });
@@ -716,7 +716,7 @@ fn the_guest_is_notified_of_a_grown_image() {
     daemon.finish();
 }
 
-/// Whether a line of an inotify descriptor's fdinfo describes a watch for writes (IN_MODIFY), not only for files that
+/// Returns true if a line of an inotify descriptor's fdinfo describes a watch for writes (IN_MODIFY), not only for files that
 /// other programs close.
 fn tells_writes(line: &str) -> bool {
     let mask = line
@@ -728,7 +728,7 @@ fn tells_writes(line: &str) -> bool {
     line.starts_with("inotify wd:") && mask.is_some_and(|mask| mask & 2 != 0)
 }
 
-/// Whether the daemon's inotify watches for writes now.
+/// Returns true if the daemon's inotify watches for writes now.
 fn is_watching(daemon: &Daemon) -> bool {
     let process = std::path::PathBuf::from(format!("/proc/{}", daemon.pid()));
     let watching = |entry: std::fs::DirEntry| {
@@ -778,7 +778,7 @@ fn sighup_checks_the_size_at_once() {
 fn every_way_of_setting_up() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
     let base = small(2);
-    let without = |bits: u64| Options {
+    let without = |bits: u64| DeviceOptions {
         features: !bits,
         ..base.clone()
     };
@@ -792,7 +792,7 @@ fn every_way_of_setting_up() {
         ),
         (
             "VERSION_1 alone",
-            Options {
+            DeviceOptions {
                 features: feature::VERSION_1 | feature::VHOST_USER_PROTOCOL,
                 ..base.clone()
             },
@@ -803,35 +803,35 @@ fn every_way_of_setting_up() {
         ),
         (
             "no REPLY_ACK",
-            Options {
+            DeviceOptions {
                 protocol_features: base.protocol_features & !8,
                 ..base.clone()
             },
         ),
         (
             "no protocol feature",
-            Options {
+            DeviceOptions {
                 protocol_features: 0,
                 ..base.clone()
             },
         ),
         (
             "memory by slots",
-            Options {
+            DeviceOptions {
                 table: MemoryMessages::Slots,
                 ..base.clone()
             },
         ),
         (
             "features first",
-            Options {
+            DeviceOptions {
                 features_first: true,
                 ..base.clone()
             },
         ),
         (
             "blocking eventfds",
-            Options {
+            DeviceOptions {
                 kick: Notifier::Blocking,
                 call: Notifier::Blocking,
                 ..base.clone()
@@ -839,50 +839,50 @@ fn every_way_of_setting_up() {
         ),
         (
             "calls through a pipe",
-            Options {
+            DeviceOptions {
                 call: Notifier::Pipe,
                 ..base.clone()
             },
         ),
         (
             "no call descriptor",
-            Options {
+            DeviceOptions {
                 call: Notifier::Absent,
-                wait: Wait::Poll,
+                wait: ReapWait::Poll,
                 ..base.clone()
             },
         ),
         (
             "no kick descriptor",
-            Options {
+            DeviceOptions {
                 kick: Notifier::Absent,
                 ..base.clone()
             },
         ),
         (
             "rings of 4",
-            Options {
+            DeviceOptions {
                 queue_size: 4,
                 ..base.clone()
             },
         ),
         (
             "rings of 1024",
-            Options {
+            DeviceOptions {
                 queue_size: 1024,
                 ..base.clone()
             },
         ),
         (
             "from position 65530",
-            Options {
+            DeviceOptions {
                 base: 65530,
                 ..base.clone()
             },
         ),
         (
             "no vring at all",
-            Options {
+            DeviceOptions {
                 queues: 0,
                 ..base.clone()
             },
@@ -909,7 +909,7 @@ fn every_way_of_setting_up() {
 
 fn the_largest_ring() {
     let daemon = Daemon::serve(&["--disk", "null:64M", "--queue-size", "32768"]);
-    let options = Options {
+    let options = DeviceOptions {
         queue_size: 32768,
         data_bytes: 64 << 20,
         ..small(1)
@@ -935,7 +935,7 @@ fn one_partial_start_as_firmware_does_it() {
         let mut queue = client
             .start_queue(
                 index,
-                &Options {
+                &DeviceOptions {
                     data_bytes: 64 << 10,
                     queue_size: 16,
                     ..small(1)
@@ -954,7 +954,7 @@ fn one_partial_start_as_firmware_does_it() {
 /// User-mode Linux uses a pipe for calls. A full pipe must not block the worker, which serves other vrings too.
 fn a_full_call_pipe_does_not_block_other_vrings() {
     let daemon = Daemon::serve(&["--disk", "ram:16M", "--workers", "1"]);
-    let mut client = daemon.open(&Options {
+    let mut client = daemon.open(&DeviceOptions {
         features: !feature::EVENT_IDX,
         call: Notifier::Pipe,
         ..small(2)

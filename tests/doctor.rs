@@ -190,7 +190,7 @@ fn an_image_in_use_is_a_problem_that_names_the_process() {
     };
     assert!(found.iter().any(is_named), "{held} is not in {found:?}");
     daemon.finish();
-    // A reader without locks is no problem, but worth knowing.
+    // A reader without locks is not a problem, but worth knowing.
     let _reader = std::fs::File::open(&image).unwrap();
     let (code, found) = ask("--disk", &image, &[]);
     let own = format!("[{}]", std::process::id());

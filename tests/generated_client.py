@@ -59,7 +59,8 @@ assert isinstance(added, Disk) and added.state is DiskState.SERVING
 assert added.spec.disk == ["ram:1M"] and added.store.kind is StoreKind.RAM
 done(put_disk, "d1", body=config)
 refused = done(put_disk, "d1", body=DiskConfig(disk=["ram:2M"]), status=409)
-assert isinstance(refused, Problem) and refused.detail.startswith("disk: ")
+assert isinstance(refused, Problem) and refused.type_ == "urn:cleave:fixed-fields"
+assert refused.detail.startswith("disk, ")
 
 shown = done(get_disk, "d1")
 assert shown.size_bytes == 1 << 20 and shown.totals.reads == 0 and shown.error is None

@@ -1,4 +1,4 @@
-//! Frontends connect and disconnect, signals end the program, and it takes no socket or image from another program.
+//! Frontends connect and disconnect, signals end the program, and it never takes a socket or an image from another program.
 #![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use cleave_client::message::protocol;
-use cleave_client::{Client, Inflight, Notifier, Options, Socket, Wait, Workload};
+use cleave_client::{Client, DeviceOptions, InflightRegion, Notifier, ReapWait, Socket, Workload};
 use cleave_tests::{
     Daemon, Lateness, Messages as _, Scratch, Stopwatch, TIMEOUT, closes_within, ensure, exercise,
     flood, is_root, run, run_to_exit, scale, small, unless_late, wait_until,
@@ -152,9 +152,9 @@ fn an_idle_disk_costs_nothing() {
 #[test]
 fn polling_spins_only_while_there_is_a_vring() {
     let daemon = Daemon::serve(&["--disk", "ram:64M", "--completion", "poll"]);
-    let mut client = daemon.open(&Options {
+    let mut client = daemon.open(&DeviceOptions {
         kick: Notifier::Absent,
-        wait: Wait::Poll,
+        wait: ReapWait::Poll,
         ..small(1)
     });
     exercise(&mut client).unwrap();
@@ -643,12 +643,12 @@ fn a_guest_that_breaks_its_ring_in_each_session_does_not_fill_the_log() {
 fn a_frontend_that_leaves_a_request_at_each_start_does_not_fill_the_log() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
     let plain = small(1);
-    let mut client = daemon.open(&Options {
+    let mut client = daemon.open(&DeviceOptions {
         protocol_features: plain.protocol_features | protocol::INFLIGHT_SHMFD,
         ..plain
     });
     exercise(&mut client).unwrap();
-    let region = Inflight::own(1, 64).unwrap();
+    let region = InflightRegion::own(1, 64).unwrap();
     let file = File::from(region.fd.try_clone().unwrap());
     let (since, starts) = (Instant::now(), 1000);
     for _ in 0..starts {

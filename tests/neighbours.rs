@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cleave_blk::spec::request_type;
 use cleave_client::{
-    Buffer, Client, GuestMemory, Offered, Options, Queue, RegionOptions, Sample, Workload,
+    Buffer, Client, DeviceOptions, GuestMemory, Offered, Queue, RegionOptions, Sample, Workload,
 };
 use cleave_tests::nbd::{Export, NbdServer};
 use cleave_tests::{
@@ -60,7 +60,7 @@ impl Street {
 
     fn move_in(&self, disk: &Path, direct: &str, queue_size: u16) -> Client {
         self.node.add("other", &pooled(&json!(disk), direct));
-        let options = Options {
+        let options = DeviceOptions {
             queue_size,
             ..small(1)
         };
@@ -226,7 +226,7 @@ fn large_reads_of_disks_in_memory_do_not_hold_up_others() {
 
 /// Has the guest of the disk `other` read all of it many times at once, over and over.
 fn stand_beside_large_reads(street: &mut Street, name: &str, segment_bytes: u32) {
-    let options = Options {
+    let options = DeviceOptions {
         data_bytes: 8 << 20,
         ..small(1)
     };
@@ -334,7 +334,7 @@ fn memory_is_plugged_while_the_server_of_the_only_disk_hangs() {
     for mount in [UnresponsiveFs::mount, UnresponsiveFs::mount_blocking] {
         let server = mount(&folder, SPAN).unwrap();
         let daemon = Daemon::serve(&["--disk", &server.file().to_string_lossy()]);
-        let options = Options {
+        let options = DeviceOptions {
             queue_size: 256,
             ..small(1)
         };
@@ -361,7 +361,7 @@ fn a_file_with_a_server_is_read_at_the_guests_depth() {
     let folder = Scratch::in_memory();
     let server = UnresponsiveFs::mount_blocking(&folder, SPAN).unwrap();
     let daemon = Daemon::serve(&["--disk", &server.file().to_string_lossy()]);
-    let options = Options {
+    let options = DeviceOptions {
         queue_size: 256,
         ..small(1)
     };
@@ -419,7 +419,7 @@ fn a_device_without_free_tags_delays_its_disk_alone() {
     street.node.daemon.finish();
 }
 
-/// Whether the device has as many reads in flight as it has tags.
+/// Returns true if the device has as many reads in flight as it has tags.
 fn tags_in_use(device: &LoopDevice) -> bool {
     let name = device.path.file_name().unwrap().to_string_lossy();
     let read = |what: &str| std::fs::read_to_string(format!("/sys/block/{name}/{what}")).unwrap();

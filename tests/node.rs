@@ -794,7 +794,7 @@ fn a_group_whose_disks_are_away_keeps_its_limits() {
         )
     };
     assert_eq!(of("b"), (json!({"iops-total": 1000}), limits.clone()));
-    // Zero is no limit, and says nothing to the others.
+    // Zero means no limit, and does not change the others.
     let zero = json!({"disk": ["ram:1M"], "limits": {"group": "g", "iops-total": 0}});
     node.add("c", &zero);
     assert_eq!(of("b"), (json!({"iops-total": 1000}), limits.clone()));

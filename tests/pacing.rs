@@ -7,18 +7,20 @@
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::feature;
-use cleave_client::{Layout, Notifier, Offered, Options, Order, Stop, Verify, Wait, Workload};
+use cleave_client::{
+    DeviceOptions, Layout, Notifier, Offered, OffsetOrder, ReapWait, Stop, Verify, Workload,
+};
 use cleave_tests::{Daemon, Lateness, ensure, scale, small, unless_late};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 const SPAN: u64 = 8 << 20;
 
 /// Fills the disk and then mixes reads and writes on all vrings, checking every byte read.
-fn load(daemon: &Daemon, options: &Options, name: &str) {
+fn load(daemon: &Daemon, options: &DeviceOptions, name: &str) {
     let mut client = daemon.open(options);
     let fill = Workload {
         read_percent: 0,
-        order: Order::Sequential,
+        order: OffsetOrder::Sequential,
         stop: Stop::Requests(SPAN / 4096),
         verify: Verify::Pattern(5),
         layout: Layout::Auto,
@@ -29,7 +31,7 @@ fn load(daemon: &Daemon, options: &Options, name: &str) {
     for (depth, per_second) in [(1, None), (16, None), (4, Some(8000.0))] {
         let mix = Workload {
             read_percent: 60,
-            order: Order::Random,
+            order: OffsetOrder::Random,
             depth,
             stop: Stop::Requests(scale(200) as u64),
             offered: per_second.map(|per_second| Offered {
@@ -54,22 +56,22 @@ fn every_way_of_waiting_serves_every_kind_of_guest() {
             let daemon = Daemon::serve(&args);
             for queues in [1, 8] {
                 for (guest, features, call, wait) in [
-                    ("event index", !0, Notifier::NonBlocking, Wait::Sleep),
+                    ("event index", !0, Notifier::NonBlocking, ReapWait::Sleep),
                     (
                         "no event index",
                         !feature::EVENT_IDX,
                         Notifier::NonBlocking,
-                        Wait::Sleep,
+                        ReapWait::Sleep,
                     ),
-                    ("no call", !0, Notifier::Absent, Wait::Poll),
+                    ("no call", !0, Notifier::Absent, ReapWait::Poll),
                     (
                         "no call, no event index",
                         !feature::EVENT_IDX,
                         Notifier::Absent,
-                        Wait::Poll,
+                        ReapWait::Poll,
                     ),
                 ] {
-                    let options = Options {
+                    let options = DeviceOptions {
                         features,
                         call,
                         wait,

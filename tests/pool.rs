@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_client::message::RegionBytes;
-use cleave_client::{Client, Layout, Offered, Options, Order, Sample, Stop, Verify, Workload};
+use cleave_client::{
+    Client, DeviceOptions, Layout, Offered, OffsetOrder, Sample, Stop, Verify, Workload,
+};
 use cleave_tests::http::{Response, fetch, get};
 use cleave_tests::{
     Daemon, Scratch, exercise, exercise_queue, go_first, ignored, is_root, run_on, run_to_exit,
@@ -67,7 +69,7 @@ impl Node {
         self.0.scratch().join("run").join(id).join("disk.sock")
     }
 
-    fn open(&self, id: &str, options: &Options) -> Client {
+    fn open(&self, id: &str, options: &DeviceOptions) -> Client {
         let mut client = None;
         wait_until(|| {
             client = Client::open(&self.socket(id), options).ok();
@@ -103,7 +105,7 @@ fn mix(seed: u64, stop: Stop) -> Workload<'static> {
         depth: 8,
         offset_bytes: 0,
         span_bytes: SPAN / 2,
-        order: Order::Random,
+        order: OffsetOrder::Random,
         seed,
         stop,
         verify: Verify::Pattern(seed),
@@ -118,7 +120,7 @@ fn mix(seed: u64, stop: Stop) -> Workload<'static> {
 fn check(client: &mut Client, seed: u64, stop: Stop, abort: Option<&AtomicBool>) -> u64 {
     let fill = Workload {
         read_percent: 0,
-        order: Order::Sequential,
+        order: OffsetOrder::Sequential,
         ..mix(seed, Stop::Requests(SPAN / 2 / 4096))
     };
     let checked = Workload {

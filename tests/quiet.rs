@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cleave_client::{Client, Order, Stop, Verify, Workload};
+use cleave_client::{Client, OffsetOrder, Stop, Verify, Workload};
 use cleave_tests::http::{Response, fetch, get};
 use cleave_tests::{
     Daemon, Mount, Requirement, Scratch, TIMEOUT, UnresponsiveFs, assert_serves, exercise,
@@ -63,14 +63,14 @@ fn under_load(daemon: &Daemon, meanwhile: impl FnOnce() + Send) {
     let mut client = daemon.open(&small(2));
     let load = Workload {
         read_percent: 30,
-        order: Order::Random,
+        order: OffsetOrder::Random,
         stop: Stop::After(Duration::from_secs(1)),
         verify: Verify::Pattern(7),
         ..Workload::reads(16 << 10, 8, 8 << 20, Duration::ZERO)
     };
     let fill = Workload {
         read_percent: 0,
-        order: Order::Sequential,
+        order: OffsetOrder::Sequential,
         stop: Stop::Requests(512),
         ..load.clone()
     };

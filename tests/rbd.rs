@@ -17,7 +17,7 @@ use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::{feature, request_type};
-use cleave_client::{Base, Buffer, Client, Error, Options};
+use cleave_client::{Base, Buffer, Client, DeviceOptions, Error};
 use cleave_tests::ceph::{CEPH, Cluster, cluster, stop};
 use cleave_tests::http::{fetch, get};
 use cleave_tests::{
@@ -149,7 +149,7 @@ fn memory_that_a_guest_names_often_does_not_make_the_daemon_grow() {
     const GROWTH_MAX_KIB: u64 = 384 << 10;
     with_cluster(|ceph| {
         let (daemon, _) = serve(&ceph.image("named", 32), &["--split", "off"]);
-        let mut client = daemon.open(&Options {
+        let mut client = daemon.open(&DeviceOptions {
             queue_size: 1024,
             ..small(1)
         });
@@ -201,7 +201,7 @@ fn a_large_request_gets_its_turn_among_many_smaller_ones() {
     with_cluster(|ceph| {
         let disk = ceph.image("turns", 64);
         let (daemon, _) = serve(&disk, &["--split", "off", "--queue-size", "1024"]);
-        let mut client = daemon.open(&Options {
+        let mut client = daemon.open(&DeviceOptions {
             queue_size: 1024,
             data_bytes: 32 << 20,
             ..small(1)
@@ -255,7 +255,7 @@ fn writes_to_many_objects_of_a_clone_do_not_make_the_daemon_grow() {
         ceph.rbd(&["snap", "protect", "rbd/parent@now"]);
         ceph.rbd(&["clone", "rbd/parent@now", "rbd/clone"]);
         let (daemon, _) = serve(&ceph.disk("rbd/clone"), &["--queue-size", "1024"]);
-        let mut client = daemon.open(&Options {
+        let mut client = daemon.open(&DeviceOptions {
             queue_size: 1024,
             ..small(1)
         });

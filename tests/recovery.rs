@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cleave_client::message::protocol;
-use cleave_client::{Base, Client, Error, Options, Region};
+use cleave_client::{Base, Client, DeviceOptions, Error, InflightKind};
 use cleave_tests::{
     Daemon, Requirement, Scratch, TIMEOUT, UnresponsiveFs, flood, has_listener, run_cases,
     run_to_exit, small, wait_until,
@@ -174,19 +174,19 @@ fn requests_on_a_hanging_disk_are_left_to_the_next_daemon() {
 /// A guest with vrings of 64, whose frontend expects 16, and a disk whose server can hold requests.
 struct Larger {
     mute: UnresponsiveFs,
-    options: Options,
+    options: DeviceOptions,
     daemon: Daemon,
     client: Client,
 }
 
 impl Larger {
-    fn new(region: Region) -> Larger {
+    fn new(region: InflightKind) -> Larger {
         let scratch = Scratch::new();
         let mute = UnresponsiveFs::mount(&scratch, DISK).unwrap();
         let disk = mute.file().display().to_string();
         let daemon = Daemon::serve(&["--direct", "on", "--disk", &disk]);
         let plain = small(1);
-        let options = Options {
+        let options = DeviceOptions {
             region,
             protocol_features: plain.protocol_features | protocol::INFLIGHT_SHMFD,
             ..plain
@@ -228,7 +228,7 @@ impl Larger {
 }
 
 fn a_vring_larger_than_its_frontend_expects_is_recovered() {
-    let mut guest = Larger::new(Region::For(16));
+    let mut guest = Larger::new(InflightKind::For(16));
     guest.die_in_flight();
     guest.go_on();
     guest.client.queue(0).wait_used().unwrap();
@@ -246,7 +246,7 @@ fn a_vring_larger_than_its_frontend_expects_is_recovered() {
 
 /// Nobody knows which requests were in flight, so none is repeated, and the guest's later ones are served.
 fn a_vring_without_room_in_its_region_starts_behind_what_is_lost() {
-    let mut guest = Larger::new(Region::Own(16));
+    let mut guest = Larger::new(InflightKind::Own(16));
     guest.die_in_flight();
     guest.go_on();
     let lost = "1 requests that an earlier daemon left in flight are lost";
@@ -267,7 +267,7 @@ fn a_vring_without_room_in_its_region_starts_behind_what_is_lost() {
 }
 
 fn a_vring_without_room_in_its_region_loses_nothing_in_an_orderly_restart() {
-    let mut guest = Larger::new(Region::Own(16));
+    let mut guest = Larger::new(InflightKind::Own(16));
     guest.daemon.signal(Signal::TERM);
     assert!(matches!(guest.daemon.wait(), Some((Some(0), _))));
     // The guest goes on meanwhile.

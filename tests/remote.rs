@@ -272,7 +272,7 @@ impl Drop for Listener {
     }
 }
 
-/// `cleave disk events | grep -m 1 …`: a program that nobody reads from would keep a place of the node's for ever.
+/// `cleave disk events | grep -m 1 …`: a program that nobody reads from would keep a place of the node's without end.
 #[test]
 fn events_that_nobody_reads_end_the_program() {
     let node = Node::start();

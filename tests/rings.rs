@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cleave_blk::spec::{feature, request_type as kind, status};
 use cleave_client::message::{VringAddr, protocol};
-use cleave_client::{Buffer, Client, Error, Frontend, Options, Queue, Region};
+use cleave_client::{Buffer, Client, DeviceOptions, Error, Frontend, InflightKind, Queue};
 use cleave_tests::{Daemon, Scratch, TIMEOUT, exercise, http, range, wait_until};
 
 const DISK: u64 = 64 << 20;
@@ -21,11 +21,11 @@ const EXPECTED: u16 = 128;
 const SILENCE: Duration = Duration::from_millis(50);
 
 /// The daemon's own region is large enough; one of the frontend is not, and then nothing is recorded.
-const REGIONS: [Region; 2] = [Region::For(EXPECTED), Region::Own(EXPECTED)];
+const REGIONS: [InflightKind; 2] = [InflightKind::For(EXPECTED), InflightKind::Own(EXPECTED)];
 
-fn options(region: Region, without: u64) -> Options {
-    let plain = Options::default();
-    Options {
+fn options(region: InflightKind, without: u64) -> DeviceOptions {
+    let plain = DeviceOptions::default();
+    DeviceOptions {
         queue_size: RING,
         region,
         features: !without,
@@ -60,7 +60,7 @@ struct Place {
     status: u64,
 }
 
-/// Writes a request with this data into memory. The status byte is behind the data.
+/// Writes a request with this data into memory. The status byte follows the data.
 fn place(queue: &Queue, kind: u32, sector: u64, data: &[u8]) -> Place {
     let (header, _) = queue.data_area();
     let memory = queue.memory();
@@ -303,7 +303,7 @@ fn a_disk_that_is_plugged_and_unplugged() {
 fn eight_vrings() {
     let (daemon, _) = serve(8);
     for region in REGIONS {
-        let eight = Options {
+        let eight = DeviceOptions {
             queues: 8,
             ..options(region, 0)
         };
@@ -321,14 +321,14 @@ fn eight_vrings() {
 #[test]
 fn which_vrings_are_recorded_is_reported() {
     let (daemon, control) = serve(2);
-    let both = |region| Options {
+    let both = |region| DeviceOptions {
         queues: 2,
         ..options(region, 0)
     };
     let rows = [
-        (Region::Fitting, [true; 2]),
-        (Region::For(EXPECTED), [true; 2]),
-        (Region::Own(EXPECTED), [false; 2]),
+        (InflightKind::Fitting, [true; 2]),
+        (InflightKind::For(EXPECTED), [true; 2]),
+        (InflightKind::Own(EXPECTED), [false; 2]),
     ];
     for (region, expected) in rows {
         let mut client = daemon.open(&both(region));

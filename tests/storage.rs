@@ -540,7 +540,7 @@ fn descriptors_are_counted_for_all_vrings_and_workers() {
         .0;
     let daemon = Daemon::serve_after(&format!("ulimit -n {needed}"), &args);
     // Eventfds that block take the most.
-    let mut client = daemon.open(&cleave_client::Options {
+    let mut client = daemon.open(&cleave_client::DeviceOptions {
         data_bytes: 16 << 10,
         call: Notifier::Blocking,
         ..small(256)

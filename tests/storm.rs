@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use cleave_blk::spec::{feature, request_type as kind};
 use cleave_client::message::{RegionBytes, VringAddr};
 use cleave_client::{
-    Buffer, Client, Frontend, GuestMemory, MemoryMessages, Notifier, Options, Queue, RegionOptions,
-    RingLayout,
+    Buffer, Client, DeviceOptions, Frontend, GuestMemory, MemoryMessages, Notifier, Queue,
+    RegionOptions, RingLayout,
 };
 use cleave_tests::{
     Daemon, LoopDevice, Messages as _, Random, Requirement, Scratch, TIMEOUT, case, header, http,
@@ -55,7 +55,7 @@ const WCE_AT: u32 = 32;
 enum Expected {
     Well,
     Fails,
-    /// It reads into memory that may have been removed when the daemon takes it.
+    /// The request reads into memory that may have been removed when the daemon takes it.
     Either,
 }
 
@@ -90,7 +90,7 @@ struct Driver<'a> {
     failed: usize,
 }
 
-/// Whether a driver is asked to pause, and has paused.
+/// The states of a driver: it runs, is asked to pause, has paused.
 const RUN: u8 = 0;
 const REST: u8 = 1;
 const RESTS: u8 = 2;
@@ -351,7 +351,7 @@ struct Storm<'a> {
     socket: PathBuf,
     control: PathBuf,
     memory: &'a std::sync::Arc<GuestMemory>,
-    options: Options,
+    options: DeviceOptions,
     wires: Vec<VringFiles>,
     /// Positions at which the region of data is split: in many pieces at first.
     cuts: Vec<u64>,
@@ -599,7 +599,7 @@ fn storm(name: &str, disk: &[String], images: &[&Path]) {
         RegionOptions::new(SPARE, 1 << 20),
     ]);
     let memory = memory.unwrap();
-    let options = Options {
+    let options = DeviceOptions {
         queues: 0,
         queue_size: [16, 64, 256][random.below(3) as usize],
         data_bytes: 4096,
@@ -608,7 +608,7 @@ fn storm(name: &str, disk: &[String], images: &[&Path]) {
         call: [Notifier::Blocking, Notifier::NonBlocking][random.below(2) as usize],
         table: MemoryMessages::Slots,
         timeout: TIMEOUT,
-        ..Options::default()
+        ..DeviceOptions::default()
     };
     let frontend = Frontend::connect(&socket, TIMEOUT).unwrap();
     let client = Client::start_in(frontend, memory.clone(), &options).unwrap();

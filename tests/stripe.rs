@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use cleave_client::{Error, Layout, Order, Stop, Verify, Workload, pattern_word};
+use cleave_client::{Error, Layout, OffsetOrder, Stop, Verify, Workload, pattern_word};
 use cleave_tests::{Daemon, Scratch, run_to_exit, small};
 
 const CHUNK: u64 = 64 << 10;
@@ -44,7 +44,12 @@ fn created(legs: usize, more: &[&str]) -> (Scratch, Vec<PathBuf>, Daemon) {
     (folder, paths, daemon)
 }
 
-fn workload(read_percent: u8, order: Order, requests: u64, span_bytes: u64) -> Workload<'static> {
+fn workload(
+    read_percent: u8,
+    order: OffsetOrder,
+    requests: u64,
+    span_bytes: u64,
+) -> Workload<'static> {
     Workload {
         read_percent,
         block_bytes: 32 << 10,
@@ -79,10 +84,10 @@ fn twenty_threads_on_twenty_eight_legs_read_back_their_writes() {
     let mut client = daemon.open(&small(20));
     let capacity = client.config().capacity_bytes();
     assert_eq!(capacity, 28 * LEG);
-    let fill = workload(0, Order::Sequential, capacity / (32 << 10), capacity);
+    let fill = workload(0, OffsetOrder::Sequential, capacity / (32 << 10), capacity);
     let filled = client.queue(0).run(&fill, |_| ()).unwrap();
     assert_eq!(filled.failed, 0);
-    let mix = workload(70, Order::Random, 1500, capacity);
+    let mix = workload(70, OffsetOrder::Random, 1500, capacity);
     for tally in client.run(&mix, |_| |_| ()).unwrap() {
         assert_eq!((tally.failed, tally.requests()), (0, 1500));
     }

@@ -71,7 +71,7 @@ pub(crate) fn parse(c: &mut Criterion) {
     group.finish();
 }
 
-/// A read into separate pages, like those of a guest's page cache.
+/// Returns a read into separate pages, like those of a guest's page cache.
 fn read(len_bytes: u64, segment_bytes: u32) -> (Request, Vec<Segment>) {
     let request = Request {
         verb: Verb::Read,

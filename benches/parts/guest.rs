@@ -96,8 +96,8 @@ pub(crate) fn translate(c: &mut Criterion) {
     group.finish();
 }
 
-/// An order without a short period, so that branch predictors cannot learn it, and identical in each run (multiples
-/// of the golden ratio, middle bits).
+/// Returns an order without a short period, so that branch predictors cannot learn it, and identical in each run (multiples of
+/// the golden ratio, middle bits).
 fn scatter(n: u64) -> u64 {
     n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40
 }

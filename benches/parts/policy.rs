@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use cleave_blk::{Request, Verb};
-use cleave_worker::bench::{InFlight, Pacing, Times};
+use cleave_worker::bench::{InFlightTable, PacerBench, TimeHistogram};
 use criterion::{BenchmarkId, Criterion, Throughput};
 
 const VRING_SIZE: u16 = 256;
@@ -17,7 +17,7 @@ pub(crate) fn slots(c: &mut Criterion) {
     };
     let mut group = c.benchmark_group("slots");
     for (depth, ops) in [(1, 1), (32, 1), (256, 1), (32, 64)] {
-        let mut slots = InFlight::new(VRING_SIZE);
+        let mut slots = InFlightTable::new(VRING_SIZE);
         group.throughput(Throughput::Elements(u64::from(depth)));
         let name = match ops {
             1 => "whole".to_owned(),
@@ -54,7 +54,7 @@ pub(crate) fn pacer(c: &mut Criterion) {
     let mut group = c.benchmark_group("pacer");
     group.throughput(Throughput::Elements(1));
     for (name, every, lap_ns, is_spun) in PACES {
-        let mut pacing = Pacing::new();
+        let mut pacing = PacerBench::new();
         let mut lap = 0_u64;
         let mut turn = || {
             lap += 1;
@@ -81,7 +81,7 @@ pub(crate) fn histogram(c: &mut Criterion) {
         .collect();
     let mut group = c.benchmark_group("histogram");
     group.throughput(Throughput::Elements(times.len() as u64));
-    let ours = Times::new();
+    let ours = TimeHistogram::new();
     group.bench_function("cleave", |b| {
         b.iter(|| times.iter().for_each(|ns| ours.add(black_box(*ns))));
     });

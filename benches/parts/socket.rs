@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use cleave_client::{Client, Notifier, Options, Stop, Wait, Workload};
+use cleave_client::{Client, DeviceOptions, Notifier, ReapWait, Stop, Workload};
 use cleave_tests::Daemon;
 use criterion::{BenchmarkId, Criterion, Throughput};
 
@@ -12,9 +12,9 @@ const SPAN_BYTES: u64 = 64 << 20;
 const DEPTHS: [u16; 2] = [1, 32];
 
 /// A name, the daemon's way to wait for the guest, and the guest's way to wait for the daemon.
-const WAYS: [(&str, &str, Wait); 2] = [
-    ("asleep", "interrupt", Wait::Sleep),
-    ("polling", "poll", Wait::Poll),
+const WAYS: [(&str, &str, ReapWait); 2] = [
+    ("asleep", "interrupt", ReapWait::Sleep),
+    ("polling", "poll", ReapWait::Poll),
 ];
 
 /// 4 KiB random reads; the printed rate counts requests.
@@ -26,15 +26,15 @@ pub(crate) fn reads(c: &mut Criterion) {
             let args = ["--disk", disk, "--completion", completion, "--queues", "1"];
             let daemon = Daemon::serve(&args);
             let bell = match wait {
-                Wait::Sleep => Notifier::NonBlocking,
-                Wait::Poll => Notifier::Absent,
+                ReapWait::Sleep => Notifier::NonBlocking,
+                ReapWait::Poll => Notifier::Absent,
             };
-            let options = Options {
+            let options = DeviceOptions {
                 wait,
                 kick: bell,
                 call: bell,
                 data_bytes: 1 << 20,
-                ..Options::default()
+                ..DeviceOptions::default()
             };
             let mut client = Client::open(daemon.socket(), &options).unwrap();
             for depth in DEPTHS {
@@ -48,7 +48,7 @@ pub(crate) fn reads(c: &mut Criterion) {
     group.finish();
 }
 
-/// Time for so many requests.
+/// Returns the time for so many requests.
 fn run(client: &mut Client, depth: u16, requests: u64) -> Duration {
     let load = Workload {
         stop: Stop::Requests(requests),

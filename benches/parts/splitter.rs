@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cleave_blk::{Cut, Plan, Request, Segment, Verb};
-use cleave_worker::{Direction, Prior, Split, Splitter};
+use cleave_worker::{DataDirection, Prior, Split, Splitter};
 use criterion::Criterion;
 
 /// Counts allocations.
@@ -38,19 +38,19 @@ fn splitter() -> Splitter {
         useful_depth: 128,
         chunk_min_bytes: 4096,
         never: false,
-        measured: vec![(Direction::Read, LARGE_BYTES, 8 << 10)],
+        measured: vec![(DataDirection::Read, LARGE_BYTES, 8 << 10)],
     }))
 }
 
 /// Passes one request through the splitter from start to completion; its virtual clock advances.
 fn large(splitter: &Splitter, now_ns: &mut u64) -> Option<NonZeroU32> {
-    let chunk_bytes = splitter.choose(Direction::Read, LARGE_BYTES, 0, *now_ns);
+    let chunk_bytes = splitter.choose(DataDirection::Read, LARGE_BYTES, 0, *now_ns);
     *now_ns += 300_000;
-    splitter.ended(Direction::Read, LARGE_BYTES, *now_ns, || *now_ns);
+    splitter.ended(DataDirection::Read, LARGE_BYTES, *now_ns, || *now_ns);
     chunk_bytes
 }
 
-/// Number of ops in a plan.
+/// Returns the number of ops in a plan.
 fn plan(len_bytes: u64, data: &[Segment], chunk_bytes: Option<NonZeroU32>) -> usize {
     let request = Request {
         verb: Verb::Read,
@@ -80,7 +80,7 @@ pub(crate) fn allocates_nothing(_: &mut Criterion) {
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     let mut ops = 0;
     for _ in 0..100_000 {
-        splitter.note_small(Direction::Read);
+        splitter.note_small(DataDirection::Read);
         let chunk_bytes = large(&splitter, &mut now_ns);
         ops += plan(LARGE_BYTES, &data, chunk_bytes);
         ops += plan(4096, &data, None);
@@ -96,7 +96,7 @@ pub(crate) fn decisions(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("splitter");
     let (splitter, mut now_ns) = (splitter(), 0);
     group.bench_function("small request", |bench| {
-        bench.iter(|| splitter.note_small(black_box(Direction::Read)));
+        bench.iter(|| splitter.note_small(black_box(DataDirection::Read)));
     });
     group.bench_function("large request, chosen and ended", |bench| {
         bench.iter(|| large(&splitter, &mut now_ns));
@@ -104,7 +104,7 @@ pub(crate) fn decisions(criterion: &mut Criterion) {
     let data = data();
     group.bench_function("4 KiB: noted and planned whole", |bench| {
         bench.iter(|| {
-            splitter.note_small(black_box(Direction::Read));
+            splitter.note_small(black_box(DataDirection::Read));
             plan(4096, &data, None)
         });
     });

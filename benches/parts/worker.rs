@@ -45,7 +45,7 @@ pub(crate) fn turn(c: &mut Criterion) {
     group.finish();
 }
 
-/// The same with a guest that kicks and is called for each batch, which costs system calls.
+/// Measures worker turns with a guest that kicks and is called for each batch, which costs system calls.
 pub(crate) fn signalled(c: &mut Criterion) {
     let guest = Guest::new(1);
     let mut group = c.benchmark_group("worker with kicks and calls");

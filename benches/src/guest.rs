@@ -151,7 +151,7 @@ impl<'a> Driver<'a> {
         self.mem.write_obj(last.to_le(), GuestAddress(at)).unwrap();
     }
 
-    /// Whether the device has used the whole batch.
+    /// Returns true if the device has used the whole batch.
     pub fn is_done(&self) -> bool {
         u16::from_le(self.used.idx().load()) == self.next
     }
@@ -171,7 +171,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The same vring for `virtio_queue`.
+    /// Makes a `virtio_queue` queue of the guest's vring.
     pub fn queue(&self) -> Queue {
         let mut queue = Queue::new(VRING_SIZE).unwrap();
         let addrs = [DESC_ADDR, AVAIL_ADDR, USED_ADDR].map(GuestAddress);

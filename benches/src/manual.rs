@@ -9,7 +9,8 @@ use cleave_disk::{Disk, DiskSpec, OpenOptions};
 use cleave_engine::{Null, Reactor, Store};
 use cleave_guest::{Inflight, InflightLayout, Journal};
 use cleave_worker::{
-    Completion, Control, Device, Lap, Split, Tuning, VringStart, Worker, WorkerConfig, reactor,
+    CompletionPolicy, Control, Device, Lap, Split, Tuning, VringStart, Worker, WorkerConfig,
+    reactor,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -39,8 +40,8 @@ pub enum Signals {
     NoneAndKept,
 }
 
-/// A device that never waits for its disk, as `cleave serve --disk null:1G` makes it.
-fn null_device(completion: Completion) -> Arc<Device> {
+/// Makes a device that never waits for its disk, as `cleave serve --disk null:1G` makes it.
+fn null_device(completion: CompletionPolicy) -> Arc<Device> {
     let options = OpenOptions::default();
     let disk = Disk::open(&DiskSpec::Null(DISK_BYTES), &options).unwrap();
     let config = WorkerConfig {
@@ -55,7 +56,7 @@ fn null_device(completion: Completion) -> Arc<Device> {
     Arc::new(Device::new(Arc::new(disk), serial, true, config, tuning))
 }
 
-/// The store that `cleave serve` uses for a null disk.
+/// Returns the store that `cleave serve` uses for a null disk.
 pub fn null(_: &mut Reactor, disk: &Arc<Disk>) -> Null {
     Null::new(disk.clone(), OPS).unwrap()
 }
@@ -79,8 +80,8 @@ impl<'a, S: Store> ManualWorker<'a, S> {
         store: impl FnOnce(&mut Reactor, &Arc<Disk>) -> S,
     ) -> ManualWorker<'a, S> {
         let completion = match signals {
-            Signals::None | Signals::NoneAndKept => Completion::Poll,
-            Signals::KickAndCall => Completion::Interrupt,
+            Signals::None | Signals::NoneAndKept => CompletionPolicy::Poll,
+            Signals::KickAndCall => CompletionPolicy::Interrupt,
         };
         let device = null_device(completion);
         let driver = Driver::with_batch(guest, 3, place, depth);

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use cleave_client::{Order, Stop, Verify, Workload};
+use cleave_client::{OffsetOrder, Stop, Verify, Workload};
 use cleave_tests::http::{Response, fetch, get};
 use cleave_tests::{small, wait_until};
 use serde_json::{Value, json};
@@ -128,14 +128,14 @@ fn changes_under_load_harm_no_request() {
     let done = AtomicBool::new(false);
     let load = |bytes| Workload {
         read_percent: 50,
-        order: Order::Random,
+        order: OffsetOrder::Random,
         stop: Stop::After(Duration::from_millis(700)),
         verify: Verify::Pattern(7),
         ..Workload::reads(bytes, 8, 32 << 20, Duration::ZERO)
     };
     let fill = Workload {
         read_percent: 0,
-        order: Order::Sequential,
+        order: OffsetOrder::Sequential,
         stop: Stop::Requests(512),
         ..load(64 << 10)
     };

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use cleave_client::{Client, Order, Stop, Workload};
+use cleave_client::{Client, OffsetOrder, Stop, Workload};
 use cleave_tests::http::fetch;
 use cleave_tests::nbd::{Export, NbdServer};
 use cleave_tests::{Daemon, Scratch, run_to_exit, small, wait_until};
@@ -101,7 +101,7 @@ fn load(client: &mut Client) {
     for (bytes, requests) in [(4096, 1500), (256 << 10, 50)] {
         let mix = Workload {
             read_percent: 50,
-            order: Order::Random,
+            order: OffsetOrder::Random,
             stop: Stop::Requests(requests),
             ..Workload::reads(bytes, 8, 16 << 20, Duration::ZERO)
         };
@@ -196,7 +196,7 @@ fn a_faulty_dashboard_is_noticed() {
         (
             at("targets/0/expr"),
             query("sum(rate(cleave_laps_total{@}[1s]))"),
-            "[1s] is no interval",
+            "[1s] is not an interval",
         ),
         (
             at("targets/0/expr"),
@@ -227,12 +227,12 @@ fn a_faulty_dashboard_is_noticed() {
         (
             at("fieldConfig/defaults/unit"),
             json!("iosp"),
-            "\"iosp\" is no unit",
+            "\"iosp\" is not a unit",
         ),
         (
             at("fieldConfig/defaults/unit"),
             Value::Null,
-            "null is no unit",
+            "null is not a unit",
         ),
         (
             at("datasource/uid"),
@@ -242,7 +242,7 @@ fn a_faulty_dashboard_is_noticed() {
         (
             at("type"),
             json!("flamegraph-of-others"),
-            "is no core panel",
+            "is not a core panel",
         ),
         (at("id"), json!(1), "id 1 twice"),
         (at("gridPos/x"), json!(20), "beyond the grid"),

@@ -40,7 +40,7 @@ fn rows() -> Vec<Row> {
             &[404],
         ),
         (
-            "bytes that are no text in a path",
+            "a path that is not valid UTF-8",
             get("/v1/disks/%ff%fe"),
             &[400],
         ),
@@ -180,7 +180,7 @@ fn odd_requests_are_refused() {
     daemon.finish();
 }
 
-/// Whether the other side closes within a time.
+/// Returns true if the other side closes within a time.
 fn closes(stream: &mut UnixStream, time: Duration) -> bool {
     let end = Instant::now() + time;
     let mut piece = [0; 4096];

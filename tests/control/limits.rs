@@ -28,7 +28,7 @@ fn reached(control: &std::path::Path) -> (u64, f64, Instant) {
 
 const LIMIT: f64 = 2000.0;
 
-/// A late machine loses nothing: what could not be done in time may be done behind it.
+/// A late machine loses nothing: what could not be done in time may be done afterwards.
 #[test]
 fn a_limit_is_kept_in_every_mode_and_taken_away_while_the_disk_is_served() {
     for completion in ["interrupt", "adaptive", "poll"] {
@@ -170,7 +170,7 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     let (daemon, control) = serve(&args);
     for (body, why) in [
         (json!({"limits": 5}), "expected an object"),
-        (json!({"limits": {"iops": 5}}), "is no limit"),
+        (json!({"limits": {"iops": 5}}), "is not a limit"),
         (
             json!({"limits": {"iops-total": "5"}}),
             "limits.iops-total: invalid type: string \"5\", expected a whole number",

@@ -76,7 +76,7 @@ fn valid_name(name: &str) -> Result<(), String> {
         && name
             .chars()
             .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-    sound.then_some(()).ok_or(format!("{name} is no name"))
+    sound.then_some(()).ok_or(format!("{name} is not a name"))
 }
 
 fn sample(line: &str) -> Result<(&str, Labels, f64), String> {

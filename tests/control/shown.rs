@@ -4,7 +4,7 @@ use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use cleave_client::{Base, Order, Stop, Verify, Workload};
+use cleave_client::{Base, OffsetOrder, Stop, Verify, Workload};
 use cleave_tests::http::{fetch, get};
 use cleave_tests::{Daemon, Scratch, run_to_exit, small, wait_until};
 use serde_json::Value;
@@ -15,7 +15,7 @@ use crate::{report, serve};
 fn number(value: &Value) -> u64 {
     value
         .as_u64()
-        .unwrap_or_else(|| panic!("{value} is no number"))
+        .unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 /// Requests and bytes of the lists called `requests` in a value.
@@ -170,14 +170,14 @@ fn answers_are_sound_under_load() {
     let done = AtomicBool::new(false);
     let load = Workload {
         read_percent: 50,
-        order: Order::Random,
+        order: OffsetOrder::Random,
         stop: Stop::After(Duration::from_millis(500)),
         verify: Verify::Pattern(7),
         ..Workload::reads(4096, 16, 32 << 20, Duration::ZERO)
     };
     let fill = Workload {
         read_percent: 0,
-        order: Order::Sequential,
+        order: OffsetOrder::Sequential,
         stop: Stop::Requests(8192),
         ..load.clone()
     };

@@ -204,7 +204,7 @@ impl Guest<'_> {
     }
 }
 
-/// Whether the daemon can bypass the page cache.
+/// How the daemon uses the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Direct {
     On,

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use cleave_client::{
-    Client, Descriptor, DriverRing, Error, Frontend, Options, Queue, Used, Wait, all_are,
+    Client, Descriptor, DeviceOptions, DriverRing, Error, Frontend, Queue, ReapWait, Used, all_are,
     first_other,
 };
 use cleave_tests::{Daemon, Outcome, ensure, exercise_queue, header, small, time_limit};
@@ -29,7 +29,7 @@ pub(crate) fn open(daemon: &Daemon) -> Result<Client, String> {
 }
 
 /// As `open`, with options.
-pub(crate) fn open_with(daemon: &Daemon, options: &Options) -> Result<Client, String> {
+pub(crate) fn open_with(daemon: &Daemon, options: &DeviceOptions) -> Result<Client, String> {
     context(daemon.try_open(options), "open")
 }
 
@@ -298,9 +298,9 @@ pub(crate) fn settle_within(ring: &mut DriverRing, count: usize, time: Duration)
 }
 
 /// Options for a client that polls its first vring and never sleeps on it.
-pub(crate) fn polling() -> Options {
-    Options {
-        wait: Wait::Poll,
+pub(crate) fn polling() -> DeviceOptions {
+    DeviceOptions {
+        wait: ReapWait::Poll,
         ..small(2)
     }
 }

@@ -1,7 +1,7 @@
 //! Invalid features and accesses to the configuration space.
 
 use cleave_blk::spec::feature;
-use cleave_client::{Error, Options, message};
+use cleave_client::{DeviceOptions, Error, message};
 use cleave_tests::{Messages as _, Outcome, Row, ensure, flood, policy, row, small};
 
 use crate::attack::{check_both_vrings, context, fill_disk, frontend, open};
@@ -201,7 +201,7 @@ fn features(rows: &mut Vec<Row>) {
         ));
     }
     rows.push(row("a device without VERSION_1", |daemon| {
-        let options = Options {
+        let options = DeviceOptions {
             features: !feature::VERSION_1,
             ..small(2)
         };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::message::protocol;
-use cleave_client::{Buffer, Client, Error, Options, Stop, Workload, all_are};
+use cleave_client::{Buffer, Client, DeviceOptions, Error, Stop, Workload, all_are};
 use cleave_tests::{
     Daemon, Lateness, Messages as _, Outcome, Row, ensure, exercise, exercise_queue, flood, policy,
     row, scale, small, specified, unless_late,
@@ -43,7 +43,7 @@ fn stops(rows: &mut Vec<Row>) {
         rows.push(row(
             format!("a vring stopped with {name} reads in flight"),
             move |daemon| {
-                let options = Options {
+                let options = DeviceOptions {
                     data_bytes: 32 << 20,
                     ..small(2)
                 };
@@ -221,8 +221,8 @@ fn resets(rows: &mut Vec<Row>) {
     }
 }
 
-fn tiny() -> Options {
-    Options {
+fn tiny() -> DeviceOptions {
+    DeviceOptions {
         queue_size: 16,
         data_bytes: 8192,
         ..small(1)
@@ -292,7 +292,7 @@ fn ends(rows: &mut Vec<Row>) {
         },
     ));
     rows.push(row("more requests than the engine can hold", |daemon| {
-        let options = Options {
+        let options = DeviceOptions {
             queue_size: 1024,
             data_bytes: 64 << 20,
             queues: 2,

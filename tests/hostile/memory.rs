@@ -7,7 +7,8 @@ use std::time::Duration;
 use cleave_blk::spec::request_type as kind;
 use cleave_client::message::{self, RegionBytes, request as number};
 use cleave_client::{
-    Client, Error, GuestMemory, MemoryMessages, Options, RegionOptions, Request, all_are,
+    Client, DeviceOptions, DriverRequest, Error, GuestMemory, MemoryMessages, RegionOptions,
+    all_are,
 };
 use cleave_tests::{
     Daemon, Messages as _, Outcome, Row, ensure, flood, policy, row, small, time_limit,
@@ -260,7 +261,7 @@ fn in_memory(
     plans: &[RegionOptions],
     table: MemoryMessages,
 ) -> Result<Client, String> {
-    let options = Options { table, ..small(2) };
+    let options = DeviceOptions { table, ..small(2) };
     let memory = context(GuestMemory::new(plans), "memory")?;
     let bare = context(frontend(daemon), "connect")?;
     context(Client::start_in(bare, memory, &options), "start")
@@ -287,7 +288,7 @@ fn slots(rows: &mut Vec<Row>) {
         for at in [0u64, 150, 299] {
             let data = (0x4000_0000 + at * 8192, 4096);
             memory.fill(data.0, 4096, at as u8);
-            let write = Request {
+            let write = DriverRequest {
                 kind: kind::OUT,
                 sector: 800,
                 data,
@@ -494,7 +495,7 @@ fn cut_files(rows: &mut Vec<Row>) {
                     let mut client = in_memory(daemon, &plans, MemoryMessages::Whole)?;
                     context(client.memory().truncate(1, keep), "cut")?;
                     let data = (DATA + (4 << 20) - 4096, 4096);
-                    let one = Request {
+                    let one = DriverRequest {
                         kind: request,
                         sector: 900,
                         data,
@@ -578,7 +579,7 @@ fn cut_files(rows: &mut Vec<Row>) {
             use rustix::fs::FallocateFlags;
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             rustix::fs::fallocate(memory.fd(1), flags, 0, 4 << 20).unwrap();
-            let write = Request {
+            let write = DriverRequest {
                 kind: kind::OUT,
                 sector: 900,
                 data: (DATA, 4096),

@@ -274,7 +274,7 @@ fn vring_sizes(rows: &mut Vec<Row>) {
     for base in [65535u32, 65534] {
         rows.push(
             row(format!("a vring from position {base}"), move |daemon| {
-                let options = cleave_client::Options {
+                let options = cleave_client::DeviceOptions {
                     base: base as u16,
                     ..small(2)
                 };

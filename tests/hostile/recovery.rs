@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::message::protocol;
-use cleave_client::{Base, Buffer, Client, Options};
+use cleave_client::{Base, Buffer, Client, DeviceOptions};
 use cleave_tests::{
     Daemon, Outcome, Row, ensure, exercise, flood, row, scale, small, specified, wait_until,
 };
@@ -30,9 +30,9 @@ pub(crate) fn rows() -> Vec<Row> {
         .collect()
 }
 
-fn options() -> Options {
+fn options() -> DeviceOptions {
     let plain = small(2);
-    Options {
+    DeviceOptions {
         protocol_features: plain.protocol_features | protocol::INFLIGHT_SHMFD,
         ..plain
     }

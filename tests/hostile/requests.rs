@@ -1,7 +1,7 @@
 //! Invalid requests: ranges, lengths, types.
 
 use cleave_blk::spec::{feature, request_type as kind, status};
-use cleave_client::{Client, Options, Queue, all_are};
+use cleave_client::{Client, DeviceOptions, Queue, all_are};
 use cleave_tests::{
     Cut, Outcome, Random, Row, ensure, header, policy, range, row, small, specified, stream,
 };
@@ -191,7 +191,7 @@ fn kinds(rows: &mut Vec<Row>) {
             0x8000_0000.. => policy(rows, "virtio 1.3 §5.2.6", add),
             _ => add(rows),
         }
-        // How a device counts the status behind data that it did not write is open.
+        // How a device counts the status after data that it did not write is open.
         policy(rows, "virtio 1.3 §2.7.8.2", |rows| {
             let readable = header(request, 0).to_vec();
             let name = format!("type {request:#x} with writable data");
@@ -413,7 +413,7 @@ fn without_features(rows: &mut Vec<Row>) {
         rows.push(row(format!("{name} without its feature"), move |daemon| {
             let mut client = open_with(
                 daemon,
-                &Options {
+                &DeviceOptions {
                     features: !bit,
                     ..small(2)
                 },
@@ -480,7 +480,7 @@ pub(crate) fn read_only_rows() -> Vec<Row> {
             rows.push(row(name, move |daemon| {
                 let mut client = open_with(
                     daemon,
-                    &Options {
+                    &DeviceOptions {
                         features,
                         ..small(2)
                     },

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cleave_blk::spec::{feature, request_type as kind};
-use cleave_client::{Buffer, Client, Descriptor, DriverRing, Options, RingLayout, Wait, message};
+use cleave_client::{
+    Buffer, Client, Descriptor, DeviceOptions, DriverRing, ReapWait, RingLayout, message,
+};
 use cleave_tests::{
     Messages as _, Outcome, Random, Row, ensure, exercise_queue, flood, header, policy, row, scale,
     small, time_limit, wait_until,
@@ -46,7 +48,7 @@ fn heads(rows: &mut Vec<Row>) {
             },
         ));
     }
-    rows.push(row("a bad head behind good ones in one batch", |daemon| {
+    rows.push(row("a bad head after good ones in one batch", |daemon| {
         let mut client = open(daemon)?;
         let queue = client.queue(0);
         flood(queue, 4, 4096);
@@ -98,8 +100,8 @@ fn heads(rows: &mut Vec<Row>) {
     }));
 }
 
-fn tiny() -> Options {
-    Options {
+fn tiny() -> DeviceOptions {
+    DeviceOptions {
         queue_size: 16,
         data_bytes: 8192,
         ..small(1)
@@ -213,8 +215,8 @@ fn indices(rows: &mut Vec<Row>) {
     );
 }
 
-/// The same head again while it may be in flight. A daemon that has completed the first before it sees the second may
-/// serve both.
+/// Adds rows in which a head comes again while it may be in flight. A daemon that has completed the first before it sees the
+/// second may serve both.
 fn twice(rows: &mut Vec<Row>) {
     for times in [2u16, 3, 64] {
         rows.push(row(
@@ -324,7 +326,7 @@ fn notifications(rows: &mut Vec<Row>) {
                 let features = if event_idx { !0 } else { !feature::EVENT_IDX };
                 let mut client = open_with(
                     daemon,
-                    &Options {
+                    &DeviceOptions {
                         features,
                         ..polling()
                     },
@@ -391,7 +393,7 @@ fn notifications(rows: &mut Vec<Row>) {
         rows.push(row(name, move |daemon| {
             toggle_notifications(&mut open_with(
                 daemon,
-                &Options {
+                &DeviceOptions {
                     features,
                     ..polling()
                 },
@@ -546,9 +548,9 @@ fn doorbells(rows: &mut Vec<Row>) {
         rows.push(row(
             format!("a {name} counter that is full and blocks"),
             move |daemon| {
-                let options = Options {
+                let options = DeviceOptions {
                     call: cleave_client::Notifier::Blocking,
-                    wait: Wait::Poll,
+                    wait: ReapWait::Poll,
                     ..small(2)
                 };
                 let mut client = open_with(daemon, &options)?;

@@ -13,9 +13,9 @@ type Stamp = u32;
 #[derive(Debug, Clone, Copy)]
 struct Sector {
     stamp: Stamp,
-    /// It was discarded, so it may also read as zeroes.
+    /// True if it was discarded, so it may also read as zeroes.
     or_zeroes: bool,
-    /// A request that changes or reads it is in flight.
+    /// True if a request that changes or reads it is in flight.
     busy: bool,
 }
 

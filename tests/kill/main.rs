@@ -16,7 +16,7 @@ mod recovered;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use cleave_client::{Base, Client, Options};
+use cleave_client::{Base, Client, DeviceOptions};
 use cleave_tests::{Killed, Random, Scratch, connect, outliving, program_path, run_cases, seeded};
 
 use disk::{DISK_BYTES, Disk, old_torn_and_foreign_sectors_are_found};
@@ -97,7 +97,7 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
             .args(["--queues", "4"]);
         Killed::start(&mut command)
     };
-    let options = Options {
+    let options = DeviceOptions {
         queues: vrings,
         ..outliving()
     };

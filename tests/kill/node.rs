@@ -1,10 +1,10 @@
-//! The same for a node: it is killed while many disks are busy, and each of their guests goes on with the next node.
+//! A node is killed while many disks are busy, and each of their guests goes on with the next node.
 
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cleave_client::{Base, Client, Options};
+use cleave_client::{Base, Client, DeviceOptions};
 use cleave_tests::{
     Killed, Scratch, connect, disk_socket, has_listener, http, outliving, program_path, scale,
     seeded, wait_until,
@@ -88,7 +88,7 @@ fn start(scratch: &Scratch) -> Killed {
     Killed::start(&mut command)
 }
 
-fn add(scratch: &Scratch, id: &str, options: &Options) -> Served {
+fn add(scratch: &Scratch, id: &str, options: &DeviceOptions) -> Served {
     let control = scratch.join("run/control.sock");
     assert!(wait_until(|| has_listener(Path::new(&control))));
     let image = scratch.image(id, DISK_BYTES);

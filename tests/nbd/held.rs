@@ -45,12 +45,12 @@ pub(crate) fn a_write_and_a_flush_are_held_until_their_server_is_back() {
     let totals = &report(&control)["totals"];
     assert_eq!(totals["failed"], json!(0), "{totals}");
     assert!(totals["held"].as_u64() >= Some(2), "{totals}");
-    assert!(daemon.log_has("goes on by itself"), "{}", daemon.log());
+    assert!(daemon.log_has("continues by itself"), "{}", daemon.log());
     drop(client);
     daemon.finish();
 }
 
-/// It says nothing of a server that is back, and may be there still.
+/// An error of the disk says nothing of a server that is back, and may be there still.
 pub(crate) fn an_error_of_the_disk_is_held_when_its_server_is_back() {
     let scratch = Scratch::in_memory();
     let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));

@@ -288,7 +288,7 @@ pub(crate) fn a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away
     let daemon = losing.start();
     losing.assert_flush_fails();
     end(daemon);
-    // The guest was told, and nothing more was lost: what it had flushed is no cause.
+    // The guest was told, and nothing more was lost: what it had flushed is not a cause.
     let daemon = losing.start();
     let mut client = losing.open();
     client.queue(0).write(0, &[1; 512]).unwrap();
@@ -308,13 +308,13 @@ pub(crate) fn a_loss_is_kept_until_a_flush_has_failed() {
     losing.start().kill();
     let daemon = losing.start();
     losing.assert_flush_fails();
-    // The fence of the daemon that was killed may last still; that is no reason to fail flushes again.
+    // The fence of the daemon that was killed may last still; that must not fail flushes again.
     end(daemon);
     let _daemon = losing.start();
     losing.flush().unwrap();
 }
 
-/// What one server lost is no reason to fail the flushes of a disk on another, and other options do not make another disk.
+/// What one server lost must not fail the flushes of a disk on another, and other options do not make another disk.
 pub(crate) fn a_loss_is_of_one_export_whatever_its_options() {
     let losing = Losing::new();
     losing.end_unflushed();

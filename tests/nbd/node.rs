@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cleave_client::{Base, Error, Order, Stop, Workload};
+use cleave_client::{Base, Error, OffsetOrder, Stop, Workload};
 use cleave_tests::nbd::{Export, NbdServer, WRITE};
 use cleave_tests::{
     Daemon, Node, Scratch, TIMEOUT, connect, exercise, outliving, small, wait_until, writes_all,
@@ -144,7 +144,7 @@ pub(crate) fn a_limit_holds_for_a_disk_on_a_server() {
     );
     let mut client = node.open("d", &small(1));
     let load = Workload {
-        order: Order::Random,
+        order: OffsetOrder::Random,
         stop: Stop::Requests(220),
         ..Workload::reads(4096, 16, 32 << 20, Duration::ZERO)
     };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cleave_client::{Options, Order, Workload};
+use cleave_client::{DeviceOptions, OffsetOrder, Workload};
 use cleave_tests::nbd::{Export, MULTI, NbdServer, Reaction};
 use cleave_tests::{Scratch, run_to_exit, small};
 use serde_json::Value;
@@ -15,7 +15,7 @@ const TIME: Duration = Duration::from_millis(500);
 /// Random reads a second for `time`, once the same load has run for `warm_up`.
 fn reads(uri: &str, more: &[&str], bytes: u32, depth: u16, [warm_up, time]: [Duration; 2]) -> f64 {
     let (daemon, _) = serve(uri, more);
-    let options = Options {
+    let options = DeviceOptions {
         queue_size: 256,
         data_bytes: 64 << 20,
         ..small(1)
@@ -23,7 +23,7 @@ fn reads(uri: &str, more: &[&str], bytes: u32, depth: u16, [warm_up, time]: [Dur
     let mut client = daemon.open(&options);
     let mut run = |time| {
         let load = Workload {
-            order: Order::Random,
+            order: OffsetOrder::Random,
             ..Workload::reads(bytes, depth, 32 << 20, time)
         };
         let tally = client.queue(0).run(&load, |_| {}).unwrap();

@@ -159,7 +159,7 @@ impl Cluster {
         last.map(str::to_owned)
     }
 
-    /// Whether the cluster refuses a client.
+    /// Returns true if the cluster refuses a client.
     pub fn has_blocklisted(&self, address: &str) -> bool {
         self.blocklisted_until(address).is_some()
     }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use cleave_client::{Client, Error, Options};
+use cleave_client::{Client, DeviceOptions, Error};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::lateness::{Lateness, stolen, unless_late};
@@ -163,7 +163,7 @@ impl Daemon {
         Daemon::start(scratch, socket, Command::new(program_path()).args(args))
     }
 
-    /// The same under `sh`, after shell commands, which may change the line that they find in `$@`.
+    /// Starts it under `sh`, after shell commands, which may change the line that they find in `$@`.
     pub fn with_args_after<A: AsRef<std::ffi::OsStr>>(
         prelude: &str,
         scratch: Scratch,
@@ -298,14 +298,14 @@ impl Daemon {
     }
 
     /// Opens a client.
-    pub fn open(&self, options: &Options) -> Client {
+    pub fn open(&self, options: &DeviceOptions) -> Client {
         self.try_open(options)
             .unwrap_or_else(|error| panic!("{error}\n{}", self.log_tail()))
     }
 
     /// Opens a client. While the previous session drains, the daemon refuses another frontend; this call retries
     /// then.
-    pub fn try_open(&self, options: &Options) -> Result<Client, Error> {
+    pub fn try_open(&self, options: &DeviceOptions) -> Result<Client, Error> {
         let end = Instant::now() + time_limit();
         loop {
             match Client::open(&self.socket, options) {

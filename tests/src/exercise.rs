@@ -1,18 +1,18 @@
 //! A client that writes and reads a little, to see that a daemon serves.
 
 use cleave_blk::spec::feature;
-use cleave_client::{Client, Options};
+use cleave_client::{Client, DeviceOptions};
 
 use crate::{Daemon, Outcome, ensure, time_limit};
 
 /// Small rings and data areas, which are enough for most tests.
-pub fn small(queues: u16) -> Options {
-    Options {
+pub fn small(queues: u16) -> DeviceOptions {
+    DeviceOptions {
         queues,
         queue_size: 64,
         data_bytes: 4 << 20,
         timeout: time_limit(),
-        ..Options::default()
+        ..DeviceOptions::default()
     }
 }
 

@@ -133,7 +133,7 @@ impl BackendChannel {
     }
 }
 
-/// Whether the peer closes the connection within the time limit. Any data that it still sends is discarded.
+/// Returns true if the peer closes the connection within the time limit. Any data that it still sends is discarded.
 pub fn closes_within(socket: &Socket, time: Duration) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionReset, Interrupted};
     let deadline = Instant::now() + time;
@@ -156,7 +156,7 @@ pub fn closes_within(socket: &Socket, time: Duration) -> bool {
     closes
 }
 
-/// Whether a process listens on a socket of this path. Does not connect, because the daemon would see a frontend. The
+/// Returns true if a process listens on a socket of this path. Does not connect, because the daemon would see a frontend. The
 /// socket's file exists a moment before the daemon listens.
 pub fn has_listener(path: &Path) -> bool {
     // Num RefCount Protocol Flags Type State Inode Path; the flag is __SO_ACCEPTCON.

@@ -4,7 +4,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cleave_client::message::protocol;
-use cleave_client::{Error, Options};
+use cleave_client::{DeviceOptions, Error};
 
 use crate::TIMEOUT;
 
@@ -50,13 +50,13 @@ pub fn connect<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> T {
 }
 
 /// A guest whose requests outlive the daemon.
-pub fn outliving() -> Options {
-    Options {
+pub fn outliving() -> DeviceOptions {
+    DeviceOptions {
         queues: 1,
         queue_size: 256,
         data_bytes: 16 << 20,
         timeout: TIMEOUT,
-        protocol_features: protocol::INFLIGHT_SHMFD | Options::default().protocol_features,
-        ..Options::default()
+        protocol_features: protocol::INFLIGHT_SHMFD | DeviceOptions::default().protocol_features,
+        ..DeviceOptions::default()
     }
 }

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use cleave_blk::spec::request_type;
-use cleave_client::{Buffer, Client, Order, Queue, Stop, Verify, Workload};
+use cleave_client::{Buffer, Client, OffsetOrder, Queue, Stop, Verify, Workload};
 
 /// So many writes of a pattern from the beginning of the disk on, over and over its first `span_bytes`.
 pub fn pattern(block_bytes: u32, depth: u16, span_bytes: u64, writes: u64) -> Workload<'static> {
     Workload {
         read_percent: 0,
-        order: Order::Sequential,
+        order: OffsetOrder::Sequential,
         stop: Stop::Requests(writes),
         verify: Verify::Pattern(7),
         ..Workload::reads(block_bytes, depth, span_bytes, Duration::ZERO)

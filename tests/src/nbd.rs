@@ -47,19 +47,20 @@ pub struct Asked {
 /// The server's reaction to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reaction {
-    /// It behaves.
+    /// The server behaves.
     Honest,
-    /// It sends these bytes, and does nothing.
+    /// The server sends these bytes, and does nothing.
     Send(Vec<u8>),
-    /// It sends these bytes, and closes the connection.
+    /// The server sends these bytes, and closes the connection.
     Close(Vec<u8>),
-    /// It sends these bytes, and reads and sends nothing any more. It closes the connection when the client has closed its side.
+    /// The server sends these bytes, and reads and sends nothing any more. It closes the connection when the client has closed
+    /// its side.
     Freeze(Vec<u8>),
-    /// The same, but it never closes the connection.
+    /// Like `Freeze`, but the server never closes the connection.
     Dead(Vec<u8>),
-    /// It behaves, but this much later, and reads no other request of the connection meanwhile.
+    /// The server behaves, but this much later, and reads no other request of the connection meanwhile.
     After(Duration),
-    /// It answers later, in the opposite order: when so many wait.
+    /// The server answers when so many requests wait, in the opposite order.
     Later(usize),
 }
 
@@ -74,7 +75,7 @@ pub struct Export {
     pub flags: u16,
     /// Smallest block, preferred block, largest payload; `None`: it does not say.
     pub blocks: Option<[u32; 3]>,
-    /// Whether it structures its replies, in chunks of at most so many bytes.
+    /// Largest chunk in bytes, if the server structures its replies.
     pub structured: Option<usize>,
 }
 
@@ -199,7 +200,7 @@ impl NbdServer {
         self.shared.bytes.lock().unwrap().resize(size, 0);
     }
 
-    /// Whether it lets anyone in.
+    /// Makes the server let any client in, or none.
     pub fn accept(&self, accepts: bool) {
         self.accept_more(if accepts { u64::MAX } else { 0 });
     }

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use cleave_client::{Client, Options};
+use cleave_client::{Client, DeviceOptions};
 use serde_json::Value;
 
 use crate::http::{Response, fetch, get};
@@ -85,7 +85,7 @@ impl Node {
     }
 
     /// Opens a client of a disk. The node refuses it while the session before drains.
-    pub fn open(&self, id: &str, options: &Options) -> Client {
+    pub fn open(&self, id: &str, options: &DeviceOptions) -> Client {
         let mut client = None;
         wait_until(|| {
             client = Client::open(&self.socket(id), options).ok();

@@ -132,6 +132,12 @@ fn judged_inside(
             let mut others = fields(value).into_iter().filter(|(name, _)| is_other(name));
             others.try_for_each(|(name, field)| named(&name, rule, &field))
         }
+        "maxProperties" => {
+            let count = fields(value).len() as u64;
+            ensure(rule.as_u64() >= Some(count), || {
+                format!("{count} fields are too many")
+            })
+        }
         keyword => Err(format!("{keyword} is unknown to this check")),
     }
 }

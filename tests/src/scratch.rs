@@ -61,7 +61,7 @@ impl Scratch {
     }
 }
 
-/// Whether this process may mount file systems and attach loop devices.
+/// Returns true if this process may mount file systems and attach loop devices.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }

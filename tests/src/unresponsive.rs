@@ -52,12 +52,12 @@ impl UnresponsiveFs {
         UnresponsiveFs::mount_as(scratch, bytes, (0, flag::ASYNC_DIO))
     }
 
-    /// The same, but a thread that reads or writes waits in the kernel for the reply.
+    /// Mounts a file on which a thread that reads or writes waits in the kernel for the reply.
     pub fn mount_blocking(scratch: &Scratch, bytes: u64) -> Result<UnresponsiveFs, String> {
         UnresponsiveFs::mount_as(scratch, bytes, (0, 0))
     }
 
-    /// The same, but the kernel knows the file by heart, and keeps what is written to it: a close waits until the server has it.
+    /// Mounts a file that the kernel caches, so that it keeps what is written: a close waits until the server has it.
     pub fn mount_caching(scratch: &Scratch, bytes: u64) -> Result<UnresponsiveFs, String> {
         UnresponsiveFs::mount_as(
             scratch,

@@ -22,7 +22,7 @@ const RUN: &str = "{} -max_total_time={} -timeout=20 -artifact_prefix=finds/{}- 
 corpus/{} {}";
 
 #[derive(clap::Args)]
-pub(crate) struct Request {
+pub(crate) struct FuzzArgs {
     /// Fuzz each target for this long
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_080))]
     minutes: u32,
@@ -32,7 +32,7 @@ pub(crate) struct Request {
 }
 
 /// Builds and runs. A find is kept and is a failure, after the other targets have had their time.
-pub(crate) fn run(root: &Path, request: &Request) -> Result {
+pub(crate) fn run(root: &Path, request: &FuzzArgs) -> Result {
     let start = Instant::now();
     let targets = match request.targets.is_empty() {
         true => names("src/bin"),

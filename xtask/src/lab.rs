@@ -11,7 +11,7 @@ use cleave_rig::{At, Result, command, words};
 /// The words of a command of the lab, which reads them itself.
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
-pub(crate) struct Words {
+pub(crate) struct LabArgs {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     _all: Vec<OsString>,
 }

@@ -42,7 +42,7 @@ enum Task {
     /// Make the release: a tarball, a .deb and a .rpm with man pages, completions, units and licences
     ///
     /// Leaves them with SHA256SUMS in target/dist.
-    Dist(dist::Request),
+    Dist(dist::DistArgs),
     /// Kill the daemon at random moments, and check every answer and byte of the next one
     Kill(optimised::Kill),
     /// Run the hostile, life cycle and recovery tables against any vhost-user-blk back-end
@@ -54,13 +54,13 @@ enum Task {
     /// Fuzz the parsers of outside input: chains, requests, messages, superblocks, bodies
     ///
     /// libFuzzer makes the inputs. Those that break something are kept in target/fuzz/finds.
-    Fuzz(fuzz::Request),
+    Fuzz(fuzz::FuzzArgs),
     /// Measure against qemu-storage-daemon and the bare disk
-    Bench(lab::Words),
+    Bench(lab::LabArgs),
     /// Measure a disk in guests, attached in every way that QEMU knows, at the same load
-    GuestBench(lab::Words),
+    GuestBench(lab::LabArgs),
     /// Draw the report of a run again from its raw data; several runs side by side
-    Report(lab::Words),
+    Report(lab::LabArgs),
 }
 
 fn main() -> ExitCode {

@@ -26,7 +26,7 @@ pub(crate) fn step(name: &str, remedy: &str, work: impl FnOnce() -> Result<Strin
         .map_err(|why| format!("{why}\n\n{name} failed. Remedy: {remedy}"))
 }
 
-/// The faults, one a line, as an error; `said` where there are none.
+/// Returns the faults, one a line, as an error; `said` where there are none.
 pub(crate) fn unless(faults: &[String], said: impl Into<String>) -> Result<String> {
     match faults {
         [] => Ok(said.into()),

@@ -157,7 +157,7 @@ fn execute(job: &Job<'_>, logs: &Path, environment: &[String]) -> Result<String>
     ))
 }
 
-/// A filter of `ALONE` that selects no test: its test was renamed, and runs among the others.
+/// Returns a filter of `ALONE` that selects no test: its test was renamed, and runs among the others.
 fn unmatched(filters: &[&str], output: &str) -> Option<String> {
     let filter = filters.first().filter(|word| **word != "--skip")?;
     let is_empty = output.contains("test result: ok. 0 passed");
@@ -191,7 +191,7 @@ fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 2] {
     [crowd, alone]
 }
 
-/// The tests that could not run here, and libtest's result, each on a line of its own.
+/// Returns the tests that could not run here, and libtest's result, each on a line of its own.
 fn closing_lines(output: &str) -> String {
     let is_ignored = |line: &&str| {
         line.starts_with("ignored: ") || line.starts_with("test ") && line.contains(" ... ignored")

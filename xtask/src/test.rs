@@ -12,7 +12,7 @@ use cleave_rig::{Result, empty_folder};
 use crate::guest::{self, BackendKind};
 use crate::{dist, lab, suite};
 
-/// Which tests, and how.
+/// The tests to run, and how.
 #[derive(clap::Args)]
 pub(crate) struct Selection {
     /// Run only these tests
@@ -24,7 +24,7 @@ pub(crate) struct Selection {
     #[arg(long, conflicts_with = "part")]
     quick: bool,
     #[command(flatten)]
-    guests: guest::Request,
+    guests: guest::GuestArgs,
 }
 
 /// The tests that need a Ceph cluster.
@@ -51,7 +51,7 @@ impl Selection {
         !self.quick && self.includes(part)
     }
 
-    /// The guest case to which the guests are restricted.
+    /// Returns the guest case to which the guests are restricted.
     fn case(&self) -> Option<&str> {
         match self.part {
             Some(Part::Ceph) => Some(guest::RBD),
@@ -97,9 +97,8 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
         });
         let packages = scope.spawn(|| match selection.runs(Part::Package) {
             false => Ok(None),
-            true => {
-                dist::run(root, &dist::Request::checked()).map(|()| Some("the packages".to_owned()))
-            }
+            true => dist::run(root, &dist::DistArgs::checked())
+                .map(|()| Some("the packages".to_owned())),
         });
         ended.run(measurements(root, &lab, selection));
         [("packages", packages.join()), ("guests", guests.join())]
@@ -171,7 +170,7 @@ impl Ended {
     }
 }
 
-/// The test binaries; reports how many passed.
+/// Runs the test binaries; reports how many passed.
 fn run_binaries(
     root: &Path,
     artifacts: &[Artifact],

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cleave_config::{Cache, Wait};
+use cleave_config::{Cache, CompletionOption};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -161,10 +161,10 @@ pub struct RunningVring {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TuningReport {
     /// How workers wait for the guest and for the disk.
-    pub completion: Wait,
+    pub completion: CompletionOption,
     /// The vrings that differ from that, by their numbers.
-    #[schemars(with = "BTreeMap<String, Wait>")]
-    pub vrings: BTreeMap<u16, Wait>,
+    #[schemars(with = "BTreeMap<String, CompletionOption>")]
+    pub vrings: BTreeMap<u16, CompletionOption>,
     /// Most CPU time that adaptive may spin in vain, in per cent of a core.
     pub spin_cpu_max: u32,
     /// Most CPU time that adaptive may spin at all, in per cent of a core. Null: as much as pays.

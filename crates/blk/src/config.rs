@@ -14,7 +14,7 @@ pub struct Config {
     pub segment_bytes_max: Option<u32>,
     /// Number of vrings offered.
     pub vrings: u16,
-    /// Whether the cache is write-back (the `writeback` field, which a guest may set with CONFIG_WCE).
+    /// True if the cache is write-back (the `writeback` field, which a guest may set with CONFIG_WCE).
     pub writeback: bool,
     /// The disk.
     pub limits: Limits,
@@ -37,8 +37,7 @@ impl Config {
     /// Most ranges in one discard or write-zeroes request. Linux sends one unless the limit is higher.
     pub const RANGES_MAX: u32 = 1;
 
-    /// The features of the block device and its vrings. The session adds those of the transport
-    /// (`VHOST_USER_PROTOCOL`).
+    /// Returns the features of the block device and its vrings. The session adds those of the transport (`VHOST_USER_PROTOCOL`).
     pub fn features(&self) -> u64 {
         // MQ is offered even with one vring: `vrings` is 1 then. CONFIG_WCE requires FLUSH (virtio 1.3 §5.2.5.2).
         let mut bits = feature::SEG_MAX
@@ -64,7 +63,7 @@ impl Config {
         bits
     }
 
-    /// The space as bytes, little-endian. Fields of features that are not offered are zero.
+    /// Returns the space as bytes, little-endian. Fields of features that are not offered are zero.
     pub fn bytes(&self) -> [u8; Self::BYTES] {
         let mut space = Space([0; Self::BYTES]);
         space.put::<0, 8>((self.capacity_bytes / SECTOR_BYTES).to_le_bytes());
@@ -91,8 +90,8 @@ impl Config {
         self.limits.discard && !self.limits.read_only
     }
 
-    /// All values are in logical blocks. Example: 512-byte blocks on 4 KiB sectors with a best size of 64 KiB
-    /// are exponent 3, minimum 8, optimum 128.
+    /// Writes the topology. All values are in logical blocks. Example: 512-byte blocks on 4 KiB sectors with a best size of 64
+    /// KiB are exponent 3, minimum 8, optimum 128.
     fn put_topology(&self, space: &mut Space) {
         let blocks = |bytes: u32| bytes.checked_div(self.limits.block_bytes).unwrap_or(0);
         let physical = blocks(self.limits.physical_block_bytes).max(1);

@@ -24,7 +24,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Most ops of any request that this cut [`takes`](Cut::takes), for which slots and engines need room.
+    /// Returns the most ops of any request that this cut [`takes`](Cut::takes), for which slots and engines need room.
     #[inline]
     pub fn ops_max(&self) -> usize {
         match (self.stripe, self.chunk_bytes) {

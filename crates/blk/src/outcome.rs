@@ -7,7 +7,7 @@ use crate::{Request, Status, Verb};
 const EOPNOTSUPP: i32 = 95;
 
 impl Status {
-    /// The status of a request with an op that failed with `errno`. Errors become status bytes only here.
+    /// Returns the status of a request with an op that failed with `errno`. Errors become status bytes only here.
     ///
     /// A discard is a hint. If the store turns out not to support it (EOPNOTSUPP), the guest gets UNSUPP and
     /// stops sending discards. Every other error is an I/O error, including EOPNOTSUPP from another command:
@@ -31,7 +31,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The outcome of a request whose ops have all completed: `Ok`, or the errno of the first op that failed.
+    /// Returns the outcome of a request whose ops have all completed: `Ok`, or the errno of the first op that failed.
     #[inline]
     pub fn ended(request: &Request, result: Result<(), i32>) -> Outcome {
         match result {
@@ -43,8 +43,8 @@ impl Outcome {
         }
     }
 
-    /// The outcome of a request that never reached the disk: `Request::parse` refused it, or the chain has a
-    /// fault. A chain without a status byte has no outcome and is used with length 0.
+    /// Returns the outcome of a request that never reached the disk: `Request::parse` refused it, or the chain has a fault. A
+    /// chain without a status byte has no outcome and is used with length 0.
     #[inline]
     pub fn refused(status: Status) -> Outcome {
         Outcome {
@@ -54,7 +54,7 @@ impl Outcome {
     }
 }
 
-/// Bytes of data that a successful request has written to guest memory.
+/// Returns the bytes of data that a successful request has written to guest memory.
 #[inline]
 fn answer_bytes(request: &Request) -> u32 {
     match request.verb {

@@ -164,8 +164,8 @@ impl<'a> Plan<'a> {
         plan
     }
 
-    /// The only op of a read or write that is not cut, which is the common case: the plan's op without the
-    /// plan. `None`: use the plan.
+    /// Returns the only op of a read or write that is not cut, which is the common case: the plan's op without the plan. `None`:
+    /// use the plan.
     #[inline]
     pub fn whole(request: &Request, data: &'a [Segment], cut: &Cut) -> Option<Op<'a>> {
         let kind = match request.verb {
@@ -259,8 +259,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The piece size for a read or write on a stripe: the stripe's chunk, or a smaller one for splitting
-    /// that gives at most [`SPLIT_OPS_MAX`] ops.
+    /// Returns the piece size for a read or write on a stripe: the stripe's chunk, or a smaller one for splitting that gives at
+    /// most [`SPLIT_OPS_MAX`] ops.
     fn piece_on(&self, stripe: Stripe, chunk_bytes: Option<NonZeroU32>) -> u64 {
         let whole = u64::from(stripe.chunk_bytes());
         let mut piece = chunk_bytes.map_or(whole, power_of_two).min(whole);
@@ -272,14 +272,14 @@ impl<'a> Plan<'a> {
         piece
     }
 
-    /// Longest next op of a read or write.
+    /// Returns the longest next op of a read or write.
     #[inline]
     fn to_border(&self) -> u64 {
         let behind = self.offset_bytes.wrapping_sub(self.phase_bytes) & (self.piece_bytes - 1);
         self.piece_bytes - behind
     }
 
-    /// The op of a request that is one range on each leg; continues with the next leg.
+    /// Returns the op of a request that is one range on each leg; continues with the next leg.
     fn next_range(&mut self, stripe: Stripe, chunk: u64, until: u64) -> Option<Op<'a>> {
         let kind = self.kind?;
         let shift = stripe.chunk_shift();

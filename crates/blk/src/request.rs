@@ -103,7 +103,7 @@ impl Request {
         }
     }
 
-    /// Bytes that move between disk and guest memory; 0 for requests without data.
+    /// Returns the bytes that move between disk and guest memory; 0 for requests without data.
     #[inline]
     pub(crate) fn data_bytes(&self) -> u64 {
         match self.verb {
@@ -141,8 +141,8 @@ impl Request {
         Request::within(verb, sector, len_bytes, gate)
     }
 
-    /// Every request with a range is made here: the range is inside the disk, and nothing wraps. Sector 2^55
-    /// is byte 2^64: a shift would turn it into sector 0, which may hold a partition table.
+    /// Makes every request with a range: the range is inside the disk, and nothing wraps. Sector 2^55 is byte 2^64: a shift would
+    /// turn it into sector 0, which may hold a partition table.
     #[inline(always)]
     fn within(verb: Verb, sector: u64, len_bytes: u64, gate: Gate<'_>) -> Result<Request, Status> {
         let offset_bytes = sector.checked_mul(SECTOR_BYTES).ok_or(Status::IoErr)?;
@@ -165,7 +165,7 @@ impl Request {
         }
     }
 
-    /// A driver asks for exactly 20 bytes; with less room it gets the beginning.
+    /// Makes the request for the serial. A driver asks for exactly 20 bytes; with less room it gets the beginning.
     fn get_id(data: Data) -> Result<Request, Status> {
         if data.readable_bytes != 0 {
             return Err(Status::IoErr);
@@ -243,7 +243,7 @@ struct Header {
 }
 
 impl Header {
-    /// The second word is reserved and ignored.
+    /// Reads the type and the sector. The second word is reserved and ignored.
     #[inline]
     fn parse(bytes: &[u8; HEADER_BYTES]) -> Header {
         let [a, b, c, d, _, _, _, _, sector @ ..] = *bytes;
@@ -263,8 +263,8 @@ struct Range {
 }
 
 impl Range {
-    /// The one range that a request may have. No range, or a partial one, is malformed; several exceed the
-    /// configuration space, so they are unsupported.
+    /// Returns the one range that a request may have. No range, or a partial one, is malformed; several exceed the configuration
+    /// space, so they are unsupported.
     fn parse(rest: &[u8], data: Data) -> Result<Range, Status> {
         const ONE: u64 = RANGE_BYTES as u64;
         match data.readable_bytes {
@@ -284,7 +284,7 @@ impl Range {
         })
     }
 
-    /// Alignment to the discard granularity is a hint to the guest and not required.
+    /// Makes the request of a range. Alignment to the discard granularity is a hint to the guest and not required.
     fn request(self, verb: Verb, sectors_max: u32, gate: Gate<'_>) -> Result<Request, Status> {
         if self.sectors > sectors_max {
             return Err(Status::IoErr);

@@ -23,7 +23,7 @@ impl Stripe {
     /// Largest chunk.
     pub const CHUNK_MAX_BYTES: u32 = 4 << 20;
 
-    /// `None` if a number is out of range or the chunk is not a power of two.
+    /// Makes a stripe. `None` if a number is out of range or the chunk is not a power of two.
     pub fn new(legs: u16, chunk_bytes: u32) -> Option<Stripe> {
         let fits = (Self::LEGS_MIN..=Self::LEGS_MAX).contains(&legs)
             && (Self::CHUNK_MIN_BYTES..=Self::CHUNK_MAX_BYTES).contains(&chunk_bytes)
@@ -34,7 +34,7 @@ impl Stripe {
         fits.then_some(Stripe { legs, chunk_shift })
     }
 
-    /// The number of legs.
+    /// Returns the number of legs.
     #[inline]
     pub fn legs(self) -> u16 {
         self.legs.get()
@@ -46,7 +46,7 @@ impl Stripe {
         1 << self.chunk_shift
     }
 
-    /// The leg of a byte, and its offset there.
+    /// Returns the leg of a byte, and its offset there.
     #[inline]
     pub fn place(self, offset_bytes: u64) -> (u16, u64) {
         let (leg, row) = self.chunk_place(offset_bytes >> self.chunk_shift);
@@ -54,7 +54,7 @@ impl Stripe {
         (leg, (row << self.chunk_shift) | inside)
     }
 
-    /// The leg of a chunk, and its number there.
+    /// Returns the leg of a chunk, and its number there.
     #[inline]
     pub(crate) fn chunk_place(self, chunk: u64) -> (u16, u64) {
         let legs = u64::from(self.legs.get());
@@ -67,14 +67,14 @@ impl Stripe {
         u32::from(self.chunk_shift)
     }
 
-    /// Longest read or write that has at most [`STRIPE_OPS_MAX`] ops at any offset.
+    /// Returns the longest read or write that has at most [`STRIPE_OPS_MAX`] ops at any offset.
     #[inline]
     pub fn transfer_max_bytes(self) -> u64 {
         (STRIPE_OPS_MAX as u64 - 1) << self.chunk_shift
     }
 
-    /// Most bytes of one segment for a guest that sends at most `segments_max` of them, so that no request is
-    /// longer than `transfer_max_bytes`: whole pages of 4 KiB.
+    /// Returns the most bytes of one segment for a guest that sends at most `segments_max` of them, so that no request is longer
+    /// than `transfer_max_bytes`: whole pages of 4 KiB.
     pub fn segment_max_bytes(self, segments_max: u32) -> u32 {
         const PAGE: u64 = 4096;
         let most = self.transfer_max_bytes() / u64::from(segments_max.max(1));

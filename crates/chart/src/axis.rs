@@ -28,7 +28,7 @@ pub enum Scale {
 }
 
 impl Axis {
-    /// An axis by its label and scale.
+    /// Makes an axis from its label and scale.
     pub fn new(label: impl Into<String>, scale: Scale) -> Axis {
         Axis {
             label: label.into(),
@@ -44,7 +44,7 @@ impl Axis {
         Axis { most, ..self }
     }
 
-    /// The label, with the scale where it is not obvious from the ticks.
+    /// Returns the label, with the scale where it is not obvious from the ticks.
     pub(crate) fn title(&self) -> String {
         match self.scale {
             Scale::Linear | Scale::Bytes => self.label.clone(),
@@ -52,7 +52,7 @@ impl Axis {
         }
     }
 
-    /// The axis on the page, long enough for all of the values. `headroom` is a share of its length.
+    /// Returns the axis on the page, long enough for all of the values. `headroom` is a share of its length.
     pub(crate) fn ruler(&self, values: &[f64], headroom: f64, pixels: Range<i32>) -> Ruler {
         let scale = self.scale;
         let is_linear = scale == Scale::Linear;
@@ -86,7 +86,7 @@ pub(crate) struct Ruler {
 }
 
 impl Ruler {
-    /// The pixel of a value; `None` for one that the scale cannot show.
+    /// Returns the pixel of a value; `None` for one that the scale cannot show.
     pub(crate) fn at(&self, value: f64) -> Option<i32> {
         let place = self.scale.place(value)?;
         Some(self.map(&place, (self.pixels.start, self.pixels.end)))
@@ -98,7 +98,7 @@ impl Ruler {
         self
     }
 
-    /// As many ticks as have room for their words.
+    /// Returns as many ticks as have room for their words.
     fn ticks_with_room(&self) -> Vec<f64> {
         let is_upright = self.pixels.end < self.pixels.start;
         let fits = |ticks: &Vec<f64>| {
@@ -147,7 +147,7 @@ impl ValueFormatter<f64> for Ruler {
 }
 
 impl Scale {
-    /// Position of a value; `None` if the scale cannot show it.
+    /// Returns the position of a value; `None` if the scale cannot show it.
     pub(crate) fn place(self, value: f64) -> Option<f64> {
         let place = match self {
             Scale::Linear => value,
@@ -157,7 +157,7 @@ impl Scale {
         place.is_finite().then_some(place)
     }
 
-    /// The value at a place, as text.
+    /// Returns the value at a place, as text.
     pub(crate) fn tick(self, place: f64) -> String {
         match self {
             Scale::Linear => short(place),
@@ -206,7 +206,7 @@ fn multiples(span: &Range<f64>, step: f64) -> Vec<f64> {
         .collect()
 }
 
-/// The least 1, 2 or 5 times a power of ten that is not less.
+/// Returns the least 1, 2 or 5 times a power of ten that is not less.
 fn nice(step: f64) -> f64 {
     let power = 10_f64.powf(step.log10().floor());
     let round = [1.0, 2.0, 5.0].map(|times| times * power);

@@ -43,8 +43,8 @@ const SHAPES: [&[(f64, f64)]; 4] = [
     &[(0.0, -1.3), (1.3, 0.0), (0.0, 1.3), (-1.3, 0.0)],
 ];
 
-pub(crate) type Outcome<T> = Result<T, DrawingAreaErrorKind<std::io::Error>>;
-pub(crate) type Place = (i32, i32);
+pub(crate) type DrawResult<T> = Result<T, DrawingAreaErrorKind<std::io::Error>>;
+pub(crate) type Position = (i32, i32);
 
 /// Size, weight and colour of a text.
 #[derive(Clone, Copy)]
@@ -68,7 +68,7 @@ pub(crate) struct Style {
 }
 
 impl Style {
-    /// By the place in the legend. No two of 28 series have both colour and shape in common.
+    /// Chooses a style by the place in the legend. No two of 28 series have both colour and shape in common.
     fn of(look: Look, at: usize) -> Style {
         let (colour, stroke, size) = match look {
             Look::Distinct => (PALETTE[at % PALETTE.len()], 2, 4.0),
@@ -91,7 +91,7 @@ impl Style {
 
 pub(crate) type Legend = Vec<(String, Style)>;
 
-/// The series that share the figure's legend.
+/// Returns the series that share the figure's legend.
 fn legend(figure: &Figure) -> Legend {
     fn add<T>(names: &mut Vec<(String, Look)>, title: &str, series: &[Series<T>]) {
         // A series of its panel's name needs no other.
@@ -151,7 +151,7 @@ fn legend_rows(legend: &Legend, room: i32) -> Vec<Vec<(i32, &(String, Style))>> 
 }
 
 /// A panel's outer box, and its axes' height.
-pub(crate) struct Cell {
+pub(crate) struct PanelBox {
     pub(crate) x: i32,
     pub(crate) y: i32,
     pub(crate) width: i32,
@@ -160,8 +160,8 @@ pub(crate) struct Cell {
     pub(crate) below: i32,
 }
 
-/// Boxes of the panels, in fewer columns where names need the room, and where the caption begins.
-fn layout(figure: &Figure, mut y: i32) -> (Vec<Cell>, i32) {
+/// Returns the boxes of the panels, in fewer columns where names need the room, and where the caption begins.
+fn layout(figure: &Figure, mut y: i32) -> (Vec<PanelBox>, i32) {
     let width = |columns: usize| {
         let columns = columns as i32;
         (WIDTH - 2 * MARGIN - GAP * (columns - 1)) / columns
@@ -188,7 +188,7 @@ fn layout(figure: &Figure, mut y: i32) -> (Vec<Cell>, i32) {
         let (plot, below) = (most(&plot), most(&|panel| below(panel, width)));
         for column in 0..row.len() as i32 {
             let x = MARGIN + column * (width + GAP);
-            cells.push(Cell {
+            cells.push(PanelBox {
                 x,
                 y,
                 width,
@@ -233,12 +233,12 @@ fn names_fit(panel: &Panel, room: i32) -> bool {
     lines.all(|line| width(&line, SMALL.0) <= each)
 }
 
-/// The name under one of `count` groups of bars.
+/// Returns the name under one of `count` groups of bars.
 pub(crate) fn name_lines(name: &str, room: i32, count: usize) -> Vec<String> {
     wrapped(name, SMALL.0, room / count.max(1) as i32 - 4)
 }
 
-/// The figure as complete XML, with no reference to anything outside.
+/// Returns the figure as complete XML, with no reference to anything outside.
 pub fn svg(figure: &Figure) -> String {
     let room = WIDTH - 2 * MARGIN;
     let legend = legend(figure);
@@ -265,7 +265,7 @@ pub fn svg(figure: &Figure) -> String {
             legend,
             tips: &mut tips,
         };
-        let mut draw = || -> Outcome<()> {
+        let mut draw = || -> DrawResult<()> {
             page.root.fill(&WHITE)?;
             page.lines((MARGIN, 30), 22, TITLE, &title)?;
             page.lines(
@@ -300,15 +300,21 @@ pub(crate) struct Page<'a> {
 }
 
 impl Page<'_> {
-    fn lines(&self, (x, y): Place, lead: i32, font: Font, lines: &[String]) -> Outcome<()> {
+    fn lines(&self, (x, y): Position, lead: i32, font: Font, lines: &[String]) -> DrawResult<()> {
         let mut lines = lines.iter().zip(0..);
         lines.try_for_each(|(line, number)| {
             self.text((x, y + lead * number), font, HPos::Left, line)
         })
     }
 
-    /// One line of text; the place is on its baseline.
-    pub(crate) fn text(&self, at: Place, font: Font, anchor: HPos, words: &str) -> Outcome<()> {
+    /// Draws one line of text; the place is on its baseline.
+    pub(crate) fn text(
+        &self,
+        at: Position,
+        font: Font,
+        anchor: HPos,
+        words: &str,
+    ) -> DrawResult<()> {
         let Font(size, weight, colour) = font;
         let font = FontDesc::new(FontFamily::Name(FAMILY), size * FONT_SCALE, weight);
         let style = TextStyle::from(font)
@@ -319,7 +325,7 @@ impl Page<'_> {
         self.root.draw_text(&printable(words), &style, (at.0, top))
     }
 
-    fn entries(&self, legend: &Legend, (left, top): Place, room: i32) -> Outcome<()> {
+    fn entries(&self, legend: &Legend, (left, top): Position, room: i32) -> DrawResult<()> {
         for (row, y) in legend_rows(legend, room)
             .iter()
             .zip((top..).step_by(ROW as usize))
@@ -339,7 +345,7 @@ impl Page<'_> {
     }
 
     /// Draws the legend of a stacked panel above its axes.
-    pub(crate) fn parts(&self, parts: &[Series<f64>], cell: &Cell) -> Outcome<Legend> {
+    pub(crate) fn parts(&self, parts: &[Series<f64>], cell: &PanelBox) -> DrawResult<Legend> {
         let legend = part_legend(parts);
         let rows = legend_rows(&legend, cell.width).len() as i32;
         self.entries(
@@ -355,7 +361,7 @@ impl Page<'_> {
         own.map_or(Style::of(Look::Distinct, 0), |(_, style)| *style)
     }
 
-    pub(crate) fn mark(&self, (x, y): Place, style: Style) -> Outcome<()> {
+    pub(crate) fn mark(&self, (x, y): Position, style: Style) -> DrawResult<()> {
         let filled = style.colour.filled();
         let of = |share: &f64| (share * style.size).round() as i32;
         let corners = SHAPES[style.shape]
@@ -367,16 +373,21 @@ impl Page<'_> {
                 .draw(&Circle::new((x, y), style.size as i32, filled)),
             _ => self
                 .root
-                .draw(&Polygon::new(corners.collect::<Vec<Place>>(), filled)),
+                .draw(&Polygon::new(corners.collect::<Vec<Position>>(), filled)),
         }
     }
 
-    pub(crate) fn path(&self, places: Vec<Place>, colour: RGBColor, stroke: u32) -> Outcome<()> {
+    pub(crate) fn path(
+        &self,
+        places: Vec<Position>,
+        colour: RGBColor,
+        stroke: u32,
+    ) -> DrawResult<()> {
         self.root
             .draw(&PathElement::new(places, colour.stroke_width(stroke)))
     }
 
-    pub(crate) fn tip(&mut self, (x, y): Place, words: &str) {
+    pub(crate) fn tip(&mut self, (x, y): Position, words: &str) {
         // Writing to a string cannot fail.
         let _ = writeln!(
             self.tips,

@@ -18,7 +18,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// `None` without values.
+    /// Returns the spread of these values. `None`: there are no values.
     pub fn of(values: &[f64]) -> Option<Spread> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -136,7 +136,7 @@ pub(crate) enum Look {
 }
 
 impl<T> Series<T> {
-    /// A series by its name.
+    /// Makes a series with this name.
     pub fn new(name: impl Into<String>, points: Vec<T>) -> Series<T> {
         Series {
             name: name.into(),
@@ -162,7 +162,7 @@ impl<T> Series<T> {
         self
     }
 
-    /// Text that appears under the pointer, for each point, instead of its value alone.
+    /// Adds text that appears under the pointer, for each point, instead of its value alone.
     #[must_use]
     pub fn with_hover(mut self, hover: Vec<String>) -> Series<T> {
         self.hover = hover;

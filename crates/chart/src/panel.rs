@@ -7,8 +7,8 @@ use plotters::style::text_anchor::HPos;
 
 use crate::axis::{Axis, Ruler, Scale};
 use crate::draw::{
-    BODY, Cell, FAMILY, FONT_SCALE, GREY, LEFT, NOTE, Outcome, Page, Place, RIGHT, SMALL, Style,
-    VALUE, name_lines,
+    BODY, DrawResult, FAMILY, FONT_SCALE, GREY, LEFT, NOTE, Page, PanelBox, Position, RIGHT, SMALL,
+    Style, VALUE, name_lines,
 };
 use crate::figure::{Look, Marks, Panel, Series, Spread};
 use crate::text::{printable, short, width};
@@ -16,7 +16,7 @@ use crate::text::{printable, short, width};
 const GRID: RGBColor = RGBColor(228, 228, 228);
 /// The grid shows through.
 const BAND: RGBAColor = RGBAColor(102, 102, 102, 0.2);
-/// A wider bar shows no more.
+/// A wider bar does not show more.
 const BAR_MAX: f64 = 90.0;
 /// The share of a group's room that stays empty beside its bars.
 const GAP_SHARE: f64 = 0.2;
@@ -77,7 +77,7 @@ impl Plane {
         })
     }
 
-    fn at(&self, x: f64, y: f64) -> Option<Place> {
+    fn at(&self, x: f64, y: f64) -> Option<Position> {
         self.x.at(x).zip(self.y.at(y))
     }
 }
@@ -89,11 +89,11 @@ impl Marks {
 }
 
 /// Lines that words must not touch.
-type Taken = Vec<(Place, Place)>;
+type Taken = Vec<(Position, Position)>;
 
 impl Page<'_> {
-    /// All of a panel but its title.
-    pub(crate) fn panel(&mut self, panel: &Panel, cell: &Cell) -> Outcome<()> {
+    /// Draws all of a panel but its title.
+    pub(crate) fn panel(&mut self, panel: &Panel, cell: &PanelBox) -> DrawResult<()> {
         let (left, right) = (cell.x + LEFT, cell.x + cell.width - RIGHT);
         let (top, bottom) = (cell.y + cell.above, cell.y + cell.above + cell.plot);
         let Some(plane) = Plane::of(panel, left..right, bottom..top) else {
@@ -109,7 +109,7 @@ impl Page<'_> {
         }
     }
 
-    fn axes(&self, panel: &Panel, plane: &Plane, cell: &Cell) -> Outcome<()> {
+    fn axes(&self, panel: &Panel, plane: &Plane, cell: &PanelBox) -> DrawResult<()> {
         let size = (cell.width, cell.plot + cell.below);
         let outer = self
             .root
@@ -139,7 +139,7 @@ impl Page<'_> {
             .draw()
     }
 
-    fn joined(&mut self, plane: &Plane, series: &[Series<(f64, Spread)>]) -> Outcome<()> {
+    fn joined(&mut self, plane: &Plane, series: &[Series<(f64, Spread)>]) -> DrawResult<()> {
         let mut taken = Vec::new();
         // An emphasised series lies above the others.
         let mut ordered: Vec<&Series<_>> = series.iter().collect();
@@ -175,8 +175,8 @@ impl Page<'_> {
     }
 
     /// Shades what lies between two lines: the corners go along one and back along the other.
-    fn bands(&self, plane: &Plane, series: &[Series<(f64, Spread)>]) -> Outcome<()> {
-        let line = |own: &Series<(f64, Spread)>| -> Vec<Place> {
+    fn bands(&self, plane: &Plane, series: &[Series<(f64, Spread)>]) -> DrawResult<()> {
+        let line = |own: &Series<(f64, Spread)>| -> Vec<Position> {
             let places = own.points.iter();
             let places = places.filter_map(|(x, spread)| plane.at(*x, spread.median));
             places.collect()
@@ -187,13 +187,13 @@ impl Page<'_> {
                 continue;
             };
             let corners = line(own).into_iter().chain(line(other).into_iter().rev());
-            let corners = corners.collect::<Vec<Place>>();
+            let corners = corners.collect::<Vec<Position>>();
             self.root.draw(&Polygon::new(corners, BAND))?;
         }
         Ok(())
     }
 
-    /// From the minimum to the maximum, where they are apart.
+    /// Draws a line from the minimum to the maximum, where they are apart.
     fn whisker(
         &self,
         plane: &Plane,
@@ -201,7 +201,7 @@ impl Page<'_> {
         spread: &Spread,
         colour: RGBColor,
         taken: &mut Taken,
-    ) -> Outcome<()> {
+    ) -> DrawResult<()> {
         let ends = plane.y.at(spread.min).zip(plane.y.at(spread.max));
         let Some((low, high)) = ends.filter(|(low, high)| low - high > 2) else {
             return Ok(());
@@ -214,19 +214,19 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// Words about a point, at the nearest place where they touch no line and no other words.
-    fn note(&self, plane: &Plane, at: Place, words: &str, taken: &mut Taken) -> Outcome<()> {
+    /// Draws words about a point, at the nearest place where they touch no line and no other words.
+    fn note(&self, plane: &Plane, at: Position, words: &str, taken: &mut Taken) -> DrawResult<()> {
         let half = width(words, NOTE.0) as i32 / 2 + 4;
-        let around = |(x, y): Place| (x - half..x + half, y - 15..y + 7);
+        let around = |(x, y): Position| (x - half..x + half, y - 15..y + 7);
         let (wide, high) = (&plane.x.pixels, &plane.y.pixels);
-        let is_free = |place: &Place| {
+        let is_free = |place: &Position| {
             let (own_wide, own_high) = around(*place);
             let is_inside = own_wide.start > wide.start && own_wide.end < wide.end;
             let is_inside = is_inside && own_high.start > high.end && own_high.end < high.start;
             is_inside && !taken.iter().any(|ends| crosses(*ends, &around(*place)))
         };
         let steps = (-40..=40).flat_map(|up| (-40..=40).map(move |right| (right * 10, up * 6)));
-        let mut places: Vec<Place> = steps.map(|(x, y)| (at.0 + x, at.1 + y)).collect();
+        let mut places: Vec<Position> = steps.map(|(x, y)| (at.0 + x, at.1 + y)).collect();
         places.sort_by_key(|(x, y)| (x - at.0).pow(2) + 4 * (y - at.1).pow(2));
         let Some((x, y)) = places.into_iter().find(is_free) else {
             return Ok(());
@@ -249,7 +249,7 @@ impl Page<'_> {
         self.text((x, y), NOTE, HPos::Center, words)
     }
 
-    fn dots(&mut self, plane: &Plane, series: &[Series<(f64, f64)>]) -> Outcome<()> {
+    fn dots(&mut self, plane: &Plane, series: &[Series<(f64, f64)>]) -> DrawResult<()> {
         for own in series {
             let style = Style {
                 size: 2.0,
@@ -267,7 +267,7 @@ impl Page<'_> {
         title: &str,
         groups: &[String],
         series: &[Series<Option<Spread>>],
-    ) -> Outcome<()> {
+    ) -> DrawResult<()> {
         let room = self.names_below(plane, groups)?;
         let bar = (room * (1.0 - GAP_SHARE) / series.len().max(1) as f64).min(BAR_MAX);
         // All or none, because a number here and there would look like emphasis.
@@ -302,8 +302,8 @@ impl Page<'_> {
         plane: &Plane,
         bars: &[String],
         parts: &[Series<f64>],
-        cell: &Cell,
-    ) -> Outcome<()> {
+        cell: &PanelBox,
+    ) -> DrawResult<()> {
         let legend = self.parts(parts, cell)?;
         let room = self.names_below(plane, bars)?;
         for (bar, name) in bars.iter().enumerate() {
@@ -332,7 +332,7 @@ impl Page<'_> {
         (from, to): (f64, f64),
         colour: RGBColor,
         tip: &str,
-    ) -> Outcome<()> {
+    ) -> DrawResult<()> {
         let ends = plane.y.at(from).zip(plane.y.at(to));
         let Some((low, high)) = ends.filter(|(low, high)| low != high) else {
             return Ok(());
@@ -345,8 +345,8 @@ impl Page<'_> {
         ))
     }
 
-    /// Names under groups of bars; returns the room of one group.
-    fn names_below(&self, plane: &Plane, groups: &[String]) -> Outcome<f64> {
+    /// Draws names under groups of bars. Returns the room of one group.
+    fn names_below(&self, plane: &Plane, groups: &[String]) -> DrawResult<f64> {
         let (pixels, bottom) = (&plane.x.pixels, plane.y.pixels.start);
         let room = f64::from(pixels.end - pixels.start) / groups.len().max(1) as f64;
         for (group, name) in groups.iter().enumerate() {
@@ -362,7 +362,7 @@ impl Page<'_> {
 
 /// Returns true if a line passes through a box.
 fn crosses(
-    ((x, y), (to_x, to_y)): (Place, Place),
+    ((x, y), (to_x, to_y)): (Position, Position),
     (wide, high): &(Range<i32>, Range<i32>),
 ) -> bool {
     let steps = ((to_x - x).abs().max((to_y - y).abs()) / 3).max(1);

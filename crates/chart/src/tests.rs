@@ -48,7 +48,7 @@ fn every_kind(value: f64) -> Vec<Marks> {
     ]
 }
 
-/// The values of an attribute, in order.
+/// Returns the values of an attribute, in order.
 fn numbers(xml: &str, element: &str, name: &str) -> Vec<f64> {
     let tags = xml.split('<').filter(|tag| tag.starts_with(element));
     let value = |tag: &str| {
@@ -62,7 +62,7 @@ fn numbers(xml: &str, element: &str, name: &str) -> Vec<f64> {
     tags.filter_map(value).collect()
 }
 
-/// Left, right, top and bottom of all horizontal text, with its words.
+/// Returns left, right, top and bottom of all horizontal text, with its words.
 fn boxes(xml: &str) -> Vec<([f64; 4], &str)> {
     let tags = xml
         .split("<text ")
@@ -88,7 +88,7 @@ fn boxes(xml: &str) -> Vec<([f64; 4], &str)> {
     tags.map(one).collect()
 }
 
-/// No two texts touch, and none leaves the picture.
+/// Asserts that no two texts touch, and that none leaves the picture.
 fn check_words(xml: &str) {
     let boxes = boxes(xml);
     for (number, (one, words)) in boxes.iter().enumerate() {

@@ -5,12 +5,12 @@ pub(crate) const TICK: f64 = 11.0;
 /// About the width of a character of DejaVu Sans, as a share of its height.
 const CHAR_WIDTH: f64 = 0.62;
 
-/// Width of a text of this size, in pixels.
+/// Returns the width of a text of this size, in pixels.
 pub(crate) fn width(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * CHAR_WIDTH
 }
 
-/// Lines no wider than `room`, broken at blanks and, within a word that is too wide, after hyphens.
+/// Returns lines no wider than `room`, broken at blanks and, within a word that is too wide, after hyphens.
 pub(crate) fn wrapped(text: &str, size: f64, room: i32) -> Vec<String> {
     let room = f64::from(room);
     let mut lines: Vec<String> = Vec::new();
@@ -29,7 +29,7 @@ pub(crate) fn wrapped(text: &str, size: f64, room: i32) -> Vec<String> {
     lines
 }
 
-/// Three digits and a unit: 0.052, 7.5, 950, 12k, 1.2M.
+/// Returns three digits and a unit: 0.052, 7.5, 950, 12k, 1.2M.
 pub(crate) fn short(value: f64) -> String {
     let (scaled, unit) = match value.abs() {
         size if size >= 999.5e6 => (value / 1e9, "G"),
@@ -48,7 +48,7 @@ pub(crate) fn short(value: f64) -> String {
     }
 }
 
-/// A size: 512, 4K, 1M.
+/// Returns a size: 512, 4K, 1M.
 pub(crate) fn bytes(value: f64) -> String {
     match value {
         size if size >= 1_048_576.0 => format!("{}M", short(size / 1_048_576.0)),
@@ -65,7 +65,7 @@ pub(crate) fn printable(text: &str) -> String {
     )
 }
 
-/// Text for XML and HTML.
+/// Escapes a text for XML and HTML.
 pub fn escaped(text: &str) -> String {
     let text = printable(text).replace('&', "&amp;").replace('<', "&lt;");
     text.replace('>', "&gt;").replace('"', "&quot;")

@@ -6,7 +6,7 @@ use crate::message::u32_at;
 
 /// The daemon's configuration of its disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Config {
+pub struct DeviceConfig {
     /// Size in sectors.
     pub capacity_sectors: u64,
     /// Longest segment, if SIZE_MAX is offered.
@@ -23,7 +23,7 @@ pub struct Config {
     pub min_io_size: u16,
     /// Optimal maximum transfer, in logical blocks.
     pub opt_io_size: u32,
-    /// Whether the write-back cache is on.
+    /// One if the write-back cache is on.
     pub writeback: u8,
     /// Vrings offered.
     pub num_queues: u16,
@@ -37,22 +37,22 @@ pub struct Config {
     pub max_write_zeroes_sectors: u32,
     /// Most segments in a write-zeroes.
     pub max_write_zeroes_seg: u32,
-    /// Whether write-zeroes may deallocate.
+    /// One if write-zeroes may deallocate.
     pub write_zeroes_may_unmap: u8,
 }
 
-impl Config {
+impl DeviceConfig {
     /// Bytes up to the write-zeroes fields, which all current daemons return.
     pub const BYTES: u32 = 60;
     /// Offset of the cache mode, which a driver may write.
     pub const WRITEBACK_OFFSET: u32 = 32;
 
     /// Parses the space; missing bytes read as zero.
-    pub fn parse(bytes: &[u8]) -> Config {
+    pub fn parse(bytes: &[u8]) -> DeviceConfig {
         let u32_of = |at| u32_at(bytes, at).unwrap_or_default();
         let u8_of = |at: usize| bytes.get(at).copied().unwrap_or_default();
         let u16_of = |at| u16::from_le_bytes([u8_of(at), u8_of(at + 1)]);
-        Config {
+        DeviceConfig {
             capacity_sectors: u64::from(u32_of(0)) | u64::from(u32_of(4)) << 32,
             size_max: u32_of(8),
             seg_max: u32_of(12),
@@ -72,7 +72,7 @@ impl Config {
         }
     }
 
-    /// Size of the disk in bytes.
+    /// Returns the size of the disk in bytes.
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_sectors * SECTOR_BYTES
     }

@@ -10,8 +10,8 @@ use cleave_blk::spec::feature;
 use crate::message::{VringAddr, protocol};
 use crate::queue::{Arena, CONTROL_BYTES};
 use crate::{
-    Config, DriverRing, Error, Frontend, GuestMemory, Inflight, Notifier, Queue, RegionOptions,
-    RingLayout, Wait,
+    DeviceConfig, DriverRing, Error, Frontend, GuestMemory, InflightRegion, Notifier, Queue,
+    ReapWait, RegionOptions, RingLayout,
 };
 
 /// The messages that describe memory.
@@ -25,7 +25,7 @@ pub enum MemoryMessages {
 
 /// The region for requests in flight that a frontend gives to the daemon, if it takes that protocol feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Region {
+pub enum InflightKind {
     /// The daemon makes it, for vrings of the size that they have.
     Fitting,
     /// The daemon makes it, for vrings of this size, which may not be the size that they have.
@@ -36,19 +36,19 @@ pub enum Region {
 
 /// Options for setting a device up.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct DeviceOptions {
     /// Number of vrings to start.
     pub queues: u16,
     /// Entries of each vring.
     pub queue_size: u16,
     /// The region for requests in flight.
-    pub region: Region,
+    pub region: InflightKind,
     /// Features to accept if they are offered.
     pub features: u64,
     /// Protocol features to accept if they are offered.
     pub protocol_features: u64,
     /// How to wait for completions.
-    pub wait: Wait,
+    pub wait: ReapWait,
     /// Kind of kick descriptors.
     pub kick: Notifier,
     /// Kind of call descriptors.
@@ -65,12 +65,12 @@ pub struct Options {
     pub timeout: Duration,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for DeviceOptions {
+    fn default() -> DeviceOptions {
+        DeviceOptions {
             queues: 1,
             queue_size: 256,
-            region: Region::Fitting,
+            region: InflightKind::Fitting,
             features: u64::MAX,
             protocol_features: protocol::MQ
                 | protocol::REPLY_ACK
@@ -79,7 +79,7 @@ impl Default for Options {
                 | protocol::RESET_DEVICE
                 | protocol::STATUS
                 | protocol::BACKEND_REQ,
-            wait: Wait::Sleep,
+            wait: ReapWait::Sleep,
             kick: Notifier::NonBlocking,
             call: Notifier::NonBlocking,
             table: MemoryMessages::Whole,
@@ -117,13 +117,13 @@ pub struct Client {
     frontend: Frontend,
     memory: Arc<GuestMemory>,
     queues: Vec<Queue>,
-    config: Config,
+    config: DeviceConfig,
     offered: u64,
     features: u64,
     protocol_features: u64,
     table: MemoryMessages,
     /// Kept for the next daemon.
-    inflight: Option<Inflight>,
+    inflight: Option<InflightRegion>,
 }
 
 /// The position that the frontend sends for a vring after its daemon died.
@@ -139,12 +139,12 @@ pub enum Base {
 
 impl Client {
     /// Connects and sets a device up.
-    pub fn open(path: &Path, options: &Options) -> Result<Client, Error> {
+    pub fn open(path: &Path, options: &DeviceOptions) -> Result<Client, Error> {
         Client::start(Frontend::connect(path, options.timeout)?, options)
     }
 
     /// Sets a device up with new memory.
-    pub fn start(frontend: Frontend, options: &Options) -> Result<Client, Error> {
+    pub fn start(frontend: Frontend, options: &DeviceOptions) -> Result<Client, Error> {
         let entries = u64::from(options.queue_size);
         let ring_bytes =
             (entries * (16 + 2 + 8 + CONTROL_BYTES) + (4 << 12)).next_multiple_of(4096);
@@ -158,15 +158,15 @@ impl Client {
     pub fn start_in(
         frontend: Frontend,
         memory: Arc<GuestMemory>,
-        options: &Options,
+        options: &DeviceOptions,
     ) -> Result<Client, Error> {
         let mut client = Client::handshake(frontend, memory, options)?;
         if client.protocol_features & protocol::INFLIGHT_SHMFD != 0 {
             let queues = options.queues.max(1);
             client.inflight = match options.region {
-                Region::Fitting => client.frontend.inflight(queues, options.queue_size)?,
-                Region::For(size) => client.frontend.inflight(queues, size)?,
-                Region::Own(size) => Some(Inflight::own(queues, size)?),
+                InflightKind::Fitting => client.frontend.inflight(queues, options.queue_size)?,
+                InflightKind::For(size) => client.frontend.inflight(queues, size)?,
+                InflightKind::Own(size) => Some(InflightRegion::own(queues, size)?),
             };
             if let Some(region) = &client.inflight {
                 client.frontend.set_inflight(region)?;
@@ -188,7 +188,7 @@ impl Client {
     pub fn handshake(
         mut frontend: Frontend,
         memory: Arc<GuestMemory>,
-        options: &Options,
+        options: &DeviceOptions,
     ) -> Result<Client, Error> {
         let offered = frontend.features()?;
         let features = offered & options.features & UNDERSTOOD;
@@ -208,7 +208,7 @@ impl Client {
             frontend,
             memory,
             queues: Vec::new(),
-            config: Config::default(),
+            config: DeviceConfig::default(),
             offered,
             features,
             protocol_features,
@@ -222,7 +222,12 @@ impl Client {
     }
 
     /// Connects to the successor of a daemon that died, with the same guest memory, vrings and requests in flight.
-    pub fn reconnect(&mut self, path: &Path, options: &Options, base: Base) -> Result<(), Error> {
+    pub fn reconnect(
+        &mut self,
+        path: &Path,
+        options: &DeviceOptions,
+        base: Base,
+    ) -> Result<(), Error> {
         let frontend = Frontend::connect(path, options.timeout)?;
         let before = std::mem::replace(
             self,
@@ -245,19 +250,19 @@ impl Client {
         Ok(())
     }
 
-    /// Whether the daemon records the requests in flight.
+    /// Returns true if the daemon records the requests in flight.
     pub fn keeps_inflight(&self) -> bool {
         self.inflight.is_some()
     }
 
-    /// The configuration as it was last read.
-    pub fn config(&self) -> &Config {
+    /// Returns the configuration as it was last read.
+    pub fn config(&self) -> &DeviceConfig {
         &self.config
     }
 
     /// Reads the configuration again.
-    pub fn refresh_config(&mut self) -> Result<&Config, Error> {
-        self.config = Config::parse(&self.frontend.config(0, Config::BYTES)?);
+    pub fn refresh_config(&mut self) -> Result<&DeviceConfig, Error> {
+        self.config = DeviceConfig::parse(&self.frontend.config(0, DeviceConfig::BYTES)?);
         Ok(&self.config)
     }
 
@@ -271,17 +276,17 @@ impl Client {
         self.features
     }
 
-    /// The connection, for single messages.
+    /// Returns the connection, for single messages.
     pub fn frontend(&mut self) -> &mut Frontend {
         &mut self.frontend
     }
 
-    /// The guest's memory.
+    /// Returns the guest's memory.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 
-    /// One vring.
+    /// Returns one vring.
     ///
     /// # Panics
     /// Panics if it was not started.
@@ -289,17 +294,17 @@ impl Client {
         &mut self.queues[index]
     }
 
-    /// Number of vrings.
+    /// Returns the number of vrings.
     pub fn queue_count(&self) -> usize {
         self.queues.len()
     }
 
-    /// All vrings, for use by several threads.
+    /// Returns all vrings, for use by several threads.
     pub fn queues(&mut self) -> &mut [Queue] {
         &mut self.queues
     }
 
-    /// Connection and vrings separately, to send messages while vrings run.
+    /// Returns connection and vrings separately, to send messages while vrings run.
     pub fn parts(&mut self) -> (&mut Frontend, &mut [Queue]) {
         (&mut self.frontend, &mut self.queues)
     }
@@ -321,7 +326,7 @@ impl Client {
     }
 
     /// Initializes a vring and starts it.
-    pub fn start_queue(&self, index: u16, options: &Options) -> Result<Queue, Error> {
+    pub fn start_queue(&self, index: u16, options: &DeviceOptions) -> Result<Queue, Error> {
         let layout = RingLayout::alloc(&self.memory, 0, options.queue_size)?;
         let event_idx = self.features & feature::EVENT_IDX != 0;
         let ring = DriverRing::new(&self.memory, layout, event_idx, options.base)?;

@@ -12,7 +12,7 @@ use crate::message::{
     self, FLAG_NEED_REPLY, FLAG_REPLY, RegionBytes, VERSION, VRING_NO_FD, VringAddr, protocol,
     request,
 };
-use crate::{Error, Message, Socket};
+use crate::{Error, ReceivedMessage, Socket};
 
 /// A connection to a daemon. Once REPLY_ACK has been negotiated, setters request an acknowledgement: `Ok` then means
 /// "accepted", and before that only "sent".
@@ -38,7 +38,7 @@ impl Frontend {
         })
     }
 
-    /// The socket, for raw bytes.
+    /// Returns the socket, for raw bytes.
     pub fn socket(&self) -> &Socket {
         &self.socket
     }
@@ -70,7 +70,7 @@ impl Frontend {
         number: u32,
         payload: &[u8],
         fds: &[BorrowedFd<'_>],
-    ) -> Result<Message, Error> {
+    ) -> Result<ReceivedMessage, Error> {
         self.socket
             .send_raw(&message::message(number, VERSION, payload), fds)?;
         self.answer(number)
@@ -87,7 +87,7 @@ impl Frontend {
         }
     }
 
-    fn answer(&self, number: u32) -> Result<Message, Error> {
+    fn answer(&self, number: u32) -> Result<ReceivedMessage, Error> {
         let got = self.socket.recv()?;
         if got.request != number || got.flags & FLAG_REPLY == 0 || got.flags & 3 != VERSION {
             let what = format!("{} (flags {:#x}) answers {number}", got.request, got.flags);
@@ -96,7 +96,7 @@ impl Frontend {
         Ok(got)
     }
 
-    /// As `ask`, for replies that are a number.
+    /// Asks as `ask` does, for replies that are a number.
     pub fn ask_word(&self, number: u32) -> Result<u64, Error> {
         word(&self.request(number, &[], &[])?)
     }
@@ -104,39 +104,39 @@ impl Frontend {
 
 /// Features and ownership.
 impl Frontend {
-    /// GET_FEATURES.
+    /// Sends GET_FEATURES.
     pub fn features(&self) -> Result<u64, Error> {
         self.ask_word(request::GET_FEATURES)
     }
 
-    /// SET_FEATURES.
+    /// Sends SET_FEATURES.
     pub fn set_features(&self, features: u64) -> Result<(), Error> {
         self.send(request::SET_FEATURES, &features.to_le_bytes(), &[])
     }
 
-    /// GET_PROTOCOL_FEATURES.
+    /// Sends GET_PROTOCOL_FEATURES.
     pub fn protocol_features(&self) -> Result<u64, Error> {
         self.ask_word(request::GET_PROTOCOL_FEATURES)
     }
 
-    /// SET_PROTOCOL_FEATURES; later messages request acknowledgements if REPLY_ACK is included.
+    /// Sends SET_PROTOCOL_FEATURES; later messages request acknowledgements if REPLY_ACK is included.
     pub fn set_protocol_features(&mut self, features: u64) -> Result<(), Error> {
         self.send(request::SET_PROTOCOL_FEATURES, &features.to_le_bytes(), &[])?;
         self.reply_ack = features & protocol::REPLY_ACK != 0;
         Ok(())
     }
 
-    /// SET_OWNER.
+    /// Sends SET_OWNER.
     pub fn set_owner(&self) -> Result<(), Error> {
         self.send(request::SET_OWNER, &[], &[])
     }
 
-    /// SET_STATUS.
+    /// Sends SET_STATUS.
     pub fn set_status(&self, status: u8) -> Result<(), Error> {
         self.send(request::SET_STATUS, &u64::from(status).to_le_bytes(), &[])
     }
 
-    /// GET_CONFIG of `size` bytes from `offset`. The specification signals a refusal by a reply of length 0.
+    /// Sends GET_CONFIG of `size` bytes from `offset`. The specification signals a refusal by a reply of length 0.
     pub fn config(&self, offset: u32, size: u32) -> Result<Vec<u8>, Error> {
         let room = vec![0; size.min(256) as usize];
         let payload = message::config_space(offset, size, 0, &room);
@@ -160,7 +160,7 @@ impl Frontend {
 
 /// Memory.
 impl Frontend {
-    /// SET_MEM_TABLE, one descriptor for each region.
+    /// Sends SET_MEM_TABLE, one descriptor for each region.
     pub fn set_mem_table(
         &self,
         regions: &[RegionBytes],
@@ -170,7 +170,7 @@ impl Frontend {
         self.send(request::SET_MEM_TABLE, &payload, fds)
     }
 
-    /// ADD_MEM_REG.
+    /// Sends ADD_MEM_REG.
     pub fn add_mem_reg(&self, region: RegionBytes, fd: BorrowedFd<'_>) -> Result<(), Error> {
         self.send(request::ADD_MEM_REG, &message::mem_reg(region), &[fd])
     }
@@ -178,16 +178,17 @@ impl Frontend {
 
 /// A region in which the daemon records requests in flight. The frontend keeps it across daemons.
 #[derive(Debug)]
-pub struct Inflight {
+pub struct InflightRegion {
     /// The payload of both messages: length, offset, number of vrings, their size, padding.
     pub payload: Vec<u8>,
     /// Its file.
     pub fd: OwnedFd,
 }
 
-impl Inflight {
-    /// A region that nobody has used, as SPDK lays it out: for each vring 16 bytes and 16 for each entry, up to a multiple of 64.
-    pub fn own(vrings: u16, vring_size: u16) -> Result<Inflight, Error> {
+impl InflightRegion {
+    /// Makes a region that nobody has used, as SPDK lays it out: for each vring 16 bytes and 16 for each entry, up to a multiple
+    /// of 64.
+    pub fn own(vrings: u16, vring_size: u16) -> Result<InflightRegion, Error> {
         let part_bytes = (16 + 16 * u64::from(vring_size)).next_multiple_of(64);
         let len_bytes = u64::from(vrings) * part_bytes;
         let made = memfd_create("inflight", MemfdFlags::CLOEXEC)
@@ -195,14 +196,14 @@ impl Inflight {
         let fd = made.map_err(|error| Error::io("make an in-flight region")(error.into()))?;
         let mut payload = message::inflight(vrings, vring_size).to_vec();
         payload[..8].copy_from_slice(&len_bytes.to_le_bytes());
-        Ok(Inflight { payload, fd })
+        Ok(InflightRegion { payload, fd })
     }
 }
 
 /// Requests in flight.
 impl Frontend {
-    /// GET_INFLIGHT_FD: a region for so many vrings. `None`: the daemon declines.
-    pub fn inflight(&self, vrings: u16, vring_size: u16) -> Result<Option<Inflight>, Error> {
+    /// Sends GET_INFLIGHT_FD: a region for so many vrings. `None`: the daemon declines.
+    pub fn inflight(&self, vrings: u16, vring_size: u16) -> Result<Option<InflightRegion>, Error> {
         let payload = message::inflight(vrings, vring_size);
         let got = self.request(request::GET_INFLIGHT_FD, &payload, &[])?;
         if got.payload.len() != payload.len() {
@@ -213,14 +214,14 @@ impl Frontend {
             return Err(Error::Protocol(what));
         }
         let fd = got.fds.into_iter().next();
-        Ok(fd.map(|fd| Inflight {
+        Ok(fd.map(|fd| InflightRegion {
             payload: got.payload,
             fd,
         }))
     }
 
-    /// SET_INFLIGHT_FD.
-    pub fn set_inflight(&self, region: &Inflight) -> Result<(), Error> {
+    /// Sends SET_INFLIGHT_FD.
+    pub fn set_inflight(&self, region: &InflightRegion) -> Result<(), Error> {
         let fd = region.fd.as_fd();
         self.send(request::SET_INFLIGHT_FD, &region.payload, &[fd])
     }
@@ -228,7 +229,7 @@ impl Frontend {
 
 /// Vrings.
 impl Frontend {
-    /// SET_VRING_NUM.
+    /// Sends SET_VRING_NUM.
     pub fn set_vring_num(&self, index: u32, size: u32) -> Result<(), Error> {
         self.send(
             request::SET_VRING_NUM,
@@ -237,12 +238,12 @@ impl Frontend {
         )
     }
 
-    /// SET_VRING_ADDR.
+    /// Sends SET_VRING_ADDR.
     pub fn set_vring_addr(&self, addr: VringAddr) -> Result<(), Error> {
         self.send(request::SET_VRING_ADDR, &addr.to_bytes(), &[])
     }
 
-    /// SET_VRING_BASE.
+    /// Sends SET_VRING_BASE.
     pub fn set_vring_base(&self, index: u32, base: u32) -> Result<(), Error> {
         self.send(
             request::SET_VRING_BASE,
@@ -251,22 +252,22 @@ impl Frontend {
         )
     }
 
-    /// SET_VRING_KICK; `None`: the daemon is to poll.
+    /// Sends SET_VRING_KICK; `None`: the daemon is to poll.
     pub fn set_vring_kick(&self, index: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
         self.vring_fd(request::SET_VRING_KICK, index, fd)
     }
 
-    /// SET_VRING_CALL; `None`: the frontend polls.
+    /// Sends SET_VRING_CALL; `None`: the frontend polls.
     pub fn set_vring_call(&self, index: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
         self.vring_fd(request::SET_VRING_CALL, index, fd)
     }
 
-    /// SET_VRING_ERR.
+    /// Sends SET_VRING_ERR.
     pub fn set_vring_err(&self, index: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
         self.vring_fd(request::SET_VRING_ERR, index, fd)
     }
 
-    /// SET_VRING_ENABLE.
+    /// Sends SET_VRING_ENABLE.
     pub fn set_vring_enable(&self, index: u32, on: bool) -> Result<(), Error> {
         self.send(
             request::SET_VRING_ENABLE,
@@ -285,7 +286,7 @@ impl Frontend {
     }
 }
 
-fn word(message: &Message) -> Result<u64, Error> {
+fn word(message: &ReceivedMessage) -> Result<u64, Error> {
     if message.payload.len() != 8 {
         let what = format!(
             "{} bytes in reply to {}",

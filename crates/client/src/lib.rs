@@ -2,7 +2,7 @@
 //! daemon with it. This crate forbids sharing vring, memory or message code with the daemon (only the specification's
 //! numbers in `cleave_blk::spec` are common), so that both sides cannot share a misreading of the specification.
 //!
-//! From the outside in: [`Client::open`] sets a whole device up and gives its [`Config`] and [`Queue`]s. A queue
+//! From the outside in: [`Client::open`] sets a whole device up and gives its [`DeviceConfig`] and [`Queue`]s. A queue
 //! reads, writes and flushes, or runs a [`Workload`] at depth. Below lie [`Frontend`] (one method for each message,
 //! and raw messages for invalid ones), [`GuestMemory`] (the simulated guest's RAM) and [`DriverRing`] (one split
 //! virtqueue, managed or hostile).
@@ -23,15 +23,15 @@ mod ring;
 mod socket;
 mod workload;
 
-pub use config::Config;
-pub use device::{Base, Client, MemoryMessages, Options, Region};
+pub use config::DeviceConfig;
+pub use device::{Base, Client, DeviceOptions, InflightKind, MemoryMessages};
 pub use error::Error;
-pub use frontend::{Frontend, Inflight};
+pub use frontend::{Frontend, InflightRegion};
 pub use memory::{GuestMemory, RegionOptions};
-pub use queue::{Completion, Notifier, Queue, Request, Wait, header, range};
+pub use queue::{DriverRequest, Notifier, Queue, ReapWait, RequestResult, header, range};
 pub use ring::{Buffer, Descriptor, DriverRing, RingLayout, Used};
-pub use socket::{Message, Socket};
+pub use socket::{ReceivedMessage, Socket};
 pub use workload::{
-    Layout, Offered, Order, Pulse, Sample, Stop, Tally, Verify, Workload, all_are, first_other,
-    pattern_word,
+    Layout, Offered, OffsetOrder, Pulse, Sample, Stop, Verify, Workload, WorkloadTotals, all_are,
+    first_other, pattern_word,
 };

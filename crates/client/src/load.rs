@@ -1,4 +1,4 @@
-//! Driving a vring at depth: the loop behind benchmarks, the demo and long tests.
+//! Driving a vring at depth: the loop of benchmarks, the demo and long tests.
 //!
 //! Every slot reuses its chain, so a request costs the driver a header, an available entry and a used entry. The
 //! clock is read once for each batch, and nothing is allocated or looked up.
@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use cleave_blk::spec::{HEADER_BYTES, SECTOR_BYTES, request_type, status};
 
 use crate::memory::Span;
-use crate::queue::{CONTROL_BYTES, STATUS_AT, TABLE_AT, Wait};
+use crate::queue::{CONTROL_BYTES, ReapWait, STATUS_AT, TABLE_AT};
 use crate::workload::Picker;
 use crate::{
-    Buffer, Client, Descriptor, Error, Layout, Queue, Sample, Stop, Tally, Used, Verify, Workload,
-    pattern_word, ring,
+    Buffer, Client, Descriptor, Error, Layout, Queue, Sample, Stop, Used, Verify, Workload,
+    WorkloadTotals, pattern_word, ring,
 };
 
 /// Used entries handled between two readings of the clock.
@@ -25,7 +25,7 @@ impl Client {
         &mut self,
         workload: &Workload<'_>,
         mut sampler: impl FnMut(u16) -> F,
-    ) -> Result<Vec<Tally>, Error> {
+    ) -> Result<Vec<WorkloadTotals>, Error> {
         let work = self.queues().iter_mut().map(|queue| {
             let mut mine = workload.clone();
             mine.seed = workload.seed.wrapping_add(u64::from(queue.index()) << 32);
@@ -41,7 +41,9 @@ impl Client {
     }
 }
 
-fn join(thread: std::thread::ScopedJoinHandle<'_, Result<Tally, Error>>) -> Result<Tally, Error> {
+fn join(
+    thread: std::thread::ScopedJoinHandle<'_, Result<WorkloadTotals, Error>>,
+) -> Result<WorkloadTotals, Error> {
     thread
         .join()
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -54,7 +56,7 @@ impl Queue {
         &mut self,
         workload: &Workload<'_>,
         sample: impl FnMut(Sample),
-    ) -> Result<Tally, Error> {
+    ) -> Result<WorkloadTotals, Error> {
         let mut load = Load::new(self, workload, sample)?;
         let done = load.drive();
         let tally = load.tally;
@@ -88,7 +90,7 @@ struct Load<'a, F> {
     progress_ns: u64,
     issued: u64,
     disarmed: u64,
-    tally: Tally,
+    tally: WorkloadTotals,
 }
 
 impl<'a, F: FnMut(Sample)> Load<'a, F> {
@@ -124,7 +126,7 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
             progress_ns: 0,
             issued: 0,
             disarmed: 0,
-            tally: Tally::default(),
+            tally: WorkloadTotals::default(),
             queue,
             workload,
             sample,
@@ -232,7 +234,7 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
             .is_some_and(|abort| abort.load(Ordering::Relaxed))
     }
 
-    /// When the next request is due: at once, unless requests start at a rate.
+    /// Returns when the next request is due: at once, unless requests start at a rate.
     fn due_ns(&self) -> u64 {
         self.workload.offered.map_or(self.now_ns, |offered| {
             let burst = u64::from(offered.burst.max(1));
@@ -426,8 +428,8 @@ impl<'a, F: FnMut(Sample)> Load<'a, F> {
             });
         }
         match self.queue.wait {
-            Wait::Poll => self.spin(),
-            Wait::Sleep => self.sleep(),
+            ReapWait::Poll => self.spin(),
+            ReapWait::Sleep => self.sleep(),
         }
         Ok(())
     }

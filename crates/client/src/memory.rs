@@ -23,12 +23,12 @@ pub struct RegionOptions {
     pub guest_addr: u64,
     /// Length in bytes, a multiple of the page size.
     pub len_bytes: u64,
-    /// Whether the memfd is sealed against shrinking.
+    /// True if the memfd is sealed against shrinking.
     pub sealed: bool,
 }
 
 impl RegionOptions {
-    /// An ordinary region, which can be truncated later.
+    /// Describes an ordinary region, which can be truncated later.
     pub fn new(guest_addr: u64, len_bytes: u64) -> RegionOptions {
         RegionOptions {
             guest_addr,
@@ -72,17 +72,17 @@ impl GuestMemory {
         Ok(Arc::new(GuestMemory { regions, next }))
     }
 
-    /// Number of regions.
+    /// Returns the number of regions.
     pub fn len(&self) -> usize {
         self.regions.len()
     }
 
-    /// Whether there are no regions.
+    /// Returns true if there are no regions.
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
     }
 
-    /// A region as messages describe it to the daemon; its user address is our own mapping.
+    /// Returns a region as messages describe it to the daemon; its user address is our own mapping.
     pub fn region(&self, index: usize) -> RegionBytes {
         let region = &self.regions[index];
         RegionBytes {
@@ -93,7 +93,7 @@ impl GuestMemory {
         }
     }
 
-    /// The file of a region.
+    /// Returns the file of a region.
     pub fn fd(&self, index: usize) -> BorrowedFd<'_> {
         self.regions[index].file.as_fd()
     }
@@ -120,12 +120,12 @@ impl GuestMemory {
         Ok(from)
     }
 
-    /// Our virtual address of a guest range inside one region.
+    /// Returns our virtual address of a guest range inside one region.
     pub fn user_addr(&self, addr: u64) -> Option<u64> {
         self.host(addr, 1).map(|host| host.as_ptr() as u64)
     }
 
-    /// Pointer to `len` bytes inside one region, valid while this memory lives.
+    /// Returns a pointer to `len` bytes inside one region, valid while this memory lives.
     pub(crate) fn host(&self, addr: u64, len: u64) -> Option<NonNull<u8>> {
         let region = self.regions.iter().find(|region| region.contains(addr))?;
         let offset = addr - region.guest_addr;
@@ -196,7 +196,7 @@ impl GuestMemory {
         ftruncate(&region.file, keep).map_err(|error| Error::Memory(error.to_string()))
     }
 
-    /// A range inside one region, for code that accesses it in every request.
+    /// Returns a range inside one region, for code that accesses it in every request.
     pub(crate) fn span(self: &Arc<Self>, addr: u64, len: u64) -> Result<Span, Error> {
         let host = self.host(addr, len);
         let host = host.ok_or_else(|| Error::Memory(format!("no {len} bytes at {addr:#x}")))?;
@@ -257,7 +257,7 @@ impl Span {
         }
     }
 
-    /// The first word that differs from the pattern: its place, its value, and the pattern's.
+    /// Returns the first word that differs from the pattern: its place, its value, and the pattern's.
     pub(crate) fn wrong_word(
         &self,
         at: usize,
@@ -331,7 +331,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: made by `new` with this length; who held pointers held the memory by `Arc`.
+        // SAFETY: made by `new` with this length; every holder of a pointer held the memory by `Arc`.
         let _ = unsafe { munmap(self.host.as_ptr().cast(), self.len_bytes as usize) };
     }
 }

@@ -55,7 +55,7 @@ pub const VRING_NO_FD: u64 = 1 << 8;
 /// Bytes of a message header.
 pub const HEADER_BYTES: usize = 12;
 
-/// Header of a message as bytes.
+/// Returns the header of a message as bytes.
 pub fn header(request: u32, flags: u32, size: u32) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     bytes[0..4].copy_from_slice(&request.to_le_bytes());
@@ -64,14 +64,14 @@ pub fn header(request: u32, flags: u32, size: u32) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// A whole message as bytes, with its correct length.
+/// Returns a whole message as bytes, with its correct length.
 pub fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = header(request, flags, payload.len() as u32).to_vec();
     bytes.extend_from_slice(payload);
     bytes
 }
 
-/// Payload of GET_INFLIGHT_FD: length and offset, which only the reply sets, vrings, their size, and the padding that
+/// Returns the payload of GET_INFLIGHT_FD: length and offset, which only the reply sets, vrings, their size, and the padding that
 /// QEMU sends.
 pub fn inflight(vrings: u16, vring_size: u16) -> [u8; 24] {
     let mut bytes = [0; 24];
@@ -80,7 +80,7 @@ pub fn inflight(vrings: u16, vring_size: u16) -> [u8; 24] {
     bytes
 }
 
-/// Payload of vring state messages: index and number.
+/// Returns the payload of vring state messages: index and number.
 pub fn vring_state(index: u32, number: u32) -> [u8; 8] {
     let mut bytes = [0; 8];
     bytes[0..4].copy_from_slice(&index.to_le_bytes());
@@ -113,7 +113,7 @@ impl RegionBytes {
     }
 }
 
-/// Payload of SET_MEM_TABLE; `count` may be false.
+/// Returns the payload of SET_MEM_TABLE; `count` may be false.
 pub fn mem_table(count: u32, regions: &[RegionBytes]) -> Vec<u8> {
     let mut bytes = count.to_le_bytes().to_vec();
     bytes.extend_from_slice(&[0; 4]);
@@ -123,7 +123,7 @@ pub fn mem_table(count: u32, regions: &[RegionBytes]) -> Vec<u8> {
     bytes
 }
 
-/// Payload of ADD_MEM_REG and REM_MEM_REG.
+/// Returns the payload of ADD_MEM_REG and REM_MEM_REG.
 pub fn mem_reg(region: RegionBytes) -> Vec<u8> {
     let mut bytes = vec![0; 8];
     bytes.extend_from_slice(&region.to_bytes());
@@ -154,7 +154,7 @@ impl VringAddr {
     }
 }
 
-/// Payload of GET_CONFIG and SET_CONFIG: offset, size, flags, and the bytes of the space.
+/// Returns the payload of GET_CONFIG and SET_CONFIG: offset, size, flags, and the bytes of the space.
 pub fn config_space(offset: u32, size: u32, flags: u32, bytes: &[u8]) -> Vec<u8> {
     let mut payload = Vec::with_capacity(12 + bytes.len());
     for word in [offset, size, flags] {
@@ -164,12 +164,12 @@ pub fn config_space(offset: u32, size: u32, flags: u32, bytes: &[u8]) -> Vec<u8>
     payload
 }
 
-/// Little-endian words of a payload.
+/// Reads a little-endian word of four bytes of a payload.
 pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Little-endian words of a payload.
+/// Reads a little-endian word of eight bytes of a payload.
 pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }

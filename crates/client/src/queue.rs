@@ -16,7 +16,7 @@ const UNREAD: u8 = 0xee;
 
 /// How to wait for completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
+pub enum ReapWait {
     /// Sleep on the call descriptor.
     Sleep,
     /// Poll the used ring.
@@ -75,20 +75,20 @@ impl Notifier {
 
 /// A request with its data range in guest memory.
 #[derive(Debug, Clone, Copy)]
-pub struct Request {
+pub struct DriverRequest {
     /// Type (virtio 1.3 §5.2.6).
     pub kind: u32,
     /// First sector.
     pub sector: u64,
     /// Data in guest memory: address and length.
     pub data: (u64, u32),
-    /// Whether the device writes the data.
+    /// True if the device writes the data.
     pub writable: bool,
 }
 
 /// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completion {
+pub struct RequestResult {
     /// Status byte; 0xff where the device wrote none.
     pub status: u8,
     /// Bytes that the device reports as written.
@@ -119,44 +119,44 @@ pub struct Queue {
     pub(crate) kick: Option<Ends>,
     pub(crate) call: Option<Ends>,
     pub(crate) err: OwnedFd,
-    pub(crate) wait: Wait,
+    pub(crate) wait: ReapWait,
     pub(crate) timeout: Duration,
     pub(crate) arena: Arena,
     pub(crate) indirect: bool,
 }
 
 impl Queue {
-    /// Its number.
+    /// Returns its number.
     pub fn index(&self) -> u16 {
         self.index
     }
 
-    /// The ring, for chains by hand.
+    /// Returns the ring, for chains by hand.
     pub fn ring(&mut self) -> &mut DriverRing {
         &mut self.ring
     }
 
-    /// The guest's memory.
+    /// Returns the guest's memory.
     pub fn memory(&self) -> Arc<GuestMemory> {
         Arc::clone(self.ring.memory())
     }
 
-    /// Guest address and length of this queue's data area; the requests here use its start.
+    /// Returns guest address and length of this queue's data area; the requests here use its start.
     pub fn data_area(&self) -> (u64, u64) {
         (self.arena.addr, self.arena.len)
     }
 
-    /// A duplicate of the daemon's end of the kick.
+    /// Returns a duplicate of the daemon's end of the kick.
     pub fn kick_descriptor(&self) -> Option<OwnedFd> {
         self.kick.as_ref()?.reader.try_clone().ok()
     }
 
-    /// A duplicate of the daemon's end of the call.
+    /// Returns a duplicate of the daemon's end of the call.
     pub fn call_descriptor(&self) -> Option<OwnedFd> {
         self.call.as_ref()?.writer().try_clone().ok()
     }
 
-    /// Time limit for a completion.
+    /// Sets the time limit for a completion.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
@@ -200,7 +200,7 @@ impl Queue {
         self.range(request_type::WRITE_ZEROES, offset, len, unmap.into())
     }
 
-    /// The serial, without its padding.
+    /// Returns the serial, without its padding.
     pub fn get_id(&mut self) -> Result<Vec<u8>, Error> {
         self.ring.memory().fill(self.arena.addr, ID_BYTES, UNREAD);
         self.transfer(request_type::GET_ID, 0, ID_BYTES, true)?;
@@ -210,7 +210,7 @@ impl Queue {
     }
 
     /// Runs one request in the usual layout (header, data, status) and returns its result.
-    pub fn execute(&mut self, request: &Request) -> Result<Completion, Error> {
+    pub fn execute(&mut self, request: &DriverRequest) -> Result<RequestResult, Error> {
         let (header, status_addr) = (self.arena.control, self.arena.control + STATUS_AT);
         self.write_header(request.kind, request.sector);
         let (addr, len) = request.data;
@@ -227,7 +227,7 @@ impl Queue {
         let without = [all[0], all[2]];
         let used = self.chain(if len > 0 { &all } else { &without })?;
         let status = self.ring.memory().bytes(status_addr, 1)[0];
-        Ok(Completion {
+        Ok(RequestResult {
             status,
             used_bytes: used.len,
         })
@@ -240,7 +240,7 @@ impl Queue {
         self.ring.memory().write(self.arena.control, &block);
     }
 
-    /// Guest addresses of the header and the status byte of the first control block.
+    /// Returns the guest addresses of the header and the status byte of the first control block.
     pub fn control(&self) -> (u64, u64) {
         (self.arena.control, self.arena.control + STATUS_AT)
     }
@@ -258,7 +258,7 @@ impl Queue {
         Ok(used)
     }
 
-    /// As `chain`, through an indirect table at `table`.
+    /// Serves a chain as `chain` does, through an indirect table at `table`.
     pub fn chain_through(&mut self, table: u64, buffers: &[Buffer]) -> Result<Used, Error> {
         self.ring.add_indirect(table, buffers).ok_or(Error::Full)?;
         if self.ring.publish() {
@@ -288,7 +288,7 @@ impl Queue {
             });
         }
         match self.wait {
-            Wait::Poll => {
+            ReapWait::Poll => {
                 self.ring.disarm();
                 for _ in 0..4096 {
                     if self.ring.has_used() {
@@ -297,7 +297,7 @@ impl Queue {
                     std::hint::spin_loop();
                 }
             }
-            Wait::Sleep => {
+            ReapWait::Sleep => {
                 if !self.ring.arm() {
                     self.sleep(left);
                 }
@@ -319,7 +319,7 @@ impl Queue {
         woken
     }
 
-    /// Whether the daemon signals this vring's err descriptor in time.
+    /// Returns true if the daemon signals this vring's err descriptor in time.
     pub fn err_signalled(&self, time: Duration) -> bool {
         let signalled = readable(self.err.as_fd(), time);
         if signalled {
@@ -328,7 +328,7 @@ impl Queue {
         signalled
     }
 
-    /// Whether the daemon has called; consumes the call.
+    /// Returns true if the daemon has called, and consumes the call.
     pub fn called(&self, time: Duration) -> bool {
         match &self.call {
             Some(call) if readable(call.reader.as_fd(), time) => {
@@ -359,7 +359,7 @@ impl Queue {
         writable: bool,
     ) -> Result<(), Error> {
         let data = (self.arena.addr, len as u32);
-        let done = self.execute(&Request {
+        let done = self.execute(&DriverRequest {
             kind,
             sector,
             data,
@@ -373,7 +373,7 @@ impl Queue {
         let sector = offset / SECTOR_BYTES;
         let segment = range(sector, (len / SECTOR_BYTES) as u32, flags);
         self.ring.memory().write(self.arena.addr, &segment);
-        let request = Request {
+        let request = DriverRequest {
             kind,
             sector: 0,
             data: (self.arena.addr, 16),
@@ -384,7 +384,7 @@ impl Queue {
     }
 }
 
-/// Header of a request (virtio 1.3 §5.2.6).
+/// Returns the header of a request (virtio 1.3 §5.2.6).
 pub fn header(kind: u32, sector: u64) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     bytes[0..4].copy_from_slice(&kind.to_le_bytes());
@@ -392,7 +392,7 @@ pub fn header(kind: u32, sector: u64) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// One discard or write-zeroes range (virtio 1.3 §5.2.6).
+/// Encodes one discard or write-zeroes range (virtio 1.3 §5.2.6).
 pub fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[0..8].copy_from_slice(&sector.to_le_bytes());
@@ -401,7 +401,7 @@ pub fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
     bytes
 }
 
-fn check(kind: u32, sector: u64, done: Completion, wanted: u32) -> Result<(), Error> {
+fn check(kind: u32, sector: u64, done: RequestResult, wanted: u32) -> Result<(), Error> {
     if done.status != status::OK {
         return Err(Error::Status {
             kind,

@@ -34,7 +34,7 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// As stored in memory.
+    /// Returns the bytes that are stored in memory.
     pub fn to_bytes(self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[0..8].copy_from_slice(&self.addr.to_le_bytes());
@@ -57,7 +57,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// A range that the device reads.
+    /// Returns a range that the device reads.
     pub fn readable(addr: u64, len: u32) -> Buffer {
         Buffer {
             addr,
@@ -66,7 +66,7 @@ impl Buffer {
         }
     }
 
-    /// A range that the device writes.
+    /// Returns a range that the device writes.
     pub fn writable(addr: u64, len: u32) -> Buffer {
         Buffer {
             addr,
@@ -191,7 +191,7 @@ impl DriverRing {
         self.layout
     }
 
-    /// Its memory.
+    /// Returns its memory.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
@@ -206,12 +206,12 @@ impl DriverRing {
         self.next_avail.wrapping_sub(self.next_used)
     }
 
-    /// Position of the next available entry.
+    /// Returns the position of the next available entry.
     pub fn position(&self) -> u16 {
         self.next_avail
     }
 
-    /// Position after the last reaped used entry.
+    /// Returns the position after the last reaped used entry.
     pub fn reaped(&self) -> u16 {
         self.next_used
     }
@@ -263,7 +263,7 @@ impl DriverRing {
         Some(head)
     }
 
-    /// As `add`, through an indirect table at `table` in guest memory.
+    /// Adds a chain as `add` does, through an indirect table at `table` in guest memory.
     pub fn add_indirect(&mut self, table: u64, buffers: &[Buffer]) -> Option<u16> {
         if buffers.is_empty() || self.free_count == 0 {
             return None;
@@ -285,7 +285,7 @@ impl DriverRing {
         Some(head)
     }
 
-    /// The next used entry; frees the descriptors of a managed chain.
+    /// Returns the next used entry; frees the descriptors of a managed chain.
     pub fn reap(&mut self) -> Option<Used> {
         let mut one = [Used::default()];
         if self.reap_batch(&mut one) == 0 {
@@ -328,7 +328,7 @@ impl DriverRing {
         self.next_avail = self.next_avail.wrapping_add(1);
     }
 
-    /// Stores the available index once for everything that was pushed; returns whether the daemon wants a kick.
+    /// Stores the available index once for everything that was pushed. Returns true if the daemon wants a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.next_avail == self.published {
@@ -338,7 +338,7 @@ impl DriverRing {
         self.avail_index().store(self.next_avail, Ordering::Release);
         let old = std::mem::replace(&mut self.published, self.next_avail);
         // The index must be visible before we check whether the daemon sleeps. The daemon arms before it checks the
-        // index; without the fence both sides could check too early, and the daemon would sleep for ever.
+        // index; without the fence both sides could check too early, and the daemon would never wake.
         fence(Ordering::SeqCst);
         if self.event_idx {
             passes(self.avail_event(), self.next_avail, old)
@@ -363,7 +363,7 @@ impl DriverRing {
         count
     }
 
-    /// Whether there are used entries to reap.
+    /// Returns true if there are used entries to reap.
     #[inline]
     pub fn has_used(&self) -> bool {
         self.used_index_word().load(Ordering::Acquire) != self.next_used
@@ -401,7 +401,7 @@ impl DriverRing {
         self.avail_word(2 + at).store(head, Ordering::Relaxed);
     }
 
-    /// The used index at this moment.
+    /// Returns the used index at this moment.
     pub fn used_index(&self) -> u16 {
         self.used_index_word().load(Ordering::Acquire)
     }
@@ -411,7 +411,7 @@ impl DriverRing {
         self.used_u16(0).load(Ordering::Relaxed)
     }
 
-    /// The used index at which the daemon wants a kick.
+    /// Returns the used index at which the daemon wants a kick.
     #[inline]
     pub fn avail_event(&self) -> u16 {
         self.used_u16(4 + 8 * usize::from(self.layout.size))
@@ -480,7 +480,7 @@ pub(crate) fn write_table(memory: &GuestMemory, table: u64, buffers: &[Buffer]) 
     }
 }
 
-/// Whether an index that went from `old` to `new` has passed `event` (virtio 1.3 §2.7.10.1).
+/// Returns true if an index that went from `old` to `new` has passed `event` (virtio 1.3 §2.7.10.1).
 fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }

@@ -22,7 +22,7 @@ const PAYLOAD_MAX: usize = 1 << 16;
 
 /// A received message.
 #[derive(Debug)]
-pub struct Message {
+pub struct ReceivedMessage {
     /// Message type.
     pub request: u32,
     /// Header flags.
@@ -58,7 +58,7 @@ impl Socket {
         Ok(Socket { stream, timeout })
     }
 
-    /// The stream itself, to shut it down or read peer credentials.
+    /// Returns the stream itself, to shut it down or read peer credentials.
     pub fn stream(&self) -> &UnixStream {
         &self.stream
     }
@@ -100,7 +100,7 @@ impl Socket {
     }
 
     /// Receives one message.
-    pub fn recv(&self) -> Result<Message, Error> {
+    pub fn recv(&self) -> Result<ReceivedMessage, Error> {
         let mut header = [0; HEADER_BYTES];
         let mut fds = Vec::new();
         self.recv_raw(&mut header, &mut fds)?;
@@ -112,7 +112,7 @@ impl Socket {
         }
         let mut payload = vec![0; size];
         self.recv_raw(&mut payload, &mut fds)?;
-        Ok(Message {
+        Ok(ReceivedMessage {
             request,
             flags,
             payload,
@@ -156,7 +156,7 @@ impl Socket {
     }
 }
 
-/// Whether a descriptor becomes readable (or is hung up) in time.
+/// Returns true if a descriptor becomes readable (or is hung up) in time.
 pub(crate) fn readable(fd: BorrowedFd<'_>, time: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let time = Timespec {

@@ -9,7 +9,7 @@ use crate::Error;
 
 /// The order of offsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
+pub enum OffsetOrder {
     /// Sequential, wrapping at the end of the span.
     Sequential,
     /// Uniformly random in the span.
@@ -25,7 +25,7 @@ pub enum Stop {
     Requests(u64),
 }
 
-/// Whether data is checked.
+/// How data is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verify {
     /// Data is not checked.
@@ -53,7 +53,7 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    /// Start time of a request that would start at `due_ns` without off phases.
+    /// Returns the start time of a request that would start at `due_ns` without off phases.
     pub(crate) fn stretch(self, due_ns: u64) -> u64 {
         let (on_ns, off_ns) = (self.on.as_nanos() as u64, self.off.as_nanos() as u64);
         let pauses = due_ns / on_ns.max(1);
@@ -86,12 +86,12 @@ pub struct Workload<'a> {
     /// Number of bytes of the disk in use.
     pub span_bytes: u64,
     /// Order of offsets.
-    pub order: Order,
+    pub order: OffsetOrder,
     /// Seed of the offsets and of the mix of reads and writes.
     pub seed: u64,
     /// When the loop ends.
     pub stop: Stop,
-    /// Whether data is checked.
+    /// How data is checked.
     pub verify: Verify,
     /// Start requests at a rate; latency then counts from the intended start.
     pub offered: Option<Offered>,
@@ -104,7 +104,7 @@ pub struct Workload<'a> {
 }
 
 impl Workload<'_> {
-    /// Random reads of the first `span_bytes` for some time.
+    /// Makes a workload of random reads of the first `span_bytes` for some time.
     pub fn reads(block_bytes: u32, depth: u16, span_bytes: u64, time: Duration) -> Self {
         Workload {
             read_percent: 100,
@@ -112,7 +112,7 @@ impl Workload<'_> {
             depth,
             offset_bytes: 0,
             span_bytes,
-            order: Order::Random,
+            order: OffsetOrder::Random,
             seed: 1,
             stop: Stop::After(time),
             verify: Verify::Off,
@@ -127,7 +127,7 @@ impl Workload<'_> {
 /// A completed request.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
-    /// Whether it was a write.
+    /// True if it was a write.
     pub write: bool,
     /// Size.
     pub bytes: u32,
@@ -139,7 +139,7 @@ pub struct Sample {
 
 /// Totals of a run.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Tally {
+pub struct WorkloadTotals {
     /// Completed reads.
     pub reads: u64,
     /// Completed writes.
@@ -156,31 +156,31 @@ pub struct Tally {
     pub elapsed: Duration,
 }
 
-impl Tally {
-    /// Completed requests.
+impl WorkloadTotals {
+    /// Returns the number of completed requests.
     pub fn requests(&self) -> u64 {
         self.reads + self.writes
     }
 
-    /// Requests per second.
+    /// Returns the requests per second.
     pub fn iops(&self) -> f64 {
         self.requests() as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 }
 
-/// Word `index` of the pattern: the eight bytes at `8 * index` of the disk.
+/// Returns word `index` of the pattern: the eight bytes at `8 * index` of the disk.
 #[inline]
 pub fn pattern_word(seed: u64, index: u64) -> u64 {
     let mixed = (index ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^ (mixed >> 32) ^ seed.rotate_left(17)
 }
 
-/// Whether each byte has this value. Not generic: so it is optimised with this crate, even for tests that are not.
+/// Returns true if each byte has this value. Not generic: so it is optimised with this crate, even for tests that are not.
 pub fn all_are(bytes: &[u8], value: u8) -> bool {
     first_other(bytes, value).is_none()
 }
 
-/// Place of the first byte that has another value.
+/// Returns the place of the first byte that has another value.
 pub fn first_other(bytes: &[u8], value: u8) -> Option<usize> {
     bytes.iter().position(|byte| *byte != value)
 }
@@ -216,8 +216,8 @@ impl Picker {
         self.state ^= self.state >> 27;
         let random = self.state.wrapping_mul(0x2545_f491_4f6c_dd1d);
         let block = match workload.order {
-            Order::Random => ((u128::from(random) * u128::from(self.blocks)) >> 64) as u64,
-            Order::Sequential => {
+            OffsetOrder::Random => ((u128::from(random) * u128::from(self.blocks)) >> 64) as u64,
+            OffsetOrder::Sequential => {
                 let block = self.next;
                 self.next = if block + 1 == self.blocks {
                     0

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::feature;
 use cleave_client::{
-    Client, Error, Layout, MemoryMessages, Notifier, Offered, Options, Order, Stop, Verify, Wait,
-    Workload,
+    Client, DeviceOptions, Error, Layout, MemoryMessages, Notifier, Offered, OffsetOrder, ReapWait,
+    Stop, Verify, Workload,
 };
 use cleave_tests::{Lateness, Messages as _, Requirement, ensure, run_cases, unless_late};
 
@@ -67,8 +67,8 @@ impl Peer {
         self.folder.path().join("socket")
     }
 
-    /// The daemon serves one frontend at a time, and needs a moment between two.
-    fn open(&self, options: &Options) -> Client {
+    /// Connects. The daemon serves one frontend at a time, and needs a moment between two.
+    fn open(&self, options: &DeviceOptions) -> Client {
         let end = Instant::now() + TIMEOUT;
         loop {
             match Client::open(&self.socket(), options) {
@@ -89,7 +89,7 @@ impl Drop for Peer {
 
 fn requests_one_at_a_time() {
     let peer = Peer::start(1);
-    let mut client = peer.open(&Options::default());
+    let mut client = peer.open(&DeviceOptions::default());
     assert_eq!(client.config().capacity_bytes(), 64 << 20);
     let bytes: Vec<u8> = (0..3 << 20).map(|at: u32| (at / 7) as u8).collect();
     let queue = client.queue(0);
@@ -113,13 +113,13 @@ fn requests_one_at_a_time() {
 
 fn every_way_of_setting_up_reads_back_what_was_written() {
     let peer = Peer::start(4);
-    let base = Options {
+    let base = DeviceOptions {
         queues: 2,
         queue_size: 64,
         data_bytes: 4 << 20,
-        ..Options::default()
+        ..DeviceOptions::default()
     };
-    let without = |bits: u64| Options {
+    let without = |bits: u64| DeviceOptions {
         features: !bits,
         ..base.clone()
     };
@@ -133,35 +133,35 @@ fn every_way_of_setting_up_reads_back_what_was_written() {
         ),
         (
             "memory slots",
-            Options {
+            DeviceOptions {
                 table: MemoryMessages::Slots,
                 ..base.clone()
             },
         ),
         (
             "features first",
-            Options {
+            DeviceOptions {
                 features_first: true,
                 ..base.clone()
             },
         ),
         (
             "polling",
-            Options {
-                wait: Wait::Poll,
+            DeviceOptions {
+                wait: ReapWait::Poll,
                 ..base.clone()
             },
         ),
         (
             "polling, no event index",
-            Options {
-                wait: Wait::Poll,
+            DeviceOptions {
+                wait: ReapWait::Poll,
                 ..without(feature::EVENT_IDX)
             },
         ),
         (
             "blocking doorbells",
-            Options {
+            DeviceOptions {
                 kick: Notifier::Blocking,
                 call: Notifier::Blocking,
                 ..base.clone()
@@ -172,7 +172,7 @@ fn every_way_of_setting_up_reads_back_what_was_written() {
         let mut client = peer.open(&options);
         let fill = Workload {
             read_percent: 0,
-            order: Order::Sequential,
+            order: OffsetOrder::Sequential,
             stop: Stop::Requests((8 << 20) / 4096),
             verify: Verify::Pattern(7),
             ..Workload::reads(4096, 16, 8 << 20, Duration::ZERO)
@@ -184,7 +184,7 @@ fn every_way_of_setting_up_reads_back_what_was_written() {
         assert_eq!((done.writes, done.failed), (2048, 0), "{name}");
         let mix = Workload {
             read_percent: 60,
-            order: Order::Random,
+            order: OffsetOrder::Random,
             stop: Stop::Requests(4000),
             ..fill.clone()
         };
@@ -204,9 +204,9 @@ fn every_way_of_setting_up_reads_back_what_was_written() {
 
 fn indirect_tables_allow_one_request_per_ring_entry() {
     let peer = Peer::start(1);
-    let options = Options {
+    let options = DeviceOptions {
         queue_size: 64,
-        ..Options::default()
+        ..DeviceOptions::default()
     };
     let mut client = peer.open(&options);
     let workload = Workload {
@@ -227,7 +227,7 @@ fn indirect_tables_allow_one_request_per_ring_entry() {
 
 fn offered_requests_keep_their_rate() {
     let peer = Peer::start(1);
-    let mut client = peer.open(&Options::default());
+    let mut client = peer.open(&DeviceOptions::default());
     let workload = Workload {
         offered: Some(Offered {
             per_second: 2000.0,
@@ -249,7 +249,7 @@ fn offered_requests_keep_their_rate() {
 
 fn stopping_a_vring_returns_its_position() {
     let peer = Peer::start(1);
-    let mut client = peer.open(&Options::default());
+    let mut client = peer.open(&DeviceOptions::default());
     for _ in 0..5 {
         client.queue(0).read(0, &mut [0; 512]).unwrap();
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use cleave_worker::Completion;
+use cleave_worker::CompletionPolicy;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
@@ -14,14 +14,14 @@ use crate::values::number::{Number, OrNone};
 use crate::values::policy::ErrorPolicy;
 use crate::values::split::SplitOption;
 use crate::values::text::shown;
-use crate::values::words::Wait;
+use crate::values::words::CompletionOption;
 
 /// A setting that can change while the disk is served.
 pub trait Setting: Sized {
     /// The form that the setting has in a change.
     type Change;
 
-    /// The setting after a change.
+    /// Returns the setting after a change.
     fn changed(now: &Given<Self>, change: &Self::Change) -> Result<Given<Self>, String>;
 }
 
@@ -39,7 +39,7 @@ macro_rules! replaced {
 }
 
 replaced! {
-    [] Wait;
+    [] CompletionOption;
     [] SplitOption;
     [] ErrorPolicy;
     [] Labels;
@@ -78,15 +78,15 @@ pub(crate) fn as_named<T: JsonSchema>(schema: &mut Schema) {
 
 /// How single vrings are waited for, by their numbers; `None`: as the others. They are not kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct VringModes(BTreeMap<u16, Option<Wait>>);
+pub struct VringModes(BTreeMap<u16, Option<CompletionOption>>);
 
 impl VringModes {
-    /// The modes of single vrings after the change, of a disk with so many vrings.
+    /// Returns the modes of single vrings after the change, of a disk with so many vrings.
     pub fn applied_to(
         &self,
-        now: &BTreeMap<u16, Completion>,
+        now: &BTreeMap<u16, CompletionPolicy>,
         vrings: u16,
-    ) -> Result<BTreeMap<u16, Completion>, String> {
+    ) -> Result<BTreeMap<u16, CompletionPolicy>, String> {
         let mut next = now.clone();
         for (vring, wait) in &self.0 {
             if *vring >= vrings {
@@ -152,7 +152,7 @@ impl JsonSchema for VringModes {
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let mode = Wait::json_schema(generator);
+        let mode = CompletionOption::json_schema(generator);
         json_schema!({"type": "object", "additionalProperties": {"anyOf": [mode, {"type": "null"}]}})
     }
 }

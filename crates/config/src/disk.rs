@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use cleave_blk::Stripe;
-use cleave_worker::{Limits, Tuning};
+use cleave_worker::{RateLimits, Tuning};
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ use crate::values::serial::Serial;
 use crate::values::size::Size;
 use crate::values::spec::WrittenSpec;
 use crate::values::split::SplitOption;
-use crate::values::words::{Cache, Persistent, Switch, Wait, When};
+use crate::values::words::{Cache, CompletionOption, Persistent, Switch, When};
 
 /// The CPU time of 256 workers that never sleep, in per cent of one core.
 const SPIN_MAX: u32 = 25_600;
@@ -89,16 +89,15 @@ disk_options! {
         /// and written.
         #[arg(long, value_name = "SIZE")]
         block_size: Option<Size<512, 65_536>>,
-        /// Whether a completed write may still be in a cache
+        /// Cache mode, which decides when a completed write is durable
         ///
-        /// writeback: durable when the guest flushes. writethrough: durable when it completes. The guest
-        /// may change it.
+        /// writeback: a write is durable when the guest flushes. writethrough: when it completes. The guest may change it.
         #[arg(long, value_name = "MODE", default_value_t)]
         cache: Given<Cache>,
-        /// Whether the host's page cache is bypassed (O_DIRECT)
+        /// Bypass the host's page cache (O_DIRECT)
         ///
-        /// auto: if the disk can. on: always; refused at start if the disk cannot, and for one that is no file or device.
-        /// off: never.
+        /// auto: if the disk can. on: always; refused at start if the disk cannot, and for a disk that is neither a file nor a
+        /// device. off: never.
         #[arg(long, value_name = "WHEN", default_value_t)]
         direct: Given<When>,
         /// Poll the device for completions instead of waiting for interrupts (IOPOLL)
@@ -109,7 +108,7 @@ disk_options! {
         /// interrupts, and so does an I/O that the device refuses to poll for.
         #[arg(long, value_name = "SWITCH", default_value_t)]
         iopoll: Given<Switch<false>>,
-        /// Whether the guest may give space back
+        /// Let the guest give space back
         #[arg(long, value_name = "SWITCH", default_value_t)]
         discard: Given<Switch<true>>,
         /// Most vrings offered, 1 to 256; a worker starts only for one that the guest uses
@@ -132,7 +131,7 @@ disk_options! {
         /// It is refused for another disk and for one that shrank.
         #[arg(long, value_name = "FILE")]
         profile: Option<PathBuf>,
-        /// Whether times and counts are recorded for each vring, direction and size of request
+        /// Record times and counts for each vring, direction and size of request
         ///
         /// off: only a few sums are recorded.
         #[arg(long, value_name = "SWITCH", default_value_t)]
@@ -154,7 +153,7 @@ disk_options! {
         /// Group of the socket of the disk, by name or number [default: the node's]
         #[arg(long, value_name = "GROUP")]
         socket_group: Option<String>,
-        /// Whether the disk comes back when the node starts again
+        /// Serve the disk again after the node was restarted
         #[arg(long, value_name = "BOOL", default_value_t)]
         persistent: Given<Persistent>,
     }
@@ -164,8 +163,8 @@ disk_options! {
         /// report: the guest gets an I/O error. retry or retry:SECONDS: the request is repeated after 10 ms, 20 ms and so
         /// on, up to once a second, until SECONDS have passed since it first failed (1 to 86400, 30 by default). Then it is
         /// reported, or with `:hold` held. hold: the request waits until `cleave resume` repeats it or `cleave fail` ends
-        /// it. Its vring takes no new requests meanwhile; other vrings continue. `cleave serve` needs --control for it. A
-        /// request that is held because an NBD server is away goes on by itself when the server is back.
+        /// it. Meanwhile its vring does not take new requests; other vrings continue. `cleave serve` needs --control for it. A
+        /// request that is held because an NBD server is away continues by itself when the server is back.
         ///
         /// Each kind of error can have its own policy: read=..., write=..., enospc=..., separated by commas. write includes
         /// discards and write-zeroes. enospc is a full disk or quota; without it the policy for write applies. A kind that
@@ -189,14 +188,14 @@ disk_options! {
         /// both on the current load, spins if that makes requests faster by enough to be worth the CPU time (--spin-worth),
         /// and sleeps otherwise. An idle disk costs nothing.
         #[arg(long, value_name = "HOW")]
-        completion: Wait,
-        /// Most CPU time that adaptive may spin in vain, in per cent of one core, 0 to 25600
+        completion: CompletionOption,
+        /// Most CPU time that adaptive may spin without finding work, in per cent of one core, 0 to 25600
         ///
         /// For the whole disk, however many workers serve it. When it is used up, workers sleep until some has accrued
         /// again. 0: adaptive never spins. Refused beside interrupt and poll, unless --control could change the mode later.
         #[arg(long, value_name = "PCT")]
         spin_cpu_max: Number<0, SPIN_MAX, { Tuning::SPIN_CPU_MAX }>,
-        /// Most CPU time that adaptive may spin at all, in vain or not [default: as much as pays]
+        /// Most CPU time that adaptive may spin at all, also where it finds work [default: as much as pays]
         ///
         /// In per cent of one core, 1 to 25600, for all workers of this daemon together. Refused in the same cases as
         /// --spin-cpu-max.
@@ -226,11 +225,11 @@ disk_options! {
         /// Needs --coalesce-us above 0.
         #[arg(long, value_name = "N")]
         coalesce_max: Number<0, COALESCE_MAX_MAX>,
-        /// Whether large requests become several smaller ones: off, auto, or the size of the pieces
+        /// Split large requests into several smaller ones: off, auto, or the size of the pieces
         ///
-        /// auto: if that pays, in the size that pays best, as measured while serving. A size is a power of two from 4K to
-        /// 4M, no less than the disk's block: every request that is larger and has 32K or more is cut into pieces of that
-        /// size, or into at most 64 larger ones.
+        /// auto: if that pays, in the size that pays best, as measured while serving. A size is a power of two from 4K to 4M, no
+        /// less than the disk's block: every request that is larger and has 32K or more is cut into pieces of that size, or into
+        /// at most 64 larger ones.
         #[arg(long, value_name = "HOW")]
         split: SplitOption,
         /// What the owner of the disk notes about it: owner=web,zone=b [default: none]
@@ -243,7 +242,7 @@ disk_options! {
 }
 
 impl DiskConfig {
-    /// The description after a change, if its fields then agree: all of the change or nothing.
+    /// Returns the description after a change, if its fields then agree: all of the change or nothing.
     pub fn with(&self, change: &Change) -> Result<DiskConfig, String> {
         let mut next = self.changed(change)?;
         // A profile is for automatic splitting: with another, the disk could not be opened again.
@@ -282,7 +281,7 @@ impl DiskConfig {
     }
 
     /// Returns the disk with these limits.
-    pub fn with_limits(&self, values: Limits) -> DiskConfig {
+    pub fn with_limits(&self, values: RateLimits) -> DiskConfig {
         let group = self.limit_group().map(str::to_owned);
         let limits = DiskLimits { group, values };
         DiskConfig {
@@ -297,7 +296,7 @@ impl DiskConfig {
     /// Returns what the file of the disk keeps: without the limits of its group, which are the group's to keep.
     pub fn kept(&self) -> DiskConfig {
         match self.limit_group() {
-            Some(_) => self.with_limits(Limits::default()),
+            Some(_) => self.with_limits(RateLimits::default()),
             None => self.clone(),
         }
     }

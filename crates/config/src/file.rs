@@ -89,7 +89,7 @@ fn from_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
     Ok(value)
 }
 
-/// The message of a parser about a field.
+/// Returns the message of a parser about a field.
 fn named(path: &str, message: &str) -> String {
     let message = message.lines().next().unwrap_or_default();
     let message = match message.split_once(", expected one of") {

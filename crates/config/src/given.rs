@@ -16,14 +16,14 @@ use crate::values::text::Text;
 pub struct Given<T>(Option<T>);
 
 impl<T> Given<T> {
-    /// The value, if one was written.
+    /// Returns the value, if one was written.
     pub fn written(&self) -> Option<&T> {
         self.0.as_ref()
     }
 }
 
 impl<T: Clone + Default> Given<T> {
-    /// The value that was written, or the default.
+    /// Returns the value that was written, or the default.
     pub fn get(&self) -> T {
         self.0.clone().unwrap_or_default()
     }
@@ -120,8 +120,8 @@ impl<T: Text + Clone + Send + Sync + 'static> TypedValueParser for GivenParser<T
     }
 }
 
-/// What stands on a command line, without the defaults that the parser has filled in. With it, `update_from_arg_matches` changes
-/// those fields of a description that were given.
+/// Returns what stands on a command line, without the defaults that the parser has filled in. With it, `update_from_arg_matches`
+/// changes those fields of a description that were given.
 pub fn given_only(matches: &ArgMatches) -> ArgMatches {
     let mut given = matches.clone();
     for id in matches.ids() {

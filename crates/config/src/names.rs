@@ -1,6 +1,6 @@
 //! The names of fields in messages.
 
-/// How a message names a field: to somebody who wrote a command line, or to somebody who wrote a file or a request.
+/// How a message names a field: as an option of a command line, or as a field of a file or a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Names {
     /// As an option: `--queue-size`.
@@ -10,7 +10,7 @@ pub enum Names {
 }
 
 impl Names {
-    /// The name of a field.
+    /// Returns the name of a field.
     pub fn of(self, field: &str) -> String {
         match (self, field) {
             (Names::Fields, field) => field.to_owned(),
@@ -19,7 +19,7 @@ impl Names {
         }
     }
 
-    /// The beginning of a message about the value of a field.
+    /// Returns the beginning of a message about the value of a field.
     pub fn about(self, field: &str) -> String {
         match self {
             Names::Options => format!("{} ", self.of(field)),

@@ -37,7 +37,7 @@ macro_rules! disk_options {
             )*
         }
 
-        /// What is to change while a disk is served. A field that is left out stays as it is.
+        /// The settings that are to change while a disk is served. A field that is left out stays as it is.
         #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Args)]
         #[serde(default, deny_unknown_fields)]
         pub struct Change {
@@ -98,7 +98,7 @@ macro_rules! disk_options {
                 DiskConfig { $($live: other.$live.clone(),)* ..self.clone() }
             }
 
-            /// The settings after a change, each as if it had been asked for first.
+            /// Returns the settings after a change, each as if it had been asked for first.
             fn changed(&self, change: &Change) -> Result<DiskConfig, String> {
                 let mut next = self.clone();
                 $(

@@ -16,13 +16,13 @@ pub enum Storage {
         legs: Vec<DiskSpec>,
         /// Bytes that lie together on a leg.
         chunk_bytes: u32,
-        /// Whether the legs have superblocks.
+        /// How the legs are identified: by superblocks, or by their order alone.
         kind: StripeKind,
     },
 }
 
 impl Storage {
-    /// One disk, or as many as a stripe has legs.
+    /// Makes the storage of one disk, or of a stripe with as many legs.
     pub fn new(
         disks: &[DiskSpec],
         chunk_bytes: Option<u32>,
@@ -78,7 +78,7 @@ impl Storage {
         }
     }
 
-    /// The specs of its legs.
+    /// Returns the specs of its legs.
     pub fn specs(&self) -> &[DiskSpec] {
         match self {
             Storage::One(spec) => std::slice::from_ref(spec),
@@ -86,7 +86,7 @@ impl Storage {
         }
     }
 
-    /// Its specs as one line.
+    /// Returns its specs as one line.
     pub fn line(&self) -> String {
         let names = self.specs().iter().map(ToString::to_string);
         names.collect::<Vec<_>>().join(", ")

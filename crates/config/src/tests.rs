@@ -245,7 +245,7 @@ fn what_is_said_changes_and_the_rest_stays() {
     let body = r#" {"completion": "poll", "split": "64K", "spin_cpu_max": 0, "spin_rate_min": 0, "spin_worth": 8,
         "coalesce_us": 50, "coalesce_max": 8, "on_error": {"write": "hold", "read": "retry:5"}}"#;
     let mut expected = start.clone();
-    expected.completion = Wait::Poll.into();
+    expected.completion = CompletionOption::Poll.into();
     expected.split = SplitOption::Fixed(NonZeroU32::new(65_536).unwrap()).into();
     expected.on_error = "read=retry:5,write=hold,enospc=hold"
         .parse::<ErrorPolicy>()
@@ -272,17 +272,23 @@ fn what_is_said_changes_and_the_rest_stays() {
 
 #[test]
 fn a_vring_has_one_name_and_must_be_there() {
-    use cleave_worker::Completion;
-    let applied = |body: &str, now: &[(u16, Completion)]| {
+    use cleave_worker::CompletionPolicy;
+    let applied = |body: &str, now: &[(u16, CompletionPolicy)]| {
         let change = Change::from_json(body.as_bytes())?;
         change.vrings.applied_to(&now.iter().copied().collect(), 4)
     };
-    let now = [(1, Completion::Poll), (2, Completion::Interrupt)];
+    let now = [
+        (1, CompletionPolicy::Poll),
+        (2, CompletionPolicy::Interrupt),
+    ];
     let next = applied(r#"{"vrings": {"3": "interrupt", "1": null}}"#, &now).unwrap();
     let next: Vec<_> = next.into_iter().collect();
     assert_eq!(
         next,
-        [(2, Completion::Interrupt), (3, Completion::Interrupt)]
+        [
+            (2, CompletionPolicy::Interrupt),
+            (3, CompletionPolicy::Interrupt)
+        ]
     );
     for (body, named) in [
         (
@@ -358,7 +364,10 @@ fn what_is_wrong_with_a_change_is_named() {
             "on_error: retry takes 1 to 86400",
         ),
         (r#"{"limits": 5}"#, "limits: "),
-        (r#"{"limits": {"iops": 5}}"#, "limits: \"iops\" is no limit"),
+        (
+            r#"{"limits": {"iops": 5}}"#,
+            "limits: \"iops\" is not a limit",
+        ),
         (r#"{"limits": {"iops-total": "5"}}"#, "limits.iops-total: "),
         (r#"{"limits": {"iops-total": -1}}"#, "limits.iops-total: "),
         (

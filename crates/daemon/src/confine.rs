@@ -6,7 +6,7 @@ use std::sync::{Arc, Once};
 
 use cleave_disk::{Backing, Disk};
 use cleave_engine::Reactor;
-use cleave_sandbox::{Access, Identity, Keep, Missing, Reach, Reaches, Role, Sandbox};
+use cleave_sandbox::{Identity, Keep, Missing, PathAccess, Reach, Reaches, Role, Sandbox};
 use cleave_session::offload;
 
 use crate::cpus;
@@ -139,7 +139,7 @@ pub(crate) fn start_ceph(
 
 /// A thread that cannot be narrowed has the confinement of the one that started it, and serves. Told once: frontends start
 /// threads.
-fn report(narrowed: Result<(), cleave_sandbox::Error>, role: Role) {
+fn report(narrowed: Result<(), cleave_sandbox::SandboxError>, role: Role) {
     static TOLD: Once = Once::new();
     if let Err(error) = narrowed {
         TOLD.call_once(|| {
@@ -193,7 +193,7 @@ impl OneDiskProcess {
             let path = std::path::absolute(path).ok()?;
             path.parent().map(Path::to_owned)
         });
-        let removed = |folder: PathBuf| Reach::new(folder, Access::Remove);
+        let removed = |folder: PathBuf| Reach::new(folder, PathAccess::Remove);
         own().chain(folders.map(removed)).collect()
     }
 }
@@ -201,7 +201,7 @@ impl OneDiskProcess {
 /// The files in which a thread reads about itself.
 fn own() -> impl Iterator<Item = Reach> {
     let own = Path::new(OWN_PROCESS).exists();
-    own.then(|| Reach::new(OWN_PROCESS, Access::Read))
+    own.then(|| Reach::new(OWN_PROCESS, PathAccess::Read))
         .into_iter()
 }
 
@@ -228,10 +228,12 @@ pub(crate) struct NodeFolders<'a> {
 
 impl NodeFolders<'_> {
     fn reaches(&self) -> Vec<Reach> {
-        let changed = self.own.map(|folder| Reach::new(folder, Access::Change));
+        let changed = self
+            .own
+            .map(|folder| Reach::new(folder, PathAccess::Change));
         let sockets = [Some(self.control), self.metrics].into_iter().flatten();
         let sockets = sockets.filter_map(Path::parent);
-        let sockets = sockets.map(|folder| Reach::new(folder, Access::Remove));
+        let sockets = sockets.map(|folder| Reach::new(folder, PathAccess::Remove));
         let everywhere = [PathBuf::from("/")];
         let images = match self.images {
             [] => &everywhere[..],
@@ -239,9 +241,9 @@ impl NodeFolders<'_> {
         };
         let images = images
             .iter()
-            .map(|folder| Reach::new(folder, Access::ReadWrite));
+            .map(|folder| Reach::new(folder, PathAccess::ReadWrite));
         let read = READ.iter().filter(|path| Path::new(path).exists());
-        let read = read.map(|path| Reach::new(path, Access::Read));
+        let read = read.map(|path| Reach::new(path, PathAccess::Read));
         let all = own().chain(changed).chain(sockets).chain(images);
         all.chain(read).collect()
     }

@@ -12,7 +12,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cleave_client::{Client, Error, Options};
+use cleave_client::{Client, DeviceOptions, Error};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
@@ -109,11 +109,11 @@ async fn take(
 
 /// The daemon needs some milliseconds to make its socket.
 async fn connect(serving: &mut Serving) -> Result<Client, Failure> {
-    let options = Options {
+    let options = DeviceOptions {
         queues: 1,
         queue_size: 256,
         data_bytes: measure::DATA_BYTES,
-        ..Options::default()
+        ..DeviceOptions::default()
     };
     let mut tries = 500;
     loop {

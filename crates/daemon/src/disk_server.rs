@@ -17,7 +17,7 @@ use cleave_blk::Stripe;
 use cleave_config::Cache;
 use cleave_disk::{Backing, Disk, Leg, Resized};
 use cleave_sandbox::Role;
-use cleave_session::{Ending, Offload, Quota, Remote, Session};
+use cleave_session::{Ending, Offload, Quota, Session, SessionHandle};
 use cleave_worker::record::Recording;
 use cleave_worker::{Device, Incident, Totals};
 use serde_json::json;
@@ -133,7 +133,7 @@ pub(crate) struct DiskServer {
 
 /// The frontend being served.
 struct Guest {
-    remote: Remote,
+    remote: SessionHandle,
     /// Our own descriptor of its connection, to see it leave before its session has ended.
     stream: UnixStream,
     ending: oneshot::Receiver<Ending>,
@@ -486,7 +486,7 @@ impl DiskServer {
         })
     }
 
-    fn start(&self, stream: UnixStream) -> io::Result<(Remote, oneshot::Receiver<Ending>)> {
+    fn start(&self, stream: UnixStream) -> io::Result<(SessionHandle, oneshot::Receiver<Ending>)> {
         let config = self.service.session.clone();
         let (device, offload) = (Arc::clone(&self.device), self.offload.clone());
         let (session, remote) = Session::new(stream, device, offload, config)?;

@@ -13,9 +13,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use cleave_disk::{Disk, OpenOptions};
 use cleave_engine::Reactor;
 use cleave_probe::{
-    Circumstances, Extent, Identity, Matrix, Pace, Progress, Report, RunError, Source, points,
+    Circumstances, DiskIdentity, Extent, Matrix, Pace, ProbeProgress, ProbeReport, ProbeSettings,
+    RunError, points,
 };
-use cleave_worker::Direction;
+use cleave_worker::DataDirection;
 use tokio::sync::{oneshot, watch};
 
 use crate::failure::Failure;
@@ -69,7 +70,11 @@ pub(crate) fn run(probe: &Probe) -> Result<(), Failure> {
         )));
     }
     around.partial = !is_whole;
-    outputs.write(&Report::new(Identity::of(&disk), matrices, &around))?;
+    outputs.write(&ProbeReport::new(
+        DiskIdentity::of(&disk),
+        matrices,
+        &around,
+    ))?;
     match interrupted {
         true => Err(Failure::run(
             "interrupted; the result holds what was measured until then",
@@ -106,17 +111,17 @@ fn check_thin(probe: &Probe, disk: &Disk) -> Result<Extent, Failure> {
     Ok(stored)
 }
 
-fn measured(probe: &Probe, disk: &Disk) -> Source {
-    let mut directions = vec![Direction::Read];
+fn measured(probe: &Probe, disk: &Disk) -> ProbeSettings {
+    let mut directions = vec![DataDirection::Read];
     if probe.writes {
-        directions.push(Direction::Write);
+        directions.push(DataDirection::Write);
     }
-    let identity = Identity::of(disk);
+    let identity = DiskIdentity::of(disk);
     let count = points(identity.block_bytes, identity.size_bytes).len() * directions.len();
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
-    Source {
+    ProbeSettings {
         directions,
         pace: match probe.depth {
             Depth::Quick => Pace::quick(),
@@ -129,11 +134,11 @@ fn measured(probe: &Probe, disk: &Disk) -> Source {
 }
 
 /// Runs the measurement; also tells whether a signal ended it.
-async fn measure(disk: Arc<Disk>, source: Source) -> Result<(Ended, bool), Failure> {
+async fn measure(disk: Arc<Disk>, source: ProbeSettings) -> Result<(Ended, bool), Failure> {
     let mut signals =
         Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
     let stop = Arc::new(AtomicBool::new(false));
-    let (tell, mut told) = watch::channel::<Option<Progress>>(None);
+    let (tell, mut told) = watch::channel::<Option<ProbeProgress>>(None);
     let (end, mut ended) = oneshot::channel();
     let harm = match source.directions.len() {
         1 => "nothing is written to it",
@@ -145,7 +150,7 @@ async fn measure(disk: Arc<Disk>, source: Source) -> Result<(Ended, bool), Failu
     thread::Builder::new()
         .name("probe".to_owned())
         .spawn(move || {
-            let mut report = |progress: &Progress| {
+            let mut report = |progress: &ProbeProgress| {
                 tell.send_replace(Some(*progress));
             };
             let result = cleave_probe::run(&disk, &source, &thread_stop, &mut report);

@@ -7,7 +7,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
 use std::time::Duration;
 
-use cleave_disk::{Content, Disk};
+use cleave_disk::{ContentOrigin, Disk};
 use cleave_engine::Reactor;
 use cleave_sandbox::Identity;
 use tokio::sync::oneshot;
@@ -106,7 +106,7 @@ pub(crate) fn run(mut serve: Serve) -> Result<(), Failure> {
         .as_ref()
         .is_some_and(|lock| lock.was_serving(&serve.service.disk))
     {
-        serve.service.open.content = Content::Guest;
+        serve.service.open.content = ContentOrigin::Guest;
     }
     let disk = open(&mut serve.service, lock.as_ref())?;
     let is_locked = lock.is_some() || matches!(serve.service.endpoint, Endpoint::Fd(_));

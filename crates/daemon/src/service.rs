@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_config::{CpuList, DiskConfig, Names, Storage};
-use cleave_disk::{Content, DiskSpec, OpenOptions};
+use cleave_disk::{ContentOrigin, DiskSpec, OpenOptions};
 use cleave_session::SessionConfig;
 use cleave_worker::{LimitGroup, Pool, Split, Tuning, WorkerConfig};
 
@@ -79,7 +79,7 @@ impl Service {
                 discard: config.discard.get().is_on(),
                 // A vring has one worker.
                 workers: workers.min(queues),
-                content: Content::Unknown,
+                content: ContentOrigin::Unknown,
             },
             session: SessionConfig {
                 vrings_max: queues,

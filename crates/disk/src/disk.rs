@@ -12,14 +12,14 @@ use cleave_blk::spec::ID_BYTES;
 use cleave_blk::{Limits, Stripe};
 use vm_memory::MmapRegion;
 
+use crate::detect::{granule, probe_memory};
 use crate::format::image_format;
-use crate::model::Shared;
+use crate::model::SharedDrive;
 use crate::open::open_path;
-use crate::probe::{granule, probe_memory};
 use crate::serial::{ascii_serial, hashed_serial, path_serial};
-use crate::superblock::{self, Found};
+use crate::superblock::{self, SuperblockState};
 use crate::{
-    Backing, Content, DiskSpec, FileKind, Leg, OpenError, OpenOptions, format_size, nbd, rbd,
+    Backing, ContentOrigin, DiskSpec, FileKind, Leg, OpenError, OpenOptions, format_size, nbd, rbd,
 };
 
 /// An opened, locked and probed disk, shared by the engines of all its workers.
@@ -40,7 +40,7 @@ pub struct Disk {
 }
 
 impl Drop for Disk {
-    /// Legs that take long to close do so at the same time: a cluster that does not answer holds this up once.
+    /// Closes the legs. Those that take long to close do so at the same time: a cluster that does not answer holds this up once.
     fn drop(&mut self) {
         let legs = std::mem::take(&mut self.legs).into_iter();
         drop(legs.filter_map(Leg::start_closing).collect::<Vec<_>>());
@@ -52,7 +52,7 @@ impl Drop for Disk {
 pub enum Resized {
     /// The size has not changed.
     No,
-    /// It has grown to this many bytes, and the guest can be told.
+    /// The disk has grown to this many bytes, and the guest can be told.
     Grown(u64),
     /// The leg with this index ends after this many bytes, before the size that the guest knows.
     Short(u16, u64),
@@ -94,7 +94,7 @@ impl Disk {
                 let limits = probe_memory(&name, model.size_bytes(), options)?;
                 let backing = Backing::Model {
                     ram: map_ram(&name, model.size_bytes())?,
-                    drive: Arc::new(Mutex::new(Shared::new(model.drive()))),
+                    drive: Arc::new(Mutex::new(SharedDrive::new(model.drive()))),
                 };
                 let serial = ascii_serial(&format!("cleave-{}", model.preset()));
                 (serial, limits, backing)
@@ -127,7 +127,7 @@ impl Disk {
         ))
     }
 
-    /// `stripe`: given if there is more than one leg. There is at least one.
+    /// Makes a disk of these legs. `stripe`: given if there is more than one leg. There is at least one.
     pub(crate) fn of_legs(
         name: String,
         serial: [u8; ID_BYTES],
@@ -159,24 +159,24 @@ impl Disk {
         }
     }
 
-    /// The name that an operator uses: the path or the spec.
+    /// Returns the name that an operator uses: the path or the spec.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Default serial number: printable ASCII, padded with zero bytes, the same at every start for the same
-    /// path (after following links).
+    /// Returns the default serial number: printable ASCII, padded with zero bytes, the same at every start for the same path
+    /// (after following links).
     pub fn serial(&self) -> [u8; ID_BYTES] {
         self.serial
     }
 
-    /// The disk's limits. `limits().capacity_bytes` is the size when it was opened; see `capacity_bytes`.
+    /// Returns the disk's limits. `limits().capacity_bytes` is the size when it was opened; see `capacity_bytes`.
     #[inline]
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The size that the guest sees now.
+    /// Returns the size that the guest sees now.
     #[inline]
     pub fn capacity_bytes(&self) -> u64 {
         // Acquire: a reader of a larger size must also see the larger legs (`refresh`).
@@ -218,7 +218,7 @@ impl Disk {
         })
     }
 
-    /// Bytes that are missing at the end of the shortest leg, because it shrank: I/O there fails.
+    /// Returns the bytes that are missing at the end of the shortest leg, because it shrank: I/O there fails.
     pub fn short_bytes(&self) -> u64 {
         let known = self.leg_share_bytes(self.capacity_bytes());
         let served = self.legs.iter().map(Leg::served_bytes).min();
@@ -226,18 +226,18 @@ impl Disk {
         known.saturating_sub(served.unwrap_or(known))
     }
 
-    /// Bytes that a disk of this size uses of each leg.
+    /// Returns the bytes that a disk of this size uses of each leg.
     fn leg_share_bytes(&self, capacity_bytes: u64) -> u64 {
         capacity_bytes / self.stripe.map_or(1, |stripe| stripe.legs().into())
     }
 
-    /// The layout over the legs, if there are several.
+    /// Returns the layout over the legs, if there are several.
     #[inline]
     pub fn stripe(&self) -> Option<Stripe> {
         self.stripe
     }
 
-    /// The legs, in order. At least one.
+    /// Returns the legs, in order. At least one.
     #[inline]
     pub fn legs(&self) -> &[Leg] {
         &self.legs
@@ -247,7 +247,7 @@ impl Disk {
         &mut self.legs
     }
 
-    /// Whether its reads and writes bypass the page cache (O_DIRECT); of a stripe, those of all its legs. `None`: it is
+    /// Returns true if its reads and writes bypass the page cache (O_DIRECT); of a stripe, those of all its legs. `None`: it is
     /// in memory and has no page cache.
     pub fn is_direct(&self) -> Option<bool> {
         let each = self.legs.iter().map(|leg| match leg.backing() {
@@ -257,7 +257,7 @@ impl Disk {
         each.reduce(|a, b| Some(a? && b?))?
     }
 
-    /// The first leg's backing. All legs have the same kind.
+    /// Returns the first leg's backing. All legs have the same kind.
     #[inline]
     pub fn backing(&self) -> &Backing {
         // There is a leg (`of_legs`).
@@ -273,7 +273,7 @@ impl Disk {
         self.barriers.push(locked);
     }
 
-    /// The locked files that every io_uring of the disk holds: those of the legs, and those added.
+    /// Returns the locked files that every io_uring of the disk holds: those of the legs, and those added.
     pub fn barriers(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let locked = self.legs.iter().filter_map(|leg| match leg.backing() {
             Backing::File { file, .. } => Some(file),
@@ -282,19 +282,19 @@ impl Disk {
         locked.chain(&self.barriers).map(File::as_fd)
     }
 
-    /// Most workers that may serve it at once: as many as its files were opened for. If they could not be
-    /// opened again (`reopen_error`) it is one, so that at most one fsync of a file is in flight.
+    /// Returns the most workers that may serve it at once: as many as its files were opened for. If they could not be opened
+    /// again (`reopen_error`) it is one, so that at most one fsync of a file is in flight.
     pub fn workers_max(&self) -> u16 {
         let least = self.legs.iter().map(Leg::workers_max).min();
         least.map_or(1, |least| u16::try_from(least).unwrap_or(u16::MAX))
     }
 
-    /// Why its files could not be opened once for each worker.
+    /// Returns why its files could not be opened once for each worker.
     pub fn reopen_error(&self) -> Option<&io::Error> {
         self.reopen_error.as_ref()
     }
 
-    /// Bytes of this leg that may be read and written ([`Leg::served_bytes`]); of one that there is not, 0.
+    /// Returns the bytes of this leg that may be read and written ([`Leg::served_bytes`]); of one that there is not, 0.
     #[inline]
     pub fn leg_bytes(&self, leg: u16) -> u64 {
         self.legs.get(usize::from(leg)).map_or(0, Leg::served_bytes)
@@ -319,7 +319,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Why no copy of this disk can share its blocks; `None`: it is one regular file.
+    /// Returns why no copy of this disk can share its blocks; `None`: it is one regular file.
     pub fn why_not_cloned(&self) -> Option<&'static str> {
         match (self.backing(), self.legs.len()) {
             (
@@ -424,7 +424,7 @@ impl Disk {
         }
     }
 
-    /// Whether it was given up, so that a request which fails was not done.
+    /// Returns true if the disk was given up, so that a request which fails was not done.
     pub fn is_abandoned(&self) -> bool {
         matches!(self.backing(), Backing::Nbd(nbd) if nbd.is_abandoned())
     }
@@ -446,8 +446,8 @@ impl Disk {
             || matches!(self.backing(), Backing::Nbd(nbd) if nbd.has_lost_data())
     }
 
-    /// For tests of engines: this disk with larger alignments (powers of two). A stricter alignment than the
-    /// real one is always safe; bytes beyond the last whole unit are cut off.
+    /// Returns this disk, for tests of engines, with larger alignments (powers of two). A stricter alignment than the real one is
+    /// always safe; bytes beyond the last whole unit are cut off.
     #[doc(hidden)]
     #[must_use]
     pub fn with_alignment(mut self, offset_align_bytes: u32, memory_align_bytes: u32) -> Disk {
@@ -467,15 +467,15 @@ impl Disk {
     }
 }
 
-impl Content {
+impl ContentOrigin {
     /// Refuses a disk because of what it holds, unless its guest wrote that.
     fn judge(self, verdict: Result<(), OpenError>) -> Result<(), OpenError> {
         let (name, what) = match (self, &verdict) {
-            (Content::Guest, Err(OpenError::Format(name, format))) => {
+            (ContentOrigin::Guest, Err(OpenError::Format(name, format))) => {
                 (name, format!("a {format} image"))
             }
             (
-                Content::Guest,
+                ContentOrigin::Guest,
                 Err(OpenError::Leg {
                     name, leg, legs, ..
                 }),
@@ -501,7 +501,7 @@ fn refuse_format(path: &Path, file: &File) -> Result<(), OpenError> {
 /// nevertheless.
 fn refuse_leg(name: &str, backing: &Backing, raw: &str) -> Result<(), OpenError> {
     match superblock::read(backing) {
-        Ok((_, Found::Whole(superblock))) => Err(OpenError::Leg {
+        Ok((_, SuperblockState::Whole(superblock))) => Err(OpenError::Leg {
             name: name.to_owned(),
             leg: superblock.leg + 1,
             legs: superblock.stripe.legs(),

@@ -16,7 +16,7 @@ const FORMATS: [(&str, usize, &[u8]); 8] = [
     ("VDI", 64, b"\x7f\x10\xda\xbe"),
 ];
 
-/// The image format of a file, unless it is raw. Read through the page cache.
+/// Returns the image format of a file, unless it is raw. Read through the page cache.
 pub(crate) fn image_format(file: &File) -> io::Result<Option<&'static str>> {
     let mut head = [0; 128];
     // A shorter file leaves zeroes, which match no magic.

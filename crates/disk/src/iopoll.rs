@@ -4,8 +4,8 @@
 use std::fs::{self, File};
 use std::io;
 
+use crate::detect::{queue_number, sysfs_number};
 use crate::leg::Polling;
-use crate::probe::{queue_number, sysfs_number};
 use crate::{Backing, Disk, FileKind, Leg};
 
 /// Longest read or write that is polled; beyond it, the cost of an interrupt is negligible beside the transfer.
@@ -28,7 +28,7 @@ impl Disk {
         Ok(self)
     }
 
-    /// For tests of engines on machines without polled queues: acts as if every leg supported polling.
+    /// Acts as if every leg supported polling, for tests of engines on machines without polled queues.
     #[doc(hidden)]
     #[must_use]
     pub fn with_iopoll_unproven(mut self) -> Disk {
@@ -41,7 +41,7 @@ impl Disk {
         self
     }
 
-    /// Whether reads and writes of any leg are polled.
+    /// Returns true if reads and writes of any leg are polled.
     pub fn is_polled(&self) -> bool {
         self.legs().iter().any(Leg::is_polled)
     }
@@ -88,7 +88,7 @@ fn check_leg(leg: &Leg) -> Result<Polling, IopollError> {
     }
 }
 
-/// The I/O that the device takes in one piece according to its queue limits. Any page may be a segment of its own.
+/// Returns the I/O that the device takes in one piece according to its queue limits. Any page may be a segment of its own.
 fn polling(device: u64, kind: FileKind) -> Polling {
     let number = |name| queue_number(device, name);
     let at_once = number("max_sectors_kb").map(|kib| kib << 10);
@@ -110,7 +110,7 @@ fn polling(device: u64, kind: FileKind) -> Polling {
     }
 }
 
-/// The device itself, or the device of the file's file system.
+/// Returns the device itself, or the device of the file's file system.
 fn device(file: &File, kind: FileKind) -> io::Result<u64> {
     let stat = rustix::fs::fstat(file)?;
     Ok(match kind {
@@ -119,7 +119,7 @@ fn device(file: &File, kind: FileKind) -> io::Result<u64> {
     })
 }
 
-/// The name in /sys/block, or the device's number if it has none.
+/// Returns the name in /sys/block, or the device's number if it has none.
 fn device_name(device: u64) -> String {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let number = format!("{major}:{minor}");

@@ -13,9 +13,9 @@ use cleave_nbd::NbdClient;
 use cleave_rbd::{Closing, Image};
 use vm_memory::MmapRegion;
 
-use crate::model::Shared;
+use crate::detect::{self, probe_file, size_bytes};
+use crate::model::SharedDrive;
 use crate::open::reopen;
-use crate::probe::{self, probe_file, size_bytes};
 use crate::{FileKind, OpenError, OpenOptions, RangeLocks, rbd};
 
 /// The storage of a leg.
@@ -37,7 +37,7 @@ pub enum Backing {
     Ram(MmapRegion),
     /// Nothing.
     Null {
-        /// Whether reads store zeroes; otherwise they leave their memory unchanged.
+        /// True if reads store zeroes; otherwise they leave their memory unchanged.
         zeroes: bool,
     },
     /// Anonymous memory with the timing of a modelled drive.
@@ -46,7 +46,7 @@ pub enum Backing {
         ram: MmapRegion,
         /// The drive's timing, one for all workers of the disk. The lock is held briefly, never across a
         /// sleep or an I/O.
-        drive: Arc<Mutex<Shared>>,
+        drive: Arc<Mutex<SharedDrive>>,
     },
     /// An export of an NBD server.
     Nbd(Box<NbdClient>),
@@ -55,7 +55,7 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// An opened file or device that has not been probed.
+    /// Wraps an opened file or device that has not been probed.
     pub(crate) fn file(file: File, kind: FileKind) -> Backing {
         Backing::File {
             file,
@@ -65,7 +65,7 @@ impl Backing {
         }
     }
 
-    /// The size now; `None` for memory. An image's cluster is asked, which takes as long as the cluster is away.
+    /// Returns the size now; `None` for memory. An image's cluster is asked, which takes as long as the cluster is away.
     pub(crate) fn size_bytes(&self) -> io::Result<Option<u64>> {
         Ok(match self {
             Backing::File { file, kind, .. } => Some(size_bytes(file, *kind)?),
@@ -86,7 +86,7 @@ impl Backing {
             } => {
                 let (limits, is_direct) = probe_file(Path::new(name), file, *kind, options)?;
                 *direct = is_direct;
-                *has_server = *kind == FileKind::Regular && probe::has_server(file);
+                *has_server = *kind == FileKind::Regular && detect::has_server(file);
                 Ok(limits)
             }
             Backing::Rbd(image) => rbd::probe(image, name, options),
@@ -119,7 +119,7 @@ impl Backing {
     }
 }
 
-/// Memory and exports are read and written by requests only.
+/// Makes the error of a leg without a file: memory and exports are read and written by requests only.
 fn no_bytes() -> io::Error {
     io::ErrorKind::Unsupported.into()
 }
@@ -131,18 +131,18 @@ pub struct Leg {
     backing: Backing,
     /// Open file descriptions of the second and further workers.
     more_files: Box<[File]>,
-    /// The open file description of those that are no worker.
+    /// The open file description for everything but workers.
     sync_file: Option<File>,
     locks: RangeLocks,
     served_bytes: AtomicU64,
     unused_bytes: u64,
     polling: Option<Polling>,
-    /// Whether `polling` is used.
+    /// True if `polling` is used.
     is_polled: AtomicBool,
 }
 
-/// Which reads and writes of a leg can be polled: those that the kernel passes to the device in one piece. On
-/// Linux 6.1, a polled read that the kernel had to split never completed.
+/// The reads and writes of a leg that can be polled: those that the kernel passes to the device in one piece. On Linux 6.1, a
+/// polled read that the kernel had to split never completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Polling {
     /// Longest I/O.
@@ -184,9 +184,9 @@ impl Leg {
         self
     }
 
-    /// Bytes from its beginning that may be read and written: those that belong to the disk, minus those that
-    /// [`refresh`](crate::Disk::refresh) found cut off. A write behind the end of a file would make the file grow again, and the lost
-    /// bytes before it would then read as zeroes instead of failing.
+    /// Returns the bytes from its beginning that may be read and written: those that belong to the disk, minus those that
+    /// [`refresh`](crate::Disk::refresh) found cut off. A write beyond the end of a file would make the file grow again, and the
+    /// lost bytes before it would then read as zeroes instead of failing.
     #[inline]
     pub fn served_bytes(&self) -> u64 {
         // Relaxed: the kernel knows that a file was cut, and no data depends on this value.
@@ -197,17 +197,17 @@ impl Leg {
         self.served_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes at its end that the disk does not use.
+    /// Returns the bytes at its end that the disk does not use.
     pub fn unused_bytes(&self) -> u64 {
         self.unused_bytes
     }
 
-    /// The name that an operator uses.
+    /// Returns the name that an operator uses.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its storage.
+    /// Returns its storage.
     pub fn backing(&self) -> &Backing {
         &self.backing
     }
@@ -233,13 +233,13 @@ impl Leg {
         Ok(())
     }
 
-    /// Makes everything durable that was written so far, for a caller that is no worker. It has an open file description of its
+    /// Makes everything durable that was written so far, for a caller that is not a worker. It has an open file description of its
     /// own, because the kernel reports a failed write-back once to each description. If a worker's were used, this call could
     /// take the report, and the guest's flush would succeed.
     pub(crate) fn sync(&self) -> io::Result<()> {
         match (&self.sync_file, &self.backing) {
             (Some(file), _) | (None, Backing::File { file, .. }) => file.sync_data(),
-            // A cluster has every write that was completed; an NBD server is asked by whoever has its connections.
+            // A cluster has every write that was completed; an NBD server is asked by the thread that has its connections.
             _ => Ok(()),
         }
     }
@@ -259,9 +259,9 @@ impl Leg {
         self.sync_file = None;
     }
 
-    /// The open file description for this worker's ops; workers count from 0. The kernel reports a failed
-    /// write-back once to each description, so workers that shared one would miss failures. `None` for a
-    /// backing that is no file, and for a worker beyond [`workers_max`](crate::Disk::workers_max).
+    /// Returns the open file description for this worker's ops; workers count from 0. The kernel reports a failed write-back once
+    /// to each description, so workers that shared one would miss failures. `None` for a backing that is not a file, and for a
+    /// worker beyond [`workers_max`](crate::Disk::workers_max).
     pub fn file_for(&self, worker: usize) -> Option<BorrowedFd<'_>> {
         let Backing::File { file, .. } = &self.backing else {
             return None;
@@ -277,13 +277,13 @@ impl Leg {
         matches!(self.backing, Backing::File { has_server, .. } if has_server)
     }
 
-    /// Whether its reads and writes may be polled: this was requested and has not been given up.
+    /// Returns true if its reads and writes may be polled: this was requested and has not been given up.
     #[inline]
     pub fn is_polled(&self) -> bool {
         self.is_polled.load(Ordering::Relaxed)
     }
 
-    /// Whether a read or write at this range may be polled.
+    /// Returns true if a read or write at this range may be polled.
     #[inline]
     pub fn polls(&self, offset: u64, len: u64) -> bool {
         self.is_polled()
@@ -302,7 +302,7 @@ impl Leg {
         self.is_polled.swap(false, Ordering::Relaxed)
     }
 
-    /// Range locks for read-modify-write, in the leg's own offsets.
+    /// Returns the range locks for read-modify-write, in the leg's own offsets.
     pub fn locks(&self) -> &RangeLocks {
         &self.locks
     }

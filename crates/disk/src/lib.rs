@@ -3,6 +3,7 @@
 //! of a modelled drive is here too, because its state belongs to the disk.
 #![forbid(unsafe_code)]
 
+mod detect;
 mod disk;
 mod format;
 mod iopoll;
@@ -11,7 +12,6 @@ mod lock;
 pub mod model;
 pub mod nbd;
 mod open;
-mod probe;
 mod qemu_lock;
 pub mod rbd;
 mod serial;
@@ -25,7 +25,9 @@ pub use disk::{Disk, Resized};
 pub use iopoll::IopollError;
 pub use leg::{Backing, Leg};
 pub use lock::RangeLocks;
-pub use open::{Content, Direct, FileKind, OpenError, OpenOptions};
+pub use open::{ContentOrigin, Direct, FileKind, OpenError, OpenOptions};
 pub use size::{format_size, parse_size};
 pub use spec::DiskSpec;
-pub use stripe::{Created, Overwrite, Shown, StripeError, StripeKind, create_stripe, show_stripe};
+pub use stripe::{
+    Created, Overwrite, StripeError, StripeKind, StripeListing, create_stripe, show_stripe,
+};

@@ -70,8 +70,8 @@ impl RangeLocks {
                 self.touched(offset_bytes, len_bytes)
                     .take(taken)
                     .for_each(give_exclusive);
-                // On all of them, including free ones; otherwise shared holders would enter the first while
-                // the last drains, for ever.
+                // On all of them, including free ones; otherwise shared holders could always enter the first while
+                // the last drains, and the writer would never get all.
                 self.touched(offset_bytes, len_bytes).for_each(ask_patience);
                 return false;
             }
@@ -90,9 +90,9 @@ impl RangeLocks {
             .for_each(give_exclusive);
     }
 
-    /// The entries of a range, each once, in ascending order. Because the order is always the same,
-    /// concurrent attempts on overlapping sets cannot refuse each other for ever: the one that got furthest
-    /// is stopped only by a holder that will finish.
+    /// Returns the entries of a range, each once, in ascending order. Because the order is always the same, concurrent attempts
+    /// on overlapping sets cannot keep refusing each other: the one that got furthest is stopped only by a holder that will
+    /// finish.
     fn touched(&self, offset_bytes: u64, len_bytes: u64) -> impl Iterator<Item = &AtomicU32> {
         let (wrapped, first) = touched_ranges(offset_bytes, len_bytes);
         let of = |range: Range<usize>| self.entries.get(range).unwrap_or(&[]).iter();
@@ -100,9 +100,9 @@ impl RangeLocks {
     }
 }
 
-/// The entries of a byte range as two ascending ranges of indices. Adjacent regions have adjacent entries, so
-/// no entry occurs twice unless the range is longer than the table, where it is cut. For example regions
-/// 1022..=1025 are entries 0..2 and 1022..1024.
+/// Returns the entries of a byte range as two ascending ranges of indices. Adjacent regions have adjacent entries, so no entry
+/// occurs twice unless the range is longer than the table, where it is cut. For example regions 1022..=1025 are entries 0..2 and
+/// 1022..1024.
 fn touched_ranges(offset_bytes: u64, len_bytes: u64) -> (Range<usize>, Range<usize>) {
     let first = offset_bytes >> REGION_SHIFT;
     let last = offset_bytes.saturating_add(len_bytes.saturating_sub(1)) >> REGION_SHIFT;

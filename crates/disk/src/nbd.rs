@@ -5,7 +5,7 @@ use cleave_nbd::wire::export;
 pub use cleave_nbd::{Address, NbdSpec};
 use cleave_nbd::{Export, NbdClient};
 
-use crate::probe::{Remote, probe_remote};
+use crate::detect::{RemoteProperties, probe_remote};
 use crate::{OpenError, OpenOptions};
 
 /// Connects to the server, which tells the limits of the export.
@@ -23,7 +23,7 @@ pub(crate) fn open(
     if promised.block_min > options.block_bytes.unwrap_or(512) {
         return Err(OpenError::LargeBlock(name.to_owned(), promised.block_min));
     }
-    let remote = Remote {
+    let remote = RemoteProperties {
         size_bytes: promised.size_bytes,
         physical_bytes: promised.block_preferred,
         optimal_bytes: 0,

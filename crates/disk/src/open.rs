@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::{StripeError, qemu_lock};
 
-/// Whether the page cache is bypassed.
+/// Use of the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direct {
     /// Use O_DIRECT, or refuse the disk.
@@ -25,7 +25,7 @@ pub enum Direct {
     Auto,
 }
 
-/// The kind of file behind a path.
+/// The kind of file at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file; space is deallocated by punching holes.
@@ -39,7 +39,7 @@ pub enum FileKind {
 pub struct OpenOptions {
     /// Opened without write permission; the lock is shared.
     pub read_only: bool,
-    /// Whether the page cache is bypassed.
+    /// Use of the page cache.
     pub direct: Direct,
     /// Logical block size for the guest instead of the probed one.
     pub block_bytes: Option<u32>,
@@ -48,12 +48,12 @@ pub struct OpenOptions {
     /// Most workers that will serve it at the same time.
     pub workers: u16,
     /// Origin of what it holds.
-    pub content: Content,
+    pub content: ContentOrigin,
 }
 
 /// Origin of what a disk holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Content {
+pub enum ContentOrigin {
     /// Unknown. An image of another format and a leg of a stripe are refused, because the guest would see them as they are
     /// and overwrite them.
     Unknown,
@@ -63,7 +63,7 @@ pub enum Content {
 }
 
 impl Default for OpenOptions {
-    /// The defaults of `cleave serve`, but for one worker.
+    /// Returns the defaults of `cleave serve`, but for one worker.
     fn default() -> OpenOptions {
         OpenOptions {
             read_only: false,
@@ -71,7 +71,7 @@ impl Default for OpenOptions {
             block_bytes: None,
             discard: true,
             workers: 1,
-            content: Content::Unknown,
+            content: ContentOrigin::Unknown,
         }
     }
 }
@@ -218,7 +218,7 @@ impl OpenError {
         }
     }
 
-    /// The error for a failed system call.
+    /// Returns the error for a failed system call.
     pub(crate) fn io(path: &Path, source: impl Into<io::Error>) -> OpenError {
         OpenError::Io(path.display().to_string(), source.into())
     }
@@ -239,7 +239,7 @@ pub(crate) fn open_path(path: &Path, read_only: bool) -> Result<(File, FileKind)
     Ok((file, kind))
 }
 
-/// Like `open_path`, but does not disturb a program that serves it.
+/// Opens a file like `open_path`, but does not disturb a program that serves it.
 pub(crate) fn open_unlocked(path: &Path, read_only: bool) -> Result<(File, FileKind), OpenError> {
     // Checked before it is opened, because opening alone moves a tape or waits for the other end of a fifo.
     let found = rustix::fs::stat(path).map_err(|errno| open_error(path, read_only, errno))?;

@@ -59,7 +59,7 @@ fn set(file: &File, byte: i64, kind: i32) -> Result<(), Errno> {
     control(file, FcntlArg::F_OFD_SETLK(&request(byte, kind)))
 }
 
-/// Whether another open file description has a lock on the byte.
+/// Returns true if another open file description has a lock on the byte.
 fn is_locked(file: &File, byte: i64) -> Result<bool, Errno> {
     let mut found = request(byte, libc::F_WRLCK);
     control(file, FcntlArg::F_OFD_GETLK(&mut found))?;

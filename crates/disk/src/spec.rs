@@ -14,7 +14,7 @@ use crate::size::{format_size, parse_size};
 pub enum DiskSpec {
     /// A regular file or a block device, distinguished when opened; an image of another format is refused.
     Path(PathBuf),
-    /// The same, with any contents.
+    /// A file or device like that of `Path`, but an image of any format is accepted.
     Raw(PathBuf),
     /// Memory of this many bytes; the contents are lost at shutdown.
     Ram(u64),
@@ -37,8 +37,8 @@ const UNTOUCHED: &str = ",read-zeroes=off";
 impl FromStr for DiskSpec {
     type Err = String;
 
-    /// `raw:`, `ram:`, `null:`, `model:`, `rbd:` and `nbd://` are kinds only at the very beginning, so that every file can be
-    /// named: a file called `ram:x` is written `./ram:x`.
+    /// Parses a spec. `raw:`, `ram:`, `null:`, `model:`, `rbd:` and `nbd://` are kinds only at the very beginning, so that every
+    /// file can be named: a file called `ram:x` is written `./ram:x`.
     fn from_str(text: &str) -> Result<DiskSpec, String> {
         if text.is_empty() {
             return Err(
@@ -65,7 +65,7 @@ impl FromStr for DiskSpec {
                     parse_kind("null", size).map(DiskSpec::Untouched)
                 }
                 Some((_, option)) => Err(format!(
-                    "`{option}` is no option of null; write null:1G,read-zeroes=off, or ./{text} for a file of that name"
+                    "`{option}` is not an option of null; write null:1G,read-zeroes=off, or ./{text} for a file of that name"
                 )),
             };
         }
@@ -83,7 +83,7 @@ impl FromStr for DiskSpec {
 }
 
 impl DiskSpec {
-    /// The name that an operator uses: the path or the spec.
+    /// Returns the name that an operator uses: the path or the spec.
     pub(crate) fn name(&self) -> String {
         match self.path() {
             Some(path) => path.display().to_string(),
@@ -91,7 +91,7 @@ impl DiskSpec {
         }
     }
 
-    /// The path of a file or device.
+    /// Returns the path of a file or device.
     pub fn path(&self) -> Option<&Path> {
         match self {
             DiskSpec::Path(path) | DiskSpec::Raw(path) => Some(path),

@@ -6,20 +6,22 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use cleave_blk::{Limits, Stripe};
-use cleave_rbd::Place;
+use cleave_rbd::ImagePlace;
 
 use crate::open::{open_path, open_unlocked};
 use crate::serial::hashed_serial;
 use crate::size::format_size;
-use crate::superblock::{self, Found, Superblock};
-use crate::{Backing, Content, Direct, Disk, DiskSpec, FileKind, Leg, OpenError, OpenOptions, rbd};
+use crate::superblock::{self, Superblock, SuperblockState};
+use crate::{
+    Backing, ContentOrigin, Direct, Disk, DiskSpec, FileKind, Leg, OpenError, OpenOptions, rbd,
+};
 
 mod check;
 mod error;
 
 pub use error::StripeError;
 
-use check::Member;
+use check::StripeMember;
 use error::wrong_count;
 
 /// `create_stripe` takes a leg without --force only if this many bytes at its beginning are zero. All common
@@ -35,12 +37,12 @@ pub enum StripeKind {
     Raw,
 }
 
-/// Whether `create_stripe` takes legs that contain data.
+/// What `create_stripe` does with legs that contain data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overwrite {
-    /// Refused.
+    /// They are refused.
     No,
-    /// Their data is lost.
+    /// They are taken, and their data is lost.
     Yes,
 }
 
@@ -57,7 +59,7 @@ pub struct Created {
 
 /// Result of `show_stripe`.
 #[derive(Debug)]
-pub struct Shown {
+pub struct StripeListing {
     /// One line per leg.
     pub lines: Vec<String>,
     /// The stripe that the legs form in this order, or why they form none.
@@ -81,7 +83,7 @@ impl Disk {
             }
             StripeKind::Raw => {
                 // The last chunk of a leg belongs to the guest.
-                if options.content == Content::Unknown {
+                if options.content == ContentOrigin::Unknown {
                     check::raw(&as_members(&members))?;
                 }
                 let least = members.iter().map(|member| member.size_bytes).min();
@@ -109,7 +111,7 @@ struct Opened {
     name: String,
     backing: Backing,
     size_bytes: u64,
-    found: Found,
+    found: SuperblockState,
 }
 
 impl Opened {
@@ -121,10 +123,10 @@ impl Opened {
     }
 }
 
-fn as_members(members: &[Opened]) -> Vec<Member<'_>> {
+fn as_members(members: &[Opened]) -> Vec<StripeMember<'_>> {
     members
         .iter()
-        .map(|opened| Member {
+        .map(|opened| StripeMember {
             name: &opened.name,
             size_bytes: opened.size_bytes,
             found: opened.found,
@@ -205,7 +207,7 @@ fn no_leg(spec: &DiskSpec) -> StripeError {
     ))
 }
 
-/// One kind of store runs all ops of a disk, so its legs are all files and devices, or all images.
+/// Refuses legs of several kinds. One kind of store runs all ops of a disk, so its legs are all files and devices, or all images.
 fn refuse_mix(specs: &[DiskSpec]) -> Result<(), StripeError> {
     let is_image = |spec: &&DiskSpec| matches!(spec, DiskSpec::Rbd(_));
     let is_file = |spec: &&DiskSpec| spec.path().is_some();
@@ -221,20 +223,20 @@ fn refuse_mix(specs: &[DiskSpec]) -> Result<(), StripeError> {
     }
 }
 
-/// What a leg is, whatever it is called.
+/// The identity of a leg, whatever name it was given.
 #[derive(Debug, PartialEq, Eq)]
 enum Identity {
     /// File system and number of a file, or a device.
     File(u64, u64),
-    /// Without the user, which makes no other image of it.
-    Image(Place),
+    /// Without the user, because the image is the same for every user.
+    Image(ImagePlace),
 }
 
-/// `None`: it cannot be found out, which is reported when the leg is opened.
+/// Finds out the identity of a leg. `None`: it cannot be found out, which is reported when the leg is opened.
 fn identity(spec: &DiskSpec) -> Option<Identity> {
     if let DiskSpec::Rbd(rbd) = spec {
         let place = rbd.place.clone();
-        return Some(Identity::Image(Place {
+        return Some(Identity::Image(ImagePlace {
             user: None,
             ..place
         }));
@@ -246,7 +248,7 @@ fn identity(spec: &DiskSpec) -> Option<Identity> {
     })
 }
 
-/// A leg that is named twice would be refused by its own lock, and the error would blame another program.
+/// Refuses a leg that is named twice. It would be refused by its own lock, and the error would blame another program.
 fn refuse_duplicates(specs: &[DiskSpec]) -> Result<(), StripeError> {
     let mut seen: Vec<(Identity, &DiskSpec)> = Vec::new();
     for spec in specs {
@@ -289,7 +291,7 @@ fn probe_all(
     Ok((over_all(limits, data_bytes, stripe)?, legs))
 }
 
-/// A chunk must consist of whole blocks of each leg.
+/// Refuses a leg with blocks larger than a chunk, which must consist of whole blocks of each leg.
 fn refuse_large_block(name: &str, limits: &Limits, stripe: Stripe) -> Result<(), StripeError> {
     let least = limits.block_bytes.max(limits.offset_align_bytes);
     if stripe.chunk_bytes() >= least {
@@ -303,7 +305,7 @@ fn refuse_large_block(name: &str, limits: &Limits, stripe: Stripe) -> Result<(),
     )))
 }
 
-/// The limits that satisfy both legs.
+/// Returns the limits that satisfy both legs.
 fn combined(a: Limits, b: &Limits) -> Limits {
     Limits {
         capacity_bytes: a.capacity_bytes.min(b.capacity_bytes),
@@ -320,8 +322,8 @@ fn combined(a: Limits, b: &Limits) -> Limits {
     }
 }
 
-/// The stripe's limits, from the limits that hold on every leg. The best transfer size keeps all legs busy;
-/// the best discard size covers the units of every leg.
+/// Returns the stripe's limits, from the limits that hold on every leg. The best transfer size keeps all legs busy; the best
+/// discard size covers the units of every leg.
 fn over_all(leg: Limits, data_bytes: u64, stripe: Stripe) -> Result<Limits, StripeError> {
     let legs = u32::from(stripe.legs());
     let capacity_bytes = data_bytes
@@ -389,7 +391,7 @@ pub fn create_stripe(
 }
 
 /// Refuses a leg that could not be served afterwards, before any data is lost. Probed through the page cache,
-/// like the superblock is written: a leg that does not support O_DIRECT is no reason to refuse.
+/// like the superblock is written: a leg that does not support O_DIRECT is not refused for it.
 fn refuse_unservable(member: &mut Opened, stripe: Stripe) -> Result<(), OpenError> {
     let options = OpenOptions {
         direct: Direct::Off,
@@ -402,7 +404,7 @@ fn refuse_unservable(member: &mut Opened, stripe: Stripe) -> Result<(), OpenErro
 /// Refuses a leg that contains data, as far as this can be seen.
 fn refuse_in_use(member: &Opened) -> Result<(), OpenError> {
     let name = &member.name;
-    if member.found != Found::Nothing {
+    if member.found != SuperblockState::Nothing {
         return Err(StripeError(format!(
             "{name} is already a leg of a stripe; with --force it becomes part of a new stripe, and all data of \
              the old one is lost"
@@ -429,7 +431,7 @@ fn write_superblock(member: &Opened, superblock: Superblock) -> io::Result<()> {
 }
 
 /// Reads the superblocks of legs, even while the legs are being served.
-pub fn show_stripe(specs: &[DiskSpec]) -> Result<Shown, OpenError> {
+pub fn show_stripe(specs: &[DiskSpec]) -> Result<StripeListing, OpenError> {
     let members = open_all(specs, open_to_look)?;
     let members = as_members(&members);
     let lines = members.iter().map(line).collect();
@@ -439,18 +441,18 @@ pub fn show_stripe(specs: &[DiskSpec]) -> Result<Shown, OpenError> {
         data_bytes: whole.data_bytes,
         unused_bytes: largest.unwrap_or(0).saturating_sub(whole.data_bytes),
     });
-    Ok(Shown { lines, whole })
+    Ok(StripeListing { lines, whole })
 }
 
-fn line(member: &Member<'_>) -> String {
+fn line(member: &StripeMember<'_>) -> String {
     let name = member.name;
     match member.found {
-        Found::Nothing => format!("{name}: no superblock"),
-        Found::Damaged => format!("{name}: a damaged superblock"),
-        Found::Version(version) => {
+        SuperblockState::Nothing => format!("{name}: no superblock"),
+        SuperblockState::Damaged => format!("{name}: a damaged superblock"),
+        SuperblockState::Version(version) => {
             format!("{name}: a superblock of version {version}, which this cleave does not know")
         }
-        Found::Whole(leg) => format!(
+        SuperblockState::Whole(leg) => format!(
             "{name}: leg {} of {}, chunk {}, {} bytes of data, set {}",
             leg.leg + 1,
             leg.stripe.legs(),

@@ -31,7 +31,7 @@ const HEAD_BYTES: usize = 60;
 /// One leg's superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Superblock {
-    /// The same on all legs of a set, and on no other leg.
+    /// Identifies the set: equal on all its legs, and on no other leg.
     pub(crate) set: [u8; 16],
     /// Index of this leg.
     pub(crate) leg: u32,
@@ -45,7 +45,7 @@ pub(crate) struct Superblock {
 
 /// Result of reading the place of a superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum SuperblockState {
     /// No superblock.
     Nothing,
     /// A whole superblock.
@@ -56,17 +56,17 @@ pub(crate) enum Found {
     Version(u32),
 }
 
-/// The offset of the superblock of a leg of this size; `None`: too small for a superblock and data.
+/// Returns the offset of the superblock of a leg of this size; `None`: too small for a superblock and data.
 pub(crate) fn offset(leg_bytes: u64) -> Option<u64> {
     let blocks = leg_bytes / SUPERBLOCK_BYTES;
     (blocks >= 2).then(|| (blocks - 1) * SUPERBLOCK_BYTES)
 }
 
 /// Returns the size of a leg, and what is in the place of its superblock.
-pub(crate) fn read(leg: &Backing) -> io::Result<(u64, Found)> {
+pub(crate) fn read(leg: &Backing) -> io::Result<(u64, SuperblockState)> {
     let size_bytes = leg.size_bytes()?.unwrap_or(0);
     let Some(place) = offset(size_bytes) else {
-        return Ok((size_bytes, Found::Nothing));
+        return Ok((size_bytes, SuperblockState::Nothing));
     };
     let mut block = [0; SUPERBLOCK_BYTES as usize];
     leg.read_exact_at(&mut block, place)?;
@@ -74,7 +74,7 @@ pub(crate) fn read(leg: &Backing) -> io::Result<(u64, Found)> {
 }
 
 impl Superblock {
-    /// The bytes on the leg.
+    /// Returns the bytes on the leg.
     pub(crate) fn to_bytes(self) -> [u8; SUPERBLOCK_BYTES as usize] {
         let mut head = Vec::with_capacity(HEAD_BYTES);
         head.extend(MAGIC);
@@ -95,19 +95,19 @@ impl Superblock {
 
     /// Parses a superblock. The version is checked before the checksum, because a later version may compute
     /// it over other bytes.
-    pub(crate) fn parse(block: &[u8]) -> Found {
+    pub(crate) fn parse(block: &[u8]) -> SuperblockState {
         let mut fields = Fields(block);
         if fields.take() != Some(*MAGIC) {
-            return Found::Nothing;
+            return SuperblockState::Nothing;
         }
         match fields.u32() {
             Some(VERSION) => {}
-            Some(version) => return Found::Version(version),
-            None => return Found::Damaged,
+            Some(version) => return SuperblockState::Version(version),
+            None => return SuperblockState::Damaged,
         }
         match fields.body(block) {
-            Some(superblock) => Found::Whole(superblock),
-            None => Found::Damaged,
+            Some(superblock) => SuperblockState::Whole(superblock),
+            None => SuperblockState::Damaged,
         }
     }
 }
@@ -130,7 +130,7 @@ impl Fields<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// Everything behind the version, if it is valid.
+    /// Reads everything after the version. `None`: it is not valid.
     fn body(mut self, block: &[u8]) -> Option<Superblock> {
         let set = self.take()?;
         let leg = self.u32()?;
@@ -155,7 +155,7 @@ impl Fields<'_> {
     }
 }
 
-/// CRC-32C, reflected polynomial 0x82F63B78, by a table of one byte.
+/// Computes CRC-32C, reflected polynomial 0x82F63B78, by a table of one byte.
 fn crc32c(bytes: &[u8]) -> u32 {
     const TABLE: [u32; 256] = table();
     !bytes.iter().fold(!0, |crc, byte| {
@@ -204,7 +204,10 @@ mod tests {
     #[test]
     fn a_superblock_reads_back_and_has_the_documented_layout() {
         let bytes = superblock().to_bytes();
-        assert_eq!(Superblock::parse(&bytes), Found::Whole(superblock()));
+        assert_eq!(
+            Superblock::parse(&bytes),
+            SuperblockState::Whole(superblock())
+        );
         assert_eq!(&bytes[..12], b"CLVSTRIP\x01\0\0\0");
         assert_eq!(&bytes[12..28], b"0123456789abcdef");
         assert_eq!(
@@ -222,18 +225,21 @@ mod tests {
             bytes[bit / 8] ^= 1 << (bit % 8);
             let found = Superblock::parse(&bytes);
             match bit / 8 {
-                0..8 => assert_eq!(found, Found::Nothing, "{bit}"),
-                8..12 => assert!(matches!(found, Found::Version(v) if v != 1), "{bit}"),
-                _ => assert_eq!(found, Found::Damaged, "{bit}"),
+                0..8 => assert_eq!(found, SuperblockState::Nothing, "{bit}"),
+                8..12 => assert!(
+                    matches!(found, SuperblockState::Version(v) if v != 1),
+                    "{bit}"
+                ),
+                _ => assert_eq!(found, SuperblockState::Damaged, "{bit}"),
             }
         }
         for len in 0..HEAD_BYTES {
             assert!(
-                !matches!(Superblock::parse(&whole[..len]), Found::Whole(_)),
+                !matches!(Superblock::parse(&whole[..len]), SuperblockState::Whole(_)),
                 "{len}"
             );
         }
-        assert_eq!(Superblock::parse(&[0; 4096]), Found::Nothing);
+        assert_eq!(Superblock::parse(&[0; 4096]), SuperblockState::Nothing);
     }
 
     /// Impossible values with a valid checksum, from an attacker or a faulty program.
@@ -264,7 +270,7 @@ mod tests {
         for superblock in wrong {
             assert_eq!(
                 Superblock::parse(&superblock.to_bytes()),
-                Found::Damaged,
+                SuperblockState::Damaged,
                 "{superblock:?}"
             );
         }

@@ -39,7 +39,7 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// An empty chain with all the room that it will ever need.
+    /// Makes an empty chain with all the room that it will ever need.
     #[allow(clippy::new_without_default)] // it allocates, which a default should not
     pub fn new() -> Chain {
         Chain {
@@ -55,37 +55,37 @@ impl Chain {
         }
     }
 
-    /// Bytes in each direction in the guest's layout. Trimming does not change it, nor does a fault that left
+    /// Returns the bytes in each direction in the guest's layout. Trimming does not change it, nor does a fault that left
     /// segments out.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// The number of descriptors that were read to find the chain, even if it has a fault.
+    /// Returns the number of descriptors that were read to find the chain, even if it has a fault.
     #[inline]
     pub fn descriptors(&self) -> u32 {
         self.descriptors
     }
 
-    /// The device-readable segments, in order.
+    /// Returns the device-readable segments, in order.
     pub fn readable(&self) -> &[Segment] {
         self.segments
             .get(self.first..self.readable)
             .unwrap_or_default()
     }
 
-    /// The device-writable segments, in order.
+    /// Returns the device-writable segments, in order.
     pub fn writable(&self) -> &[Segment] {
         self.segments.get(self.readable..).unwrap_or_default()
     }
 
-    /// Guest address of the status byte, which is the last byte of the writable stream; `None` if there is
-    /// none. Zero-length descriptors at the end do not count. Trimming does not change it.
+    /// Returns the guest address of the status byte, which is the last byte of the writable stream; `None` if there is none.
+    /// Zero-length descriptors at the end do not count. Trimming does not change it.
     pub fn status_addr(&self) -> Option<u64> {
         self.status_addr
     }
 
-    /// The readable stream after its first `head_bytes` bytes (trims the chain; call once).
+    /// Returns the readable stream after its first `head_bytes` bytes (trims the chain; call once).
     pub fn data_out(&mut self, head_bytes: u64) -> &[Segment] {
         let mut skip_bytes = head_bytes;
         while self.first < self.readable
@@ -103,7 +103,7 @@ impl Chain {
         self.readable()
     }
 
-    /// The writable stream without its last byte, the status (trims the chain; call once).
+    /// Returns the writable stream without its last byte, the status (trims the chain; call once).
     pub fn data_in(&mut self) -> &[Segment] {
         if self.readable < self.segments.len()
             && let Some(last) = self.segments.last_mut()
@@ -189,7 +189,7 @@ mod tests {
         chain
     }
 
-    /// Every byte address of a stream, to compare layouts.
+    /// Returns every byte address of a stream, to compare layouts.
     fn bytes(segments: &[Segment]) -> Vec<u64> {
         segments
             .iter()

@@ -14,18 +14,18 @@ pub(crate) const DESCRIPTOR_BYTES: u64 = 16;
 
 /// A copy of one descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Descriptor {
+pub(crate) struct DescriptorCopy {
     pub(crate) addr: u64,
     pub(crate) len: u32,
     pub(crate) flags: u16,
     pub(crate) next: u16,
 }
 
-impl Descriptor {
+impl DescriptorCopy {
     /// Decodes two little-endian words: the address; then length, flags and next.
     #[inline]
-    pub(crate) fn from_words(addr: u64, rest: u64) -> Descriptor {
-        Descriptor {
+    pub(crate) fn from_words(addr: u64, rest: u64) -> DescriptorCopy {
+        DescriptorCopy {
             addr,
             len: rest as u32,
             flags: (rest >> 32) as u16,
@@ -33,7 +33,7 @@ impl Descriptor {
         }
     }
 
-    /// The guest memory that it describes.
+    /// Returns the guest memory that it describes.
     pub(crate) fn segment(self) -> Segment {
         Segment {
             addr: self.addr,

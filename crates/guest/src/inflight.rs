@@ -52,7 +52,7 @@ pub struct InflightLayout {
 }
 
 impl InflightLayout {
-    /// A region of its own file.
+    /// Describes a region of its own file.
     pub fn new(vrings: u16, vring_size: u16) -> InflightLayout {
         InflightLayout {
             len_bytes: u64::from(vrings) * part_bytes(vring_size),
@@ -64,7 +64,7 @@ impl InflightLayout {
 
     /// Returns the entries of each part.
     ///
-    /// QEMU gives back the length of the region that it got and the size of a vring that it asked for, which the guest's
+    /// QEMU returns the length of the region that it got and the size of a vring that it asked for, which the guest's
     /// driver may exceed. So a length that fits larger parts exactly means those: 8448 bytes for 4 vrings are parts of 128
     /// entries, and 66560 bytes are parts of 1024, whatever the frontend says.
     fn part_entries(&self) -> u16 {
@@ -79,7 +79,7 @@ impl InflightLayout {
 /// Why a region is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum InflightError {
-    /// It has no room for its vrings.
+    /// The region has no room for its vrings.
     #[error("an in-flight region of {found} bytes for {needed}")]
     Short {
         /// Bytes that its vrings need.
@@ -93,7 +93,7 @@ pub enum InflightError {
     /// Its words would not be aligned.
     #[error("an in-flight region at offset {0} of its file")]
     Align(u64),
-    /// It cannot be mapped.
+    /// The region cannot be mapped.
     #[error("an in-flight region: {0}")]
     Map(#[from] MapError),
 }
@@ -108,7 +108,7 @@ pub struct Inflight {
 }
 
 impl Inflight {
-    /// A file for a region that nobody has used yet. The frontend keeps it; sealed, so that nobody can cut it.
+    /// Makes a file for a region that nobody has used yet. The frontend keeps it; sealed, so that nobody can cut it.
     pub fn create(layout: InflightLayout) -> io::Result<File> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = memfd_create("cleave-inflight", flags)?;
@@ -145,7 +145,7 @@ impl Inflight {
         })
     }
 
-    /// The part of a vring; `None`: it has none.
+    /// Returns the part of a vring; `None`: it has none.
     pub fn journal(&self, vring: u16) -> Option<Journal> {
         let size = self.part_entries;
         (vring < self.vrings).then(|| Journal {
@@ -198,21 +198,22 @@ pub enum JournalFault {
 
 /// Position at which a vring continues.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Resumed {
+pub(crate) struct ResumePosition {
     /// Position of the next chain.
     pub(crate) next_avail: u16,
     /// Requests to do again, the first that was taken last.
     pub(crate) again: Vec<u16>,
 }
 
-/// How many used entries the guest was shown since the part of `entries` noted the used index. `None`: more than can be
+/// Returns how many used entries the guest was shown since the part of `entries` noted the used index. `None`: more than can be
 /// under way at a time, so the part is of another ring.
 pub(crate) fn shown_since(noted: u16, used: u16, entries: u16) -> Option<u16> {
     let shown = used.wrapping_sub(noted);
     (shown <= entries).then_some(shown)
 }
 
-/// Position of the chain behind those that are to be taken again: every chain before it is shown as used or one of these.
+/// Returns the position of the chain after those that are to be taken again: every chain before it is shown as used or one of
+/// these.
 pub(crate) fn goes_on_at(used: u16, again: u16) -> u16 {
     used.wrapping_add(again)
 }
@@ -237,10 +238,14 @@ pub struct Journal {
 unsafe impl Send for Journal {}
 
 impl Journal {
-    /// Finds out where a vring of `ring_size` entries goes on. `used`: the index that its guest has seen. That one counts,
+    /// Finds out where a vring of `ring_size` entries continues. `used`: the index that its guest has seen. That one counts,
     /// and not the position that the frontend names: after a crash QEMU names the used index, Cloud Hypervisor the
     /// available one. The part has room for the ring ([`has_room_for`](Journal::has_room_for)).
-    pub(crate) fn resume(&mut self, ring_size: u16, used: u16) -> Result<Resumed, JournalFault> {
+    pub(crate) fn resume(
+        &mut self,
+        ring_size: u16,
+        used: u16,
+    ) -> Result<ResumePosition, JournalFault> {
         let resumed = match self.word(VERSION_AT) {
             0 => self.begin(used),
             VERSION => self.recover(ring_size, used)?,
@@ -281,8 +286,8 @@ impl Journal {
         self.set_word(ENTRIES_AT, 0);
     }
 
-    /// Nobody has used this part, or it is of another ring.
-    fn begin(&mut self, used: u16) -> Resumed {
+    /// Begins a part that nobody has used, or that is of another ring.
+    fn begin(&mut self, used: u16) -> ResumePosition {
         self.set_word(VERSION_AT, 0);
         for head in 0..self.size {
             self.set_in_flight(head, false);
@@ -294,13 +299,13 @@ impl Journal {
         // Last: only then is the rest true.
         self.set_word(VERSION_AT, VERSION);
         (self.taken, self.last) = (0, 0);
-        Resumed {
+        ResumePosition {
             next_avail: used,
             again: Vec::new(),
         }
     }
 
-    fn recover(&mut self, ring_size: u16, used: u16) -> Result<Resumed, JournalFault> {
+    fn recover(&mut self, ring_size: u16, used: u16) -> Result<ResumePosition, JournalFault> {
         let found = self.word(ENTRIES_AT);
         if found != self.size {
             let expected = self.size;
@@ -335,14 +340,14 @@ impl Journal {
         again.sort_unstable_by(|a, b| b.cmp(a));
         self.taken = taken.checked_add(1).ok_or(JournalFault::Counter)?;
         self.last = self.word(LAST_AT);
-        Ok(Resumed {
+        Ok(ResumePosition {
             // No more than the ring's entries, which are a u16.
             next_avail: goes_on_at(used, again.len() as u16),
             again: again.into_iter().map(|(_, head)| head).collect(),
         })
     }
 
-    /// A chain is taken. The counter first: a restart that finds it in flight must find its own.
+    /// Notes that a chain is taken. The counter first: a restart that finds it in flight must find its own.
     #[inline]
     pub(crate) fn take(&mut self, head: u16) {
         self.set_counter(head, self.taken);
@@ -351,14 +356,14 @@ impl Journal {
         self.set_in_flight(head, true);
     }
 
-    /// The chain that was taken last is given back. A daemon that dies before this leaves it as in flight, and the next one
-    /// does it first, which is its turn.
+    /// Notes that the chain that was taken last is given back. A daemon that dies before this leaves it as in flight, and the
+    /// next one does it first, which is its turn.
     pub(crate) fn untake(&mut self, head: u16) {
         self.set_in_flight(head, false);
         self.taken = self.taken.wrapping_sub(1);
     }
 
-    /// A request has completed; the guest does not see that yet.
+    /// Notes that a request has completed; the guest does not see that yet.
     #[inline]
     pub(crate) fn end(&mut self, head: u16) {
         let at = self.entry(head).wrapping_add(BEFORE_AT);
@@ -367,8 +372,8 @@ impl Journal {
         self.last = head;
     }
 
-    /// The guest is about to see the requests that have completed. A daemon that dies afterwards leaves a list of them that
-    /// starts here.
+    /// Notes that the guest is about to see the requests that have completed. A daemon that dies afterwards leaves a list of them
+    /// that starts here.
     #[inline]
     pub(crate) fn show(&mut self) {
         compiler_fence(Ordering::SeqCst);
@@ -376,11 +381,11 @@ impl Journal {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// The guest sees the `count` requests that completed last; `used` is the index that it sees.
+    /// Notes that the guest sees the `count` requests that completed last; `used` is the index that it sees.
     ///
     /// They are found by the links of the region rather than by a copy of ours. A frontend that spoils those makes a wrong
     /// entry, in its own region, look finished. A guest that offers a head again before it has seen it used makes a link
-    /// to itself: the entries behind it stay, and the next daemon repeats those requests of that guest.
+    /// to itself: the entries after it stay, and the next daemon repeats those requests of that guest.
     #[inline]
     pub(crate) fn shown(&mut self, count: u16, used: u16) {
         compiler_fence(Ordering::SeqCst);
@@ -405,7 +410,7 @@ impl Journal {
         unsafe { racy::write_u16(self.part.wrapping_add(at), value) };
     }
 
-    /// The entry of a head. One beyond the table, which no caller has, is taken for one of it.
+    /// Returns the entry of a head. One beyond the table, which no caller has, is taken for one of it.
     #[inline]
     fn entry(&self, head: u16) -> *mut u8 {
         // At most 2^15 entries of 16 bytes.

@@ -29,4 +29,4 @@ pub use chain::{Chain, ChainFault};
 pub use inflight::{Inflight, InflightError, InflightLayout, Journal, JournalFault};
 pub use memory::{Departure, Epoch, Memory, Spot, Unmapped};
 pub use region::{MapError, RegionSpec};
-pub use vring::{Asked, Taken, Vring, VringError, VringFault, VringLayout};
+pub use vring::{Asked, TakenChain, Vring, VringError, VringFault, VringLayout};

@@ -14,7 +14,7 @@ use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::param::page_size;
 
-use crate::sigbus::Watch;
+use crate::sigbus::MappingWatch;
 use crate::{MapError, RegionSpec};
 
 /// `statfs` type of hugetlbfs, also reported for a memfd with hugetlb.
@@ -32,7 +32,7 @@ pub(crate) struct Origin {
 #[derive(Debug)]
 pub(crate) struct Mapping {
     /// `None` only during drop.
-    watch: Option<Watch>,
+    watch: Option<MappingWatch>,
     base: *mut u8,
     map_bytes: usize,
     /// Offset of the region's first byte in the mapping.
@@ -84,7 +84,8 @@ impl Mapping {
             end_watchers: Mutex::default(),
         };
         // Watched before anything can touch it. If the watch is refused, `drop` unmaps it.
-        let watch = Watch::new(base as usize, map_bytes, page_bytes as usize).map_err(refuse)?;
+        let watch =
+            MappingWatch::new(base as usize, map_bytes, page_bytes as usize).map_err(refuse)?;
         mapping.watch = Some(watch);
         Ok(mapping)
     }
@@ -100,9 +101,9 @@ impl Mapping {
         watchers.unwrap_or_else(PoisonError::into_inner).push(alive);
     }
 
-    /// Whether a page of it was replaced by zeroes.
+    /// Returns true if a page of it was replaced by zeroes.
     pub(crate) fn is_lost(&self) -> bool {
-        self.watch.as_ref().is_some_and(Watch::is_lost)
+        self.watch.as_ref().is_some_and(MappingWatch::is_lost)
     }
 }
 
@@ -115,7 +116,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Refuses a file that is no memory file or is too short: an access behind the file's end would be a SIGBUS.
+/// Refuses a file that is not a memory file or is too short: an access beyond the file's end would be a SIGBUS.
 fn check_file(spec: &RegionSpec) -> Result<Origin, MapError> {
     let guest_addr = spec.guest_addr;
     let refuse = |source: io::Error| MapError::Map { guest_addr, source };
@@ -144,7 +145,7 @@ fn check_file(spec: &RegionSpec) -> Result<Origin, MapError> {
     })
 }
 
-/// The file's mapping unit: hugetlb maps only whole huge pages.
+/// Returns the file's mapping unit: hugetlb maps only whole huge pages.
 fn page_bytes(file: &File) -> io::Result<u64> {
     let normal = page_size() as u64;
     let stat = fstatfs(file)?;

@@ -124,21 +124,21 @@ impl Region {
         })
     }
 
-    /// Bytes from `addr`, which must be inside, to the region's end.
+    /// Returns the bytes from `addr`, which must be inside, to the region's end.
     #[inline]
     fn left_at(&self, addr: u64) -> Option<u64> {
         let offset_bytes = addr.wrapping_sub(self.guest_addr);
         (offset_bytes < self.len_bytes).then(|| self.len_bytes - offset_bytes)
     }
 
-    /// Host address of `addr`, which must be inside.
+    /// Returns the host address of `addr`, which must be inside.
     #[inline]
     fn host_at(&self, addr: u64) -> *mut u8 {
         self.host
             .wrapping_add(addr.wrapping_sub(self.guest_addr) as usize)
     }
 
-    /// The file and offset that back `addr`, which must be inside.
+    /// Returns the file and offset that back `addr`, which must be inside.
     fn origin_of(&self, addr: u64) -> Origin {
         let origin = self.mapping.origin;
         let offset_bytes = addr.wrapping_sub(self.guest_addr);
@@ -148,8 +148,8 @@ impl Region {
         }
     }
 
-    /// The file and offset that would back user address 0 if the region reached so far. It is equal for
-    /// regions that map each user address to the same byte of the same file.
+    /// Returns the file and offset that would back user address 0 if the region reached so far. It is equal for regions that map
+    /// each user address to the same byte of the same file.
     fn user_origin(&self) -> Origin {
         let origin = self.mapping.origin;
         Origin {
@@ -186,7 +186,7 @@ impl Memory {
         Self::assemble(mapped?)
     }
 
-    /// A copy of this table with one more region (ADD_MEM_REG).
+    /// Makes a copy of this table with one more region (ADD_MEM_REG).
     pub fn with(&self, region: RegionSpec) -> Result<Arc<Memory>, MapError> {
         if self.regions.len() >= Self::REGIONS_MAX {
             return Err(MapError::TooMany(Self::REGIONS_MAX));
@@ -196,7 +196,7 @@ impl Memory {
         Self::assemble(regions)
     }
 
-    /// A copy of this table without one region (REM_MEM_REG), matched by guest address, user address and length.
+    /// Makes a copy of this table without one region (REM_MEM_REG), matched by guest address, user address and length.
     pub fn without(
         &self,
         guest_addr: u64,
@@ -250,8 +250,8 @@ impl Memory {
         Departure(gone)
     }
 
-    /// Whether both tables map the same bytes of the same files at this range, even if twice. `false` unless
-    /// each table covers it by one region.
+    /// Returns true if both tables map the same bytes of the same files at this range, even if twice. `false` unless each table
+    /// covers it by one region.
     pub(crate) fn has_same_bytes(&self, other: &Memory, addr: u64, len_bytes: u64) -> bool {
         let origin = |memory: &Memory| {
             let region = memory.region_at(addr)?;
@@ -269,8 +269,8 @@ impl Memory {
         })
     }
 
-    /// Whether a memory file was cut while mapped and a page of it was replaced by zeroes: this connection
-    /// cannot continue. Costs one load as long as no connection has lost memory.
+    /// Returns true if a memory file was cut while mapped and a page of it was replaced by zeroes: this connection cannot
+    /// continue. Costs one load as long as no connection has lost memory.
     #[inline]
     pub fn is_lost(&self) -> bool {
         sigbus::any_lost() && self.any_region_lost()
@@ -289,7 +289,7 @@ impl Memory {
             self.resolve(segment, |host, len| {
                 if let Some(piece) = out.get_mut(done..done + len) {
                     // SAFETY: `resolve` checked that `len` bytes are mapped while `self` lives; the slice
-                    // does not outlive this call and is no reference to guest memory.
+                    // does not outlive this call and is not a reference to guest memory.
                     unsafe { VolatileSlice::new(host, len) }.copy_to(piece);
                 }
                 done += len;
@@ -322,7 +322,7 @@ impl Memory {
         Ok(done)
     }
 
-    /// The byte at `addr`; `None` if it is not mapped.
+    /// Returns the byte at `addr`; `None` if it is not mapped.
     #[inline]
     pub fn spot(&self, addr: u64) -> Option<Spot<'_>> {
         let host = self.host_range(addr, 1)?;
@@ -345,7 +345,7 @@ impl Memory {
         (!self.is_lost()).then_some(copy)
     }
 
-    /// Whether all bytes of the segment are mapped. An empty segment always is.
+    /// Returns true if all bytes of the segment are mapped. An empty segment always is.
     pub fn covers(&self, segment: Segment) -> bool {
         self.each_range(segment, |_, _| ())
     }
@@ -406,7 +406,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Host address of `len_bytes` bytes that lie in one region.
+    /// Returns the host address of `len_bytes` bytes that lie in one region.
     #[inline]
     pub(crate) fn host_range(&self, addr: u64, len_bytes: u64) -> Option<*mut u8> {
         let region = self.region_at(addr)?;
@@ -428,7 +428,7 @@ impl Memory {
     }
 }
 
-/// The first `len` bytes of a stream, as segments.
+/// Returns the first `len` bytes of a stream, as segments.
 #[inline]
 fn clip(segments: &[Segment], len: usize) -> impl Iterator<Item = Segment> {
     let mut left = len;

@@ -20,7 +20,7 @@ pub(crate) struct Positions {
 }
 
 impl Positions {
-    /// Nothing has been taken. `size`: a power of two, at most 32768.
+    /// Makes the positions of a vring of which nothing has been taken. `size`: a power of two, at most 32768.
     pub(crate) fn new(size: u16, next_avail: u16) -> Positions {
         Positions {
             mask: size - 1,
@@ -32,7 +32,7 @@ impl Positions {
         }
     }
 
-    /// The used ring is at `used`; nothing has been added to it yet.
+    /// Notes that the used ring is at `used`; nothing has been added to it yet.
     pub(crate) fn begin(&mut self, used: u16) {
         (self.next_used, self.published) = (used, used);
     }
@@ -44,25 +44,25 @@ impl Positions {
         self.outstanding = again;
     }
 
-    /// Position of the next available entry.
+    /// Returns the position of the next available entry.
     #[inline]
     pub(crate) fn next_avail(&self) -> u16 {
         self.next_avail
     }
 
-    /// The available index at the last check.
+    /// Returns the available index at the last check.
     #[inline]
     pub(crate) fn seen_avail(&self) -> u16 {
         self.seen_avail
     }
 
-    /// The number of entries that were seen and not taken.
+    /// Returns the number of entries that were seen and not taken.
     #[inline]
     pub(crate) fn left(&self) -> u16 {
         self.seen_avail.wrapping_sub(self.next_avail)
     }
 
-    /// The entry of the available ring that is `ahead` behind the next one.
+    /// Returns the entry of the available ring that follows the next one by `ahead`.
     #[inline]
     pub(crate) fn entry(&self, ahead: u16) -> u16 {
         self.next_avail.wrapping_add(ahead) & self.mask

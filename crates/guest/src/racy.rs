@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use crate::descriptor::Descriptor;
+use crate::descriptor::DescriptorCopy;
 
 /// A `u64` at any address: one plain load on common machines, never a fault.
 #[derive(Clone, Copy)]
@@ -17,11 +17,11 @@ struct Unaligned(u64);
 /// # Safety
 /// 16 bytes at `at` must be mapped, at any alignment.
 #[inline]
-pub(crate) unsafe fn descriptor(at: *const u8) -> Descriptor {
+pub(crate) unsafe fn descriptor(at: *const u8) -> DescriptorCopy {
     let words = at.cast::<Unaligned>();
     // SAFETY: mapped by the caller's promise; the type has no alignment and no invalid values.
     let (addr, rest) = unsafe { (words.read_volatile(), words.add(1).read_volatile()) };
-    Descriptor::from_words(u64::from_le(addr.0), u64::from_le(rest.0))
+    DescriptorCopy::from_words(u64::from_le(addr.0), u64::from_le(rest.0))
 }
 
 /// Copies 16 bytes once.
@@ -134,7 +134,7 @@ pub(crate) unsafe fn store_index(at: *mut u8, index: u16) {
     written();
 }
 
-/// Called after each store that outlives this process, so that tests can stop it there.
+/// Marks the end of a store. Called after each store that outlives this process, so that tests can stop it there.
 #[inline(always)]
 fn written() {
     #[cfg(test)]

@@ -12,23 +12,23 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::{Memory, RegionSpec, VringLayout};
 
-/// Held by each test that cuts memory off or runs loom. Loom's coroutines have their own SIGBUS handler,
-/// which runs before ours and waits for the backtrace lock; a model that panics holds that lock and does not
-/// run while the handler waits.
+/// Locks out other tests. Held by each test that cuts memory off or runs loom. Loom's coroutines have their own SIGBUS handler,
+/// which runs before ours and waits for the backtrace lock; a model that panics holds that lock and does not run while the
+/// handler waits.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     // A model that panics on purpose poisons it.
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A memory file.
+/// Returns a memory file.
 pub(crate) fn file(len_bytes: u64) -> File {
     let fd: OwnedFd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, len_bytes).unwrap();
     File::from(fd)
 }
 
-/// A region with a memory file of its own.
+/// Returns a region with a memory file of its own.
 pub(crate) fn region(guest_addr: u64, len_bytes: u64) -> RegionSpec {
     RegionSpec {
         guest_addr,
@@ -39,7 +39,7 @@ pub(crate) fn region(guest_addr: u64, len_bytes: u64) -> RegionSpec {
     }
 }
 
-/// One region at 0.
+/// Maps a table of one region at 0.
 pub(crate) fn memory(len_bytes: u64) -> Arc<Memory> {
     Memory::new(vec![region(0, len_bytes)]).unwrap()
 }
@@ -160,7 +160,7 @@ impl Driver {
         self.index(self.layout.used_addr + 2).load(Ordering::SeqCst)
     }
 
-    /// The next used entry: head and length.
+    /// Returns the next used entry: head and length.
     pub(crate) fn reap(&mut self) -> Option<(u32, u32)> {
         if self.used == self.used_index() {
             return None;

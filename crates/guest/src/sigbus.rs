@@ -6,7 +6,7 @@
 //! How the handler stays safe while other threads map and unmap:
 //!
 //! - It uses only [`TABLE`], a static array of atomics that is never freed, and makes one or two `mmap`
-//!   calls; it takes no lock and does not allocate.
+//!   calls; it neither takes a lock nor allocates.
 //! - The faulting thread holds its mapping (by `Arc<Memory>`) during the access, and so during the handler:
 //!   its table entry is complete and does not change. An entry that changes meanwhile belongs to another
 //!   mapping and is skipped; a sequence number shows the change.
@@ -64,7 +64,7 @@ impl Entry {
         self.sequence.store(sequence.wrapping_add(2), Release);
     }
 
-    /// The mapping's range and page size, if it contains `addr` and did not change meanwhile.
+    /// Returns the mapping's range and page size, if it contains `addr` and did not change meanwhile.
     fn holding(&self, addr: usize) -> Option<(usize, usize, usize)> {
         let before = self.sequence.load(Acquire);
         let start = self.start.load(Relaxed);
@@ -91,13 +91,17 @@ static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A watched mapping. It must be dropped before the mapping is unmapped.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct MappingWatch {
     slot: usize,
 }
 
-impl Watch {
+impl MappingWatch {
     /// Watches `len_bytes` bytes at `start`, whole pages of `page_bytes`.
-    pub(crate) fn new(start: usize, len_bytes: usize, page_bytes: usize) -> io::Result<Watch> {
+    pub(crate) fn new(
+        start: usize,
+        len_bytes: usize,
+        page_bytes: usize,
+    ) -> io::Result<MappingWatch> {
         install()?;
         let mut free = SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
         let used = USED.load(Relaxed);
@@ -108,16 +112,16 @@ impl Watch {
         };
         TABLE[slot].set(start, start.saturating_add(len_bytes), page_bytes);
         USED.store(used.max(slot + 1), Release);
-        Ok(Watch { slot })
+        Ok(MappingWatch { slot })
     }
 
-    /// Whether a page of the mapping was replaced.
+    /// Returns true if a page of the mapping was replaced.
     pub(crate) fn is_lost(&self) -> bool {
         TABLE[self.slot].lost.load(Acquire)
     }
 }
 
-impl Drop for Watch {
+impl Drop for MappingWatch {
     fn drop(&mut self) {
         let mut free = SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
         // No thread touches the mapping any more, so the mark cannot change.
@@ -129,7 +133,7 @@ impl Drop for Watch {
     }
 }
 
-/// Whether any mapping of the process has lost a page.
+/// Returns true if any mapping of the process has lost a page.
 #[inline]
 pub(crate) fn any_lost() -> bool {
     LOST.load(Acquire) != 0
@@ -267,7 +271,7 @@ mod tests {
 
     const NAME: &str = "sigbus::tests::later_mappings_pay_nothing_for_a_loss";
 
-    /// In a process of its own, where no other test loses memory.
+    /// Runs in a process of its own, where no other test loses memory.
     #[test]
     fn later_mappings_pay_nothing_for_a_loss() {
         if std::env::var_os(NAME).is_none() {

@@ -6,20 +6,20 @@
 //! index. Each has a full fence between the two, so at least one of them sees the other's store.
 
 /// Access to the shared words of a vring. Each is a single access; the indices order the accesses around them.
-pub(crate) trait Words {
-    /// The guest's index. Acquire: everything that the guest wrote before it is visible afterwards.
+pub(crate) trait RingWords {
+    /// Returns the guest's index. Acquire: everything that the guest wrote before it is visible afterwards.
     fn avail_index(&self) -> u16;
-    /// Whether the guest wants calls, without EVENT_IDX.
+    /// Returns the guest's flags, which say if it wants calls, without EVENT_IDX.
     fn avail_flags(&self) -> u16;
-    /// With EVENT_IDX: the used entry for which the guest wants a call.
+    /// Returns the used entry for which the guest wants a call, with EVENT_IDX.
     fn used_event(&self) -> u16;
-    /// Our index. Release: everything written before it is visible to a guest that sees it.
+    /// Stores our index. Release: everything written before it is visible to a guest that sees it.
     fn set_used_index(&self, index: u16);
-    /// Whether we want kicks, without EVENT_IDX.
+    /// Stores our flags, which say if we want kicks, without EVENT_IDX.
     fn set_used_flags(&self, flags: u16);
-    /// With EVENT_IDX: the available entry for which we want a kick.
+    /// Stores the available entry for which we want a kick, with EVENT_IDX.
     fn set_avail_event(&self, position: u16);
-    /// A full fence: all earlier accesses take effect before all later ones, for every thread.
+    /// Makes a full fence: all earlier accesses take effect before all later ones, for every thread.
     fn fence(&self);
 }
 
@@ -30,7 +30,7 @@ const USED_NO_NOTIFY: u16 = 1;
 
 /// This side's kick announcements and its knowledge about calls.
 #[derive(Debug)]
-pub(crate) struct Signals {
+pub(crate) struct VringSignals {
     event_idx: bool,
     /// The guest was told that kicks are not needed (only without EVENT_IDX).
     disarmed: bool,
@@ -40,10 +40,10 @@ pub(crate) struct Signals {
     fresh: bool,
 }
 
-impl Signals {
-    /// Armed for the entry at `position`.
-    pub(crate) fn new(words: &impl Words, event_idx: bool, position: u16) -> Signals {
-        let mut signals = Signals {
+impl VringSignals {
+    /// Makes the state of a vring that is armed for the entry at `position`.
+    pub(crate) fn new(words: &impl RingWords, event_idx: bool, position: u16) -> VringSignals {
+        let mut signals = VringSignals {
             event_idx,
             disarmed: true,
             armed_at: position,
@@ -54,7 +54,7 @@ impl Signals {
     }
 
     /// Starts again in memory that may contain NO_NOTIFY or a stale event index of an earlier daemon.
-    pub(crate) fn restart(&mut self, words: &impl Words, position: u16) {
+    pub(crate) fn restart(&mut self, words: &impl RingWords, position: u16) {
         (self.disarmed, self.fresh) = (true, true);
         self.ask(words, position);
     }
@@ -62,7 +62,7 @@ impl Signals {
     /// Publishes used entries from index `old` up to `new`, at least one. Returns whether the guest wants a
     /// call for them (exact with EVENT_IDX, otherwise by its flag).
     #[inline]
-    pub(crate) fn publish(&mut self, words: &impl Words, old: u16, new: u16) -> bool {
+    pub(crate) fn publish(&mut self, words: &impl RingWords, old: u16, new: u16) -> bool {
         words.set_used_index(new);
         // The index must be stored before we read whether the guest wants a call; otherwise a call could be lost.
         words.fence();
@@ -74,10 +74,10 @@ impl Signals {
         std::mem::take(&mut self.fresh) || passed(words.used_event(), old, new)
     }
 
-    /// Asks the guest for a kick when it adds the entry at `position`. A fence and [`Signals::has_come`] have to
+    /// Asks the guest for a kick when it adds the entry at `position`. A fence and [`VringSignals::has_come`] have to
     /// follow: it may have added one before it could see that.
     #[inline]
-    pub(crate) fn ask(&mut self, words: &impl Words, position: u16) {
+    pub(crate) fn ask(&mut self, words: &impl RingWords, position: u16) {
         if self.event_idx {
             self.set_avail_event(words, position);
         }
@@ -87,10 +87,10 @@ impl Signals {
         }
     }
 
-    /// Whether the guest has added the entry at `position`. The request for its kick must have been stored, and a full
+    /// Returns true if the guest has added the entry at `position`. The request for its kick must have been stored, and a full
     /// fence made, before; otherwise a kick could be lost.
     #[inline]
-    pub(crate) fn has_come(words: &impl Words, position: u16) -> bool {
+    pub(crate) fn has_come(words: &impl RingWords, position: u16) -> bool {
         words.avail_index() != position
     }
 
@@ -99,7 +99,7 @@ impl Signals {
     /// taken since the vring was armed, the event index is moved back, so that the guest does not reach it
     /// before its index has gone all the way round.
     #[inline]
-    pub(crate) fn disarm(&mut self, words: &impl Words, position: u16) {
+    pub(crate) fn disarm(&mut self, words: &impl RingWords, position: u16) {
         if self.event_idx {
             if self.armed_at == position {
                 self.set_avail_event(words, position.wrapping_sub(1));
@@ -110,14 +110,14 @@ impl Signals {
         }
     }
 
-    fn set_avail_event(&mut self, words: &impl Words, position: u16) {
+    fn set_avail_event(&mut self, words: &impl RingWords, position: u16) {
         words.set_avail_event(position);
         self.armed_at = position;
     }
 }
 
-/// Whether going from `old` to `new` passes the entry at `event` (virtio 1.3 §2.7.10.1). The distance is at
-/// most a vring's size, so the arithmetic modulo 2^16 is exact.
+/// Returns true if going from `old` to `new` passes the entry at `event` (virtio 1.3 §2.7.10.1). The distance is at most a
+/// vring's size, so the arithmetic modulo 2^16 is exact.
 #[inline]
 fn passed(event: u16, old: u16, new: u16) -> bool {
     // From 8 to 10, event 9: 10 - 9 - 1 = 0 < 2, so call; event 10: 65535 < 2 is false, so do not.
@@ -151,7 +151,7 @@ mod tests {
         is_careless: bool,
     }
 
-    impl Words for Shared {
+    impl RingWords for Shared {
         fn avail_index(&self) -> u16 {
             self.avail_index.load(Acquire)
         }
@@ -218,10 +218,10 @@ mod tests {
     }
 
     /// Asks for a kick, then checks.
-    fn arm(signals: &mut Signals, words: &Shared, position: u16) -> bool {
+    fn arm(signals: &mut VringSignals, words: &Shared, position: u16) -> bool {
         signals.ask(words, position);
         words.fence();
-        Signals::has_come(words, position)
+        VringSignals::has_come(words, position)
     }
 
     /// The worker was awake, and falls asleep while the guest adds an entry.
@@ -229,7 +229,7 @@ mod tests {
         let _alone = crate::rig::alone();
         loom::model(move || {
             let shared = Arc::new(Shared::new(is_careless));
-            let mut signals = Signals::new(&*shared, event_idx, 0);
+            let mut signals = VringSignals::new(&*shared, event_idx, 0);
             signals.disarm(&*shared, 0);
             let guest = {
                 let shared = shared.clone();
@@ -249,7 +249,7 @@ mod tests {
             let shared = Arc::new(Shared::new(is_careless));
             // So far the guest did not want a call: it is at the second entry.
             shared.avail_flags.store(AVAIL_NO_INTERRUPT, Relaxed);
-            let mut signals = Signals::new(&*shared, event_idx, 0);
+            let mut signals = VringSignals::new(&*shared, event_idx, 0);
             signals.publish(&*shared, 0, 1);
             let guest = {
                 let shared = shared.clone();
@@ -271,7 +271,7 @@ mod tests {
         let _alone = crate::rig::alone();
         loom::model(move || {
             let shared = Arc::new(Shared::new(false));
-            let mut signals = Signals::new(&*shared, event_idx, 0);
+            let mut signals = VringSignals::new(&*shared, event_idx, 0);
             let guest = {
                 let shared = shared.clone();
                 thread::spawn(move || {
@@ -295,7 +295,7 @@ mod tests {
         loom::model(move || {
             let vrings = [0; 2].map(|_| {
                 let shared = Arc::new(Shared::new(is_careless));
-                let mut signals = Signals::new(&*shared, event_idx, 0);
+                let mut signals = VringSignals::new(&*shared, event_idx, 0);
                 signals.disarm(&*shared, 0);
                 (shared, signals)
             });
@@ -310,7 +310,7 @@ mod tests {
             }
             one.0.fence();
             for (shared, _) in [one, other] {
-                if !Signals::has_come(&*shared, 0) {
+                if !VringSignals::has_come(&*shared, 0) {
                     shared.kick.wait();
                 }
             }

@@ -7,8 +7,8 @@ use cleave_blk::spec::feature;
 use crate::descriptor::DESCRIPTOR_BYTES;
 use crate::inflight::{Journal, JournalFault};
 use crate::positions::Positions;
-use crate::signals::{Signals, Words};
-use crate::walk::{Table, walk};
+use crate::signals::{RingWords, VringSignals};
+use crate::walk::{DescriptorTable, walk};
 use crate::{Chain, ChainFault, Epoch, Memory, racy};
 
 /// Location of a vring, in guest-physical addresses.
@@ -30,7 +30,7 @@ impl VringLayout {
         Parts::find(memory, self).map(drop)
     }
 
-    /// Address and length of descriptor table, available ring and used ring. The event fields behind the
+    /// Address and length of descriptor table, available ring and used ring. The event fields after the
     /// rings are included even if EVENT_IDX was not negotiated (virtio 1.3 §2.7).
     fn parts(self) -> [(u64, u64); 3] {
         let size = u64::from(self.size);
@@ -84,7 +84,7 @@ pub enum VringFault {
 
 /// A chain's head, and the fault of its descriptors if they have one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Taken {
+pub struct TakenChain {
     /// The descriptor index that `push_used` returns to the guest.
     pub head: u16,
     /// Set if the chain cannot be served. `Chain` then knows its status byte (`Order`, `TooMany`) or is
@@ -94,7 +94,7 @@ pub struct Taken {
 
 /// Largest vring (virtio 1.3 §2.7).
 const SIZE_MAX: u16 = 32768;
-/// Offset of `idx` in both rings, behind `flags`.
+/// Offset of `idx` in both rings, after `flags`.
 const INDEX_OFFSET: usize = 2;
 /// Offset of the entries in both rings.
 const ENTRIES_OFFSET: usize = 4;
@@ -163,8 +163,8 @@ impl Parts {
         }
     }
 
-    /// The descriptor to which an entry of the available ring points. The head is masked so that it lies in
-    /// the table; `take` detects one that does not.
+    /// Returns the descriptor to which an entry of the available ring points. The head is masked so that it lies in the table;
+    /// `take` detects one that does not.
     #[inline]
     fn descriptor_at(&self, entry: u16) -> *mut u8 {
         let head = self.head_at(entry) & (self.size - 1);
@@ -172,13 +172,13 @@ impl Parts {
             .wrapping_add(usize::from(head) * DESCRIPTOR_BYTES as usize)
     }
 
-    /// The used index that the guest sees.
+    /// Returns the used index that the guest sees.
     fn used_index(&self) -> u16 {
         // SAFETY: inside the used ring, which lies wholly in memory that the caller's place keeps mapped; even.
         unsafe { racy::load_index(self.used.add(INDEX_OFFSET)) }
     }
 
-    /// The head in an entry (below the ring's size) of the available ring.
+    /// Returns the head in an entry (below the ring's size) of the available ring.
     #[inline]
     fn head_at(&self, entry: u16) -> u16 {
         let offset_bytes = ENTRIES_OFFSET + 2 * usize::from(entry);
@@ -188,7 +188,7 @@ impl Parts {
     }
 }
 
-impl Words for Parts {
+impl RingWords for Parts {
     #[inline]
     fn avail_index(&self) -> u16 {
         // SAFETY: inside the available ring, which `find` checked and the caller's place keeps mapped; even.
@@ -250,7 +250,7 @@ impl Asked {
 
 /// The parts of a vring, and the epoch that keeps them mapped.
 #[derive(Debug)]
-struct Place {
+struct RingPlace {
     epoch: Epoch,
     parts: Parts,
 }
@@ -262,11 +262,11 @@ struct Place {
 #[derive(Debug)]
 pub struct Vring {
     /// Its location in memory, which it keeps mapped. `None`: detached.
-    place: Option<Place>,
+    place: Option<RingPlace>,
     layout: VringLayout,
-    signals: Signals,
+    signals: VringSignals,
     positions: Positions,
-    /// Whether a chain has been available since the start, so that the used positions are those of the ring.
+    /// True if a chain has been available since the start, so that the used positions are those of the ring.
     has_begun: bool,
     /// The record of the requests in flight.
     journal: Option<Journal>,
@@ -274,11 +274,11 @@ pub struct Vring {
     marked: Option<Journal>,
     /// Requests that a dead daemon had taken, to be taken before any other; the first of them is last.
     again: Vec<u16>,
-    /// Whether `take` returns only those requests.
+    /// True if `take` returns only those requests.
     drains: bool,
     /// Why the vring cannot be served.
     fault: Option<VringFault>,
-    /// Whether at least one of the last three fields is set.
+    /// True if at least one of the last three fields is set.
     is_special: bool,
 }
 
@@ -300,9 +300,9 @@ impl Vring {
         let parts = Parts::find(&epoch, layout)?;
         let event_idx = features & feature::EVENT_IDX != 0;
         Ok(Vring {
-            place: Some(Place { epoch, parts }),
+            place: Some(RingPlace { epoch, parts }),
             layout,
-            signals: Signals::new(&parts, event_idx, base),
+            signals: VringSignals::new(&parts, event_idx, base),
             positions: Positions::new(layout.size, base),
             has_begun: false,
             journal: None,
@@ -320,9 +320,9 @@ impl Vring {
     ///
     /// A journal without room for the vring records nothing but that it is served. Returns how many requests are lost: if a
     /// daemon died that served it like that, those that wait for an answer may or may not have been done, and may
-    /// stand in the available ring behind heads that are free again. None of them is taken. Otherwise `base` counts.
+    /// stand in the available ring after heads that are free again. None of them is taken. Otherwise `base` counts.
     pub fn keep(&mut self, mut journal: Journal) -> u16 {
-        let Some(Place { parts, .. }) = &self.place else {
+        let Some(RingPlace { parts, .. }) = &self.place else {
             return 0;
         };
         let used = parts.used_index();
@@ -354,7 +354,7 @@ impl Vring {
         0
     }
 
-    /// Whether the requests in flight are recorded.
+    /// Returns true if the requests in flight are recorded.
     pub fn is_kept(&self) -> bool {
         self.journal.is_some()
     }
@@ -372,13 +372,13 @@ impl Vring {
         }
     }
 
-    /// From now on `take` returns only the requests of a dead daemon, which count as in flight.
+    /// Makes `take` return only the requests of a dead daemon from now on; they count as in flight.
     pub fn take_no_more(&mut self) {
         self.positions.forget_seen();
         (self.drains, self.is_special) = (true, true);
     }
 
-    /// The number of a dead daemon's requests that have not been taken again yet.
+    /// Returns the number of a dead daemon's requests that have not been taken again yet.
     pub fn again(&self) -> usize {
         self.again.len()
     }
@@ -396,7 +396,7 @@ impl Vring {
             self.signals.restart(&parts, self.positions.next_avail());
         }
         let epoch = epoch.clone();
-        self.place = Some(Place { epoch, parts });
+        self.place = Some(RingPlace { epoch, parts });
         Ok(())
     }
 
@@ -409,15 +409,15 @@ impl Vring {
         self.positions.forget_added();
     }
 
-    /// Whether it holds no memory.
+    /// Returns true if it does not hold memory.
     pub fn is_detached(&self) -> bool {
         self.place.is_none()
     }
 
-    /// Whether another table maps this very ring: the same bytes of the same files, mapped again or shared.
-    /// If so, the vring can move there at any time.
+    /// Returns true if another table maps this very ring: the same bytes of the same files, mapped again or shared. If so, the
+    /// vring can move there at any time.
     pub fn is_in(&self, epoch: &Epoch) -> bool {
-        let Some(Place { epoch: here, .. }) = &self.place else {
+        let Some(RingPlace { epoch: here, .. }) = &self.place else {
             return false;
         };
         here == epoch
@@ -428,8 +428,8 @@ impl Vring {
                 .all(|(addr, len_bytes)| here.has_same_bytes(epoch, addr, len_bytes))
     }
 
-    /// The available index at the last check, and how many of the chains seen then have not been taken. A
-    /// changed index means that there were new chains; the next check happens when none are left.
+    /// Returns the available index at the last check, and how many of the chains seen then have not been taken. A changed index
+    /// means that there were new chains; the next check happens when none are left.
     #[inline]
     pub fn seen(&self) -> (u16, u16) {
         let again = match self.is_special {
@@ -440,12 +440,12 @@ impl Vring {
         (self.positions.seen_avail(), left)
     }
 
-    /// The number of entries.
+    /// Returns the number of entries.
     pub fn size(&self) -> u16 {
         self.layout.size
     }
 
-    /// Whether the available index, read now, shows nothing to take.
+    /// Returns true if the available index, read now, shows nothing to take.
     pub fn is_empty(&self) -> bool {
         let index = self.place.as_ref().map(|place| place.parts.avail_index());
         index == Some(self.positions.next_avail())
@@ -454,10 +454,10 @@ impl Vring {
     /// Copies the next available chain into `chain`; `None`: there is none. Reads the shared index only when
     /// all chains seen before have been taken (one cache line per batch).
     ///
-    /// A `ChainFault` never loses the head: `Taken` has it. A `VringFault` leaves the positions unchanged,
+    /// A `ChainFault` never loses the head: `TakenChain` has it. A `VringFault` leaves the positions unchanged,
     /// and the next call returns it again.
     #[inline]
-    pub fn take(&mut self, chain: &mut Chain) -> Result<Option<Taken>, VringFault> {
+    pub fn take(&mut self, chain: &mut Chain) -> Result<Option<TakenChain>, VringFault> {
         if self.positions.left() == 0 {
             if self.is_special {
                 return self.take_special(chain);
@@ -466,7 +466,7 @@ impl Vring {
                 return Ok(None);
             }
         }
-        let Some(Place { epoch, parts }) = &self.place else {
+        let Some(RingPlace { epoch, parts }) = &self.place else {
             return Ok(None);
         };
         let head = parts.head_at(self.positions.entry(0));
@@ -486,9 +486,9 @@ impl Vring {
             parts.prefetch_at(self.positions.entry(PREFETCH_ENTRIES - 1));
         }
         // SAFETY: the table lies wholly in memory that the epoch keeps mapped.
-        let table = unsafe { Table::direct(epoch, parts.desc, size) };
+        let table = unsafe { DescriptorTable::direct(epoch, parts.desc, size) };
         let fault = walk(table, head, chain).err();
-        Ok(Some(Taken { head, fault }))
+        Ok(Some(TakenChain { head, fault }))
     }
 
     /// Gives back the chain of this head, to be taken and read again later. It must be the one that [`take`](Vring::take)
@@ -501,9 +501,9 @@ impl Vring {
         self.positions.untake();
     }
 
-    /// Like `take`, for a vring that has a fault, is draining, or has requests to take again.
+    /// Takes a chain as `take` does, for a vring that has a fault, is draining, or has requests to take again.
     #[cold]
-    fn take_special(&mut self, chain: &mut Chain) -> Result<Option<Taken>, VringFault> {
+    fn take_special(&mut self, chain: &mut Chain) -> Result<Option<TakenChain>, VringFault> {
         if let Some(fault) = self.fault {
             return Err(fault);
         }
@@ -520,20 +520,20 @@ impl Vring {
     /// Copies the chain of a head that was taken and not returned once more. The guest may have changed the
     /// chain, so it is checked again. Positions stay. The vring must be attached.
     #[cold]
-    pub fn retake(&mut self, head: u16, chain: &mut Chain) -> Result<Taken, VringFault> {
+    pub fn retake(&mut self, head: u16, chain: &mut Chain) -> Result<TakenChain, VringFault> {
         let size = self.layout.size;
-        let Some(Place { epoch, parts }) = self.place.as_ref().filter(|_| head < size) else {
+        let Some(RingPlace { epoch, parts }) = self.place.as_ref().filter(|_| head < size) else {
             return Err(VringFault::Head { head, size });
         };
         // SAFETY: the table lies wholly in memory that the epoch keeps mapped.
-        let table = unsafe { Table::direct(epoch, parts.desc, size) };
+        let table = unsafe { DescriptorTable::direct(epoch, parts.desc, size) };
         let fault = walk(table, head, chain).err();
-        Ok(Taken { head, fault })
+        Ok(TakenChain { head, fault })
     }
 
     /// Reads the shared available index. Returns whether there is a chain to take.
     fn look(&mut self) -> Result<bool, VringFault> {
-        let Some(Place { parts, .. }) = &self.place else {
+        let Some(RingPlace { parts, .. }) = &self.place else {
             return Ok(false);
         };
         let found = parts.avail_index();
@@ -557,7 +557,7 @@ impl Vring {
     /// Adds a used entry. The guest sees it after `publish`.
     #[inline]
     pub fn push_used(&mut self, head: u16, used_bytes: u32) {
-        let Some(Place { parts, .. }) = &self.place else {
+        let Some(RingPlace { parts, .. }) = &self.place else {
             return;
         };
         if let Some(journal) = &mut self.journal {
@@ -578,7 +578,7 @@ impl Vring {
     /// `false` if none was added.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        let Some(Place { parts, .. }) = &self.place else {
+        let Some(RingPlace { parts, .. }) = &self.place else {
             return false;
         };
         let Some((old, new)) = self.positions.publish() else {
@@ -597,24 +597,24 @@ impl Vring {
     /// [`Vring::has_come`].
     #[inline]
     pub fn ask(&mut self) {
-        if let Some(Place { parts, .. }) = &self.place {
+        if let Some(RingPlace { parts, .. }) = &self.place {
             self.signals.ask(parts, self.positions.next_avail());
         }
     }
 
-    /// Whether there is work that needs no kick, so take it; else the guest kicks for the next. [`Vring::ask`] comes
+    /// Returns true if there is work that needs no kick, so take it; else the guest kicks for the next. [`Vring::ask`] comes
     /// before.
     #[inline]
     pub fn has_come(&self, _: &Asked) -> bool {
-        let Some(Place { parts, .. }) = &self.place else {
+        let Some(RingPlace { parts, .. }) = &self.place else {
             return false;
         };
         self.positions.left() != 0
             || self.is_special && !self.again.is_empty()
-            || Signals::has_come(parts, self.positions.next_avail())
+            || VringSignals::has_come(parts, self.positions.next_avail())
     }
 
-    /// [`Vring::ask`] and [`Vring::has_come`], for a vring by itself.
+    /// Does what [`Vring::ask`] and [`Vring::has_come`] do, for a vring by itself.
     #[inline]
     pub fn arm(&mut self) -> bool {
         self.ask();
@@ -624,12 +624,12 @@ impl Vring {
     /// Tells the guest that kicks are not needed (a hint).
     #[inline]
     pub fn disarm(&mut self) {
-        if let Some(Place { parts, .. }) = &self.place {
+        if let Some(RingPlace { parts, .. }) = &self.place {
             self.signals.disarm(parts, self.positions.next_avail());
         }
     }
 
-    /// Position of the next available entry: the answer to GET_VRING_BASE.
+    /// Returns the position of the next available entry: the answer to GET_VRING_BASE.
     pub fn base(&self) -> u16 {
         self.positions.next_avail()
     }

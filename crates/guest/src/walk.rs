@@ -6,7 +6,7 @@
 
 use cleave_blk::Segment;
 
-use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor, INDIRECT, NEXT, WRITE};
+use crate::descriptor::{DESCRIPTOR_BYTES, DescriptorCopy, INDIRECT, NEXT, WRITE};
 use crate::{Chain, ChainFault, Memory, racy};
 
 /// Most descriptors of a chain. A chain may not be longer than the vring (virtio 1.3 §2.7.5.3.1), and no
@@ -16,7 +16,7 @@ const TABLE_ENTRIES_MAX: u32 = 32768;
 
 /// Location of a descriptor table.
 #[derive(Debug, Clone, Copy)]
-enum Place {
+enum TablePlace {
     /// Contiguous on the host.
     Host(*const u8),
     /// Across regions that are adjacent in the guest but not on the host.
@@ -25,41 +25,48 @@ enum Place {
 
 /// A table of descriptors.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Table<'a> {
+pub(crate) struct DescriptorTable<'a> {
     memory: &'a Memory,
-    place: Place,
+    place: TablePlace,
     entries: u32,
 }
 
-impl<'a> Table<'a> {
-    /// A vring's own table.
+impl<'a> DescriptorTable<'a> {
+    /// Makes the table of a vring itself.
     ///
     /// # Safety
     /// `entries` descriptors at `at` must be mapped while `memory` lives.
     #[inline]
-    pub(crate) unsafe fn direct(memory: &'a Memory, at: *const u8, entries: u16) -> Table<'a> {
-        Table {
+    pub(crate) unsafe fn direct(
+        memory: &'a Memory,
+        at: *const u8,
+        entries: u16,
+    ) -> DescriptorTable<'a> {
+        DescriptorTable {
             memory,
-            place: Place::Host(at),
+            place: TablePlace::Host(at),
             entries: u32::from(entries),
         }
     }
 
-    /// The table that `descriptor` refers to.
+    /// Returns the table that `descriptor` refers to.
     #[inline]
-    fn indirect(memory: &'a Memory, descriptor: Descriptor) -> Result<Table<'a>, ChainFault> {
-        let Descriptor { addr, len, .. } = descriptor;
+    fn indirect(
+        memory: &'a Memory,
+        descriptor: DescriptorCopy,
+    ) -> Result<DescriptorTable<'a>, ChainFault> {
+        let DescriptorCopy { addr, len, .. } = descriptor;
         let entries = len / DESCRIPTOR_BYTES as u32;
         let whole = u64::from(len).is_multiple_of(DESCRIPTOR_BYTES);
         if !whole || entries == 0 || entries > TABLE_ENTRIES_MAX {
             return Err(ChainFault::Indirect);
         }
         let place = match memory.host_range(addr, u64::from(len)) {
-            Some(at) => Place::Host(at),
-            None if memory.covers(descriptor.segment()) => Place::Guest(addr),
+            Some(at) => TablePlace::Host(at),
+            None if memory.covers(descriptor.segment()) => TablePlace::Guest(addr),
             None => return Err(ChainFault::Indirect),
         };
-        Ok(Table {
+        Ok(DescriptorTable {
             memory,
             place,
             entries,
@@ -68,17 +75,17 @@ impl<'a> Table<'a> {
 
     /// Copies a descriptor; the caller has checked that `index` lies in the table.
     #[inline]
-    fn read(&self, index: u32) -> Result<Descriptor, ChainFault> {
+    fn read(&self, index: u32) -> Result<DescriptorCopy, ChainFault> {
         let offset_bytes = u64::from(index) * DESCRIPTOR_BYTES;
         match self.place {
             // SAFETY: inside the table, which lies in memory that `self.memory` keeps mapped.
-            Place::Host(at) => unsafe { Ok(racy::descriptor(at.add(offset_bytes as usize))) },
-            Place::Guest(addr) => self.read_scattered(addr.wrapping_add(offset_bytes)),
+            TablePlace::Host(at) => unsafe { Ok(racy::descriptor(at.add(offset_bytes as usize))) },
+            TablePlace::Guest(addr) => self.read_scattered(addr.wrapping_add(offset_bytes)),
         }
     }
 
     #[cold]
-    fn read_scattered(&self, addr: u64) -> Result<Descriptor, ChainFault> {
+    fn read_scattered(&self, addr: u64) -> Result<DescriptorCopy, ChainFault> {
         let mut bytes = [0; DESCRIPTOR_BYTES as usize];
         let segment = Segment {
             addr,
@@ -90,14 +97,18 @@ impl<'a> Table<'a> {
             return Err(ChainFault::Indirect);
         };
         let (addr, rest) = (u64::from_le_bytes(addr), u64::from_le_bytes(rest));
-        Ok(Descriptor::from_words(addr, rest))
+        Ok(DescriptorCopy::from_words(addr, rest))
     }
 }
 
 /// Copies the chain that begins at `head` into `chain`. After `Order` or `TooMany` the chain's status byte is
 /// known; after any other fault the chain is empty.
 #[inline]
-pub(crate) fn walk(table: Table<'_>, head: u16, chain: &mut Chain) -> Result<(), ChainFault> {
+pub(crate) fn walk(
+    table: DescriptorTable<'_>,
+    head: u16,
+    chain: &mut Chain,
+) -> Result<(), ChainFault> {
     chain.clear();
     let mut shape_fault = None;
     let mut read = 0;
@@ -123,10 +134,10 @@ pub(crate) fn walk(table: Table<'_>, head: u16, chain: &mut Chain) -> Result<(),
 /// that it reads.
 #[inline]
 fn follow(
-    direct: Table<'_>,
+    direct: DescriptorTable<'_>,
     head: u16,
     read: &mut u32,
-    mut each: impl FnMut(Descriptor),
+    mut each: impl FnMut(DescriptorCopy),
 ) -> Result<(), ChainFault> {
     let mut table = direct;
     let mut index = u32::from(head);
@@ -147,7 +158,7 @@ fn follow(
             if nested || descriptor.flags & NEXT != 0 {
                 return Err(ChainFault::Indirect);
             }
-            table = Table::indirect(table.memory, descriptor)?;
+            table = DescriptorTable::indirect(table.memory, descriptor)?;
             (index, left, nested) = (0, table.entries, true);
             continue;
         }
@@ -165,7 +176,7 @@ mod tests {
 
     use super::*;
     use crate::rig::{Desc, Driver, INDIRECT, NEXT, WRITE, memory, region, segment, write};
-    use crate::{Taken, Vring};
+    use crate::{TakenChain, Vring};
 
     const SIZE: u16 = 256;
     /// Addresses of indirect tables and of data.
@@ -187,14 +198,14 @@ mod tests {
         driver.publish();
         let mut vring = Vring::new(memory, driver.layout, 0, 0).unwrap();
         let mut chain = Chain::new();
-        let Taken { head, fault } = vring.take(&mut chain).unwrap().unwrap();
+        let TakenChain { head, fault } = vring.take(&mut chain).unwrap().unwrap();
         vring.push_used(head, 0);
         assert!(vring.publish());
         assert_eq!(driver.reap(), Some((0, 0)), "the head is never lost");
         (fault, chain)
     }
 
-    /// `count` chained one-byte descriptors from index 0 on, then a status.
+    /// Returns `count` chained one-byte descriptors from index 0 on, then a status.
     fn long(count: u16) -> Vec<Desc> {
         let data = |index| Desc(DATA, 1, NEXT | WRITE, index + 1);
         let mut chain: Vec<Desc> = (0..count).map(data).collect();

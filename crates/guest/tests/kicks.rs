@@ -212,7 +212,7 @@ impl Model {
             }
             Worker::Disarm(taken) => {
                 let mut state = to(Worker::Take(taken, 1));
-                // With an index: one that the guest does not reach, which may be any that lies behind.
+                // With an index: one that the guest does not reach, which may be any that it has passed.
                 let kick_request = match self.format {
                     Format::Index => u8::MAX,
                     Format::Flag => 1,
@@ -262,7 +262,7 @@ fn no_order_of_arming_checking_and_kicking_loses_a_request() {
             };
             let states = model
                 .explore()
-                .unwrap_or_else(|state| panic!("{format:?}: asleep for ever: {state:?}"));
+                .unwrap_or_else(|state| panic!("{format:?}: asleep without end: {state:?}"));
             assert!(states > 500, "{format:?}: only {states} states");
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cleave_blk::Segment;
 use cleave_blk::spec::feature;
-use cleave_guest::{Chain, Memory, RegionSpec, Taken, Vring, VringLayout};
+use cleave_guest::{Chain, Memory, RegionSpec, TakenChain, Vring, VringLayout};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use virtio_queue::desc::RawDescriptor;
@@ -247,7 +247,7 @@ proptest! {
             for (taken, shape) in offered {
                 let found = vring.take(&mut chain).unwrap();
                 let (head, readable, writable) = next_of(&mut queue, &b.theirs);
-                prop_assert_eq!(found, Some(Taken { head, fault: None }));
+                prop_assert_eq!(found, Some(TakenChain { head, fault: None }));
                 prop_assert_eq!(chain.readable(), readable);
                 prop_assert_eq!(chain.writable(), writable);
                 vring.push_used(head, shape.used_bytes);
@@ -298,7 +298,7 @@ fn both_sides_see_the_same_chains_of_the_mock_driver() {
     for len in [1u16, 3, 7, 2] {
         let (head, readable, writable) = next_of(&mut queue, &both.theirs);
         let taken = vring.take(&mut chain).unwrap();
-        assert_eq!(taken, Some(Taken { head, fault: None }));
+        assert_eq!(taken, Some(TakenChain { head, fault: None }));
         assert_eq!(chain.readable(), readable);
         assert_eq!(chain.writable(), writable);
         assert_eq!(chain.readable().len(), usize::from(len));

@@ -30,7 +30,7 @@ fn a_fault_elsewhere_still_ends_the_process() {
         let offset = FileOffset::new(foreign.try_clone().unwrap(), 0);
         let mapped: MmapRegion = MmapRegion::from_file(offset, 0x1000).unwrap();
         foreign.set_len(0).unwrap();
-        // SAFETY: mapped. There is no page behind it, which is what this tests.
+        // SAFETY: mapped. The file has no page there, which is what this tests.
         let byte = unsafe { mapped.as_ptr().read_volatile() };
         unreachable!("read {byte}");
     }

@@ -16,7 +16,7 @@ const QUIET_BYTES: u64 = 128 << 20;
 /// In bits a byte; random bytes reach 7.999 in so many samples.
 const ENTROPY_MIN: f64 = 7.95;
 
-/// A file of random bytes; one that is there already and full is kept.
+/// Makes a file of random bytes; one that is there already and full is kept.
 pub(crate) fn random_file(path: &Path, bytes: u64) -> Result<PathBuf> {
     let is_there = std::fs::metadata(path).is_ok_and(|found| found.len() == bytes);
     if is_there && check(path).is_ok() {

@@ -9,7 +9,7 @@ pub(crate) fn report(said: &str) -> Result<Value> {
     serde_json::from_str(report).at(format!("fio said {said}"))
 }
 
-/// A figure of a job, by its place.
+/// Returns a figure of a job, by its place.
 pub(crate) fn figure(job: &Value, place: &str) -> Result<f64> {
     let found = job.pointer(place).and_then(Value::as_f64);
     found.ok_or_else(|| format!("fio's job has no {place}: {job}"))

@@ -31,9 +31,9 @@ enum Task {
     /// Measure against qemu-storage-daemon and the bare disk
     ///
     /// Leaves raw data, figures and report.html in a folder below target/bench.
-    Bench(bench::Options),
+    Bench(bench::BenchOptions),
     /// Measure a disk in guests, attached in every way that QEMU knows, at the same load
-    GuestBench(guest_bench::Options),
+    GuestBench(guest_bench::GuestBenchOptions),
     /// Draw the report of a run again from its raw data; several runs side by side
     ///
     /// From a file that `cleave probe --json FILE` wrote, draws throughput against block size as FILE.svg.

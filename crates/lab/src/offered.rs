@@ -1,6 +1,6 @@
 //! Rates at which requests are offered.
 
-/// Rounds a rate to two digits, 1234 to 1200: nobody remembers more.
+/// Rounds a rate to two digits, 1234 to 1200, which is as many as a reader needs.
 pub(crate) fn two_digits(value: f64) -> f64 {
     let unit = 10_f64.powf(value.max(1.0).log10().floor() - 1.0);
     (value / unit).round() * unit

@@ -2,7 +2,7 @@
 
 /// How much is asked of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pace {
+pub(crate) enum BenchPace {
     /// Every point.
     Full,
     /// The points that matter.
@@ -11,22 +11,22 @@ pub(crate) enum Pace {
     Smoke,
 }
 
-impl Pace {
+impl BenchPace {
     /// Returns the pace that two options say.
-    pub(crate) fn of(is_smoke: bool, is_quick: bool) -> Pace {
+    pub(crate) fn of(is_smoke: bool, is_quick: bool) -> BenchPace {
         match (is_smoke, is_quick) {
-            (true, _) => Pace::Smoke,
-            (_, true) => Pace::Quick,
-            _ => Pace::Full,
+            (true, _) => BenchPace::Smoke,
+            (_, true) => BenchPace::Quick,
+            _ => BenchPace::Full,
         }
     }
 
     /// Returns the argument for this pace.
     pub(crate) fn pick<T>(self, full: T, quick: T, smoke: T) -> T {
         match self {
-            Pace::Full => full,
-            Pace::Quick => quick,
-            Pace::Smoke => smoke,
+            BenchPace::Full => full,
+            BenchPace::Quick => quick,
+            BenchPace::Smoke => smoke,
         }
     }
 }

@@ -55,7 +55,7 @@ impl Run {
         self.write(&json!({ "kind": "warning", "suite": suite, "text": text }))
     }
 
-    /// All that was asked for has been measured.
+    /// Notes that all that was asked for has been measured.
     pub(crate) fn finish(mut self) -> Result<PathBuf> {
         self.write(&json!({ "kind": "end" }))?;
         Ok(self.folder)
@@ -73,7 +73,7 @@ impl Run {
     }
 }
 
-/// An object with the fields of another.
+/// Returns an object with the fields of another.
 pub(crate) fn merged(mut object: Value, more: &Value) -> Value {
     if let (Some(object), Some(more)) = (object.as_object_mut(), more.as_object()) {
         object.extend(more.clone());
@@ -83,7 +83,7 @@ pub(crate) fn merged(mut object: Value, more: &Value) -> Value {
 
 /// A run as it was left behind, whether it came to its end or not.
 #[derive(Default)]
-pub(crate) struct Recorded {
+pub(crate) struct RecordedRun {
     pub(crate) folder: PathBuf,
     pub(crate) environment: Value,
     /// Measurements of all suites, in the order in which they were made.
@@ -97,16 +97,16 @@ pub(crate) struct Recorded {
     pub(crate) torn: usize,
 }
 
-impl Recorded {
+impl RecordedRun {
     /// Reads a folder; only one without results is refused.
-    pub(crate) fn read(folder: &Path) -> Result<Recorded> {
+    pub(crate) fn read(folder: &Path) -> Result<RecordedRun> {
         let text = std::fs::read_to_string(folder.join("results.jsonl"))
             .map_err(|error| format!("{}: {error}; no run lies there", folder.display()))?;
         let environment = std::fs::read_to_string(folder.join("environment.json"));
-        let mut run = Recorded {
+        let mut run = RecordedRun {
             folder: folder.to_owned(),
             environment: serde_json::from_str(&environment.unwrap_or_default()).unwrap_or_default(),
-            ..Recorded::default()
+            ..RecordedRun::default()
         };
         for line in text.lines() {
             match serde_json::from_str::<Value>(line) {
@@ -127,7 +127,7 @@ impl Recorded {
         }
     }
 
-    /// The measurements of a suite, without those of its warm-up.
+    /// Returns the measurements of a suite, without those of its warm-up.
     pub(crate) fn of(&self, suite: &str) -> Vec<&Value> {
         let counts = |line: &&Value| line["suite"] == suite && line["is_warm_up"] != true;
         self.lines.iter().filter(counts).collect()
@@ -139,7 +139,7 @@ impl Recorded {
         warnings.any(|(own, text)| own == suite && text.starts_with(DISTURBED))
     }
 
-    /// How the page calls it.
+    /// Returns how the page calls it.
     pub(crate) fn name(&self) -> String {
         let name = self.folder.file_name().unwrap_or(self.folder.as_os_str());
         name.to_string_lossy().into_owned()
@@ -198,12 +198,12 @@ mod tests {
             run.note(suite, &line).unwrap();
         }
         run.warn("cpu", "noise").unwrap();
-        let killed = Recorded::read(&folder).unwrap();
+        let killed = RecordedRun::read(&folder).unwrap();
         assert!(!killed.is_complete);
         let path = run.finish().unwrap().join("results.jsonl");
         let mut whole = OpenOptions::new().append(true).open(path).unwrap();
         whole.write_all(b"{\"kind\":\"meas").unwrap();
-        let whole = Recorded::read(&folder).unwrap();
+        let whole = RecordedRun::read(&folder).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!((whole.is_complete, whole.torn), (true, 1));
         assert_eq!(whole.of("cpu").len(), 1, "the warm-up does not count");

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Properties by which a disk is recognised.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Identity {
+pub struct DiskIdentity {
     /// The path as given by the operator. Not compared, because a disk can have many paths.
     pub name: String,
     /// The disk's serial, which is derived from its canonical path.
@@ -19,13 +19,13 @@ pub struct Identity {
     pub size_bytes: u64,
     /// Smallest op that the store runs without read-modify-write, at least 512.
     pub block_bytes: u32,
-    /// Whether the page cache was bypassed.
+    /// True if the page cache was bypassed.
     pub direct: bool,
 }
 
-impl Identity {
-    /// The identity of an opened disk.
-    pub fn of(disk: &Disk) -> Identity {
+impl DiskIdentity {
+    /// Returns the identity of an opened disk.
+    pub fn of(disk: &Disk) -> DiskIdentity {
         let kind = match disk.legs().len() {
             1 => kind(disk.backing()),
             _ => "stripe",
@@ -36,7 +36,7 @@ impl Identity {
             Backing::Model { .. } => disk.name().as_bytes(),
             _ => serial.split(|byte| *byte == 0).next().unwrap_or_default(),
         };
-        Identity {
+        DiskIdentity {
             name: disk.name().to_owned(),
             serial: String::from_utf8_lossy(serial).into_owned(),
             kind: kind.to_owned(),
@@ -46,9 +46,9 @@ impl Identity {
         }
     }
 
-    /// The first property in which `now` differs. A larger size is no difference, because a disk may grow while
+    /// Returns the first property in which `now` differs. A larger size does not count, because a disk may grow while
     /// it is served and must be served again afterwards.
-    pub(crate) fn difference(&self, now: &Identity) -> Option<String> {
+    pub(crate) fn difference(&self, now: &DiskIdentity) -> Option<String> {
         let said = |what: &str, then: &dyn fmt::Display, now: &dyn fmt::Display| {
             Some(format!("{what} was {then} and is {now}"))
         };
@@ -76,7 +76,7 @@ impl Identity {
     }
 }
 
-/// Smallest op that is run as it is. Smaller ones are read-modify-write, which does not measure the disk.
+/// Returns the smallest op that is run as it is. Smaller ones are read-modify-write, which does not measure the disk.
 pub(crate) fn smallest_op(disk: &Disk) -> u32 {
     disk.limits().offset_align_bytes.max(512)
 }

@@ -33,12 +33,12 @@ pub struct Judgement {
     pub chunks: Vec<Recommendation>,
     /// Number of in-flight ops beyond which the disk gets no faster. `None`: not measured.
     pub useful_depth: Option<u32>,
-    /// Whether some class gains from splitting.
+    /// True if some class gains from splitting.
     pub pays: bool,
 }
 
 impl Judgement {
-    /// The class with the largest gain.
+    /// Returns the class with the largest gain.
     pub fn best(&self) -> Option<&Recommendation> {
         let split = self.chunks.iter().filter(|r| r.chunk_bytes > 0);
         split.max_by(|a, b| a.gain.total_cmp(&b.gain))
@@ -113,8 +113,8 @@ fn recommend(matrix: &Matrix, request_bytes: u64) -> Option<Recommendation> {
     })
 }
 
-/// The smallest depth that reaches nearly the best rate, for the smallest requests that can be a chunk. Larger
-/// requests reach the disk's bandwidth at a smaller depth and would hide its parallelism.
+/// Returns the smallest depth that reaches nearly the best rate, for the smallest requests that can be a chunk. Larger requests
+/// reach the disk's bandwidth at a smaller depth and would hide its parallelism.
 fn useful_depth(matrix: &Matrix) -> Option<u32> {
     let sizes = matrix.measured.iter().map(|m| m.point.block_bytes());
     let block_bytes = sizes
@@ -141,13 +141,13 @@ fn useful_depth(matrix: &Matrix) -> Option<u32> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use cleave_worker::Direction;
+    use cleave_worker::DataDirection;
 
     use super::*;
     use crate::matrix::{Point, points};
 
-    /// A matrix of a disk with this many bytes per second at each point.
-    pub(crate) fn recorded(direction: Direction, rate: impl Fn(Point) -> f64) -> Matrix {
+    /// Returns a matrix of a disk with this many bytes per second at each point.
+    pub(crate) fn recorded(direction: DataDirection, rate: impl Fn(Point) -> f64) -> Matrix {
         let mut matrix = Matrix::new(direction);
         for point in points(512, 1 << 40) {
             let requests = 1000;
@@ -162,8 +162,8 @@ pub(crate) mod tests {
         matrix
     }
 
-    /// The P3700 of study A: with 512 KiB outstanding 0.96 GB/s whole and 1.97 as 64 × 8 KiB. A 4 KiB request
-    /// takes 85 µs alone, and many reach 460 k/s.
+    /// Returns the bytes a second of the P3700 of study A: with 512 KiB outstanding 0.96 GB/s whole and 1.97 as 64 × 8 KiB. A 4
+    /// KiB request takes 85 µs alone, and many reach 460 k/s.
     pub(crate) fn p3700(point: Point) -> f64 {
         let block = point.block_bytes() as f64;
         let pages = (block / 4096.0).max(1.0);
@@ -175,7 +175,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_drive_with_internal_parallelism_is_split() {
-        let judged = judge(&recorded(Direction::Read, p3700));
+        let judged = judge(&recorded(DataDirection::Read, p3700));
         assert!(judged.pays);
         let row = judged
             .chunks
@@ -195,7 +195,7 @@ pub(crate) mod tests {
     #[test]
     fn a_disk_with_one_channel_is_left_whole() {
         // Time is proportional to size at any depth.
-        let judged = judge(&recorded(Direction::Read, |_| 5e8));
+        let judged = judge(&recorded(DataDirection::Read, |_| 5e8));
         assert!(!judged.pays);
         assert!(judged.chunks.iter().all(|r| r.chunk_bytes == 0));
         assert_eq!(judged.useful_depth, Some(1));
@@ -212,7 +212,7 @@ pub(crate) mod tests {
             (1.06, true),
             (2.0, true),
         ] {
-            let judged = judge(&recorded(Direction::Write, |p| {
+            let judged = judge(&recorded(DataDirection::Write, |p| {
                 if p.depth == 1 { 1e9 } else { gain * 1e9 }
             }));
             assert_eq!(judged.pays, splits, "{gain}");
@@ -227,7 +227,7 @@ pub(crate) mod tests {
     fn a_gain_within_the_error_is_ignored() {
         for (error, splits) in [(0.03, true), (0.2, true), (0.3, false), (1.0, false)] {
             let rate = |p: Point| if p.depth == 1 { 1e9 } else { 1.4e9 };
-            let mut matrix = recorded(Direction::Read, rate);
+            let mut matrix = recorded(DataDirection::Read, rate);
             for m in &mut matrix.measured {
                 m.error = error;
             }
@@ -252,7 +252,7 @@ pub(crate) mod tests {
             let found = rates.iter().find(|(depth, _)| *depth == p.depth);
             found.map_or(1e9, |(_, rate)| rate * 1e9)
         };
-        let judged = judge(&recorded(Direction::Read, rate));
+        let judged = judge(&recorded(DataDirection::Read, rate));
         let row = judged
             .chunks
             .iter()
@@ -270,7 +270,7 @@ pub(crate) mod tests {
 
     #[test]
     fn missing_measurements_are_not_judged() {
-        let mut matrix = recorded(Direction::Read, p3700);
+        let mut matrix = recorded(DataDirection::Read, p3700);
         matrix
             .measured
             .retain(|m| m.point.outstanding_bytes == 512 << 10);
@@ -280,13 +280,13 @@ pub(crate) mod tests {
             judged.useful_depth, None,
             "one point of the column says nothing"
         );
-        let judged = judge(&Matrix::new(Direction::Read));
+        let judged = judge(&Matrix::new(DataDirection::Read));
         assert_eq!((judged.chunks.len(), judged.pays), (0, false));
     }
 
     #[test]
     fn a_large_block_is_respected() {
-        let mut matrix = recorded(Direction::Read, p3700);
+        let mut matrix = recorded(DataDirection::Read, p3700);
         matrix
             .measured
             .retain(|m| m.point.block_bytes() >= 64 << 10);

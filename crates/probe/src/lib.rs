@@ -2,7 +2,7 @@
 //! messages, guests and unsafe code: it runs ops on an opened disk through an engine, in its own memory, and
 //! its results are values and text.
 //!
-//! [`run()`] measures a [`Matrix`] for each direction, and [`judge()`] evaluates it. [`Report`] holds both and
+//! [`run()`] measures a [`Matrix`] for each direction, and [`judge()`] evaluates it. [`ProbeReport`] holds both and
 //! is written as a table or as JSON. A later `serve` starts from a [`Profile`].
 #![forbid(unsafe_code)]
 
@@ -16,11 +16,11 @@ mod size;
 mod table;
 mod thin;
 
-pub use device::Identity;
+pub use device::DiskIdentity;
 pub use judge::{Judgement, Recommendation, judge};
 pub use matrix::{Matrix, Measured, Point, points};
 pub use profile::{Profile, ProfileError};
-pub use report::{Circumstances, Host, Report, Side};
-pub use run::{Pace, Progress, RunError, Source, run};
+pub use report::{Circumstances, HostFacts, ProbeReport, Side};
+pub use run::{Pace, ProbeProgress, ProbeSettings, RunError, run};
 pub use table::table;
 pub use thin::{Extent, holds_data, stored};

@@ -1,6 +1,6 @@
 //! The points of study A, and the measurement at each.
 
-use cleave_worker::Direction;
+use cleave_worker::DataDirection;
 use serde::{Serialize, Serializer};
 
 /// Minimum and maximum number of bytes outstanding.
@@ -19,7 +19,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// Size of one request.
+    /// Returns the size of one request.
     pub fn block_bytes(&self) -> u64 {
         self.outstanding_bytes / u64::from(self.depth.max(1))
     }
@@ -40,17 +40,17 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Throughput.
+    /// Returns the throughput.
     pub fn bytes_per_second(&self) -> f64 {
         self.requests_per_second() * self.point.block_bytes() as f64
     }
 
-    /// IOPS.
+    /// Returns the requests a second.
     pub fn requests_per_second(&self) -> f64 {
         self.requests as f64 * 1e9 / self.elapsed_ns.max(1) as f64
     }
 
-    /// Mean time of one request, by Little's law, since `depth` requests were always in flight.
+    /// Returns the mean time of one request, by Little's law, since `depth` requests were always in flight.
     pub fn latency_us(&self) -> f64 {
         f64::from(self.point.depth) * 1e6 / self.requests_per_second().max(1e-9)
     }
@@ -61,18 +61,18 @@ impl Measured {
 pub struct Matrix {
     /// The direction.
     #[serde(serialize_with = "as_word")]
-    pub direction: Direction,
+    pub direction: DataDirection,
     /// The points, in order.
     pub measured: Vec<Measured>,
     /// Number of reads whose data was checked.
     pub looked_at: u64,
-    /// Number of those that found only zeroes.
+    /// Number of checked reads that found only zeroes.
     pub only_zeroes: u64,
 }
 
 impl Matrix {
-    /// A matrix without points.
-    pub fn new(direction: Direction) -> Matrix {
+    /// Makes a matrix without points.
+    pub fn new(direction: DataDirection) -> Matrix {
         Matrix {
             direction,
             measured: Vec::new(),
@@ -91,33 +91,33 @@ impl Matrix {
         }
     }
 
-    /// The points with this many bytes outstanding, by depth.
+    /// Returns the points with this many bytes outstanding, by depth.
     pub fn row(&self, outstanding_bytes: u64) -> impl Iterator<Item = &Measured> {
         let is_in = move |m: &&Measured| m.point.outstanding_bytes == outstanding_bytes;
         self.measured.iter().filter(is_in)
     }
 
-    /// Share of the checked reads that found only zeroes. `None`: none was checked.
+    /// Returns the share of the checked reads that found only zeroes. `None`: none was checked.
     pub fn zero_share(&self) -> Option<f64> {
         (self.looked_at > 0).then(|| self.only_zeroes as f64 / self.looked_at as f64)
     }
 }
 
-/// The name of a direction in tables and files.
-pub(crate) fn word(direction: Direction) -> &'static str {
+/// Returns the name of a direction in tables and files.
+pub(crate) fn word(direction: DataDirection) -> &'static str {
     match direction {
-        Direction::Read => "read",
-        Direction::Write => "write",
+        DataDirection::Read => "read",
+        DataDirection::Write => "write",
     }
 }
 
-fn as_word<S: Serializer>(direction: &Direction, out: S) -> Result<S::Ok, S::Error> {
+fn as_word<S: Serializer>(direction: &DataDirection, out: S) -> Result<S::Ok, S::Error> {
     out.serialize_str(word(*direction))
 }
 
-/// The points for a disk: from 512 B to 4 MiB outstanding, each with all depths 1, 2, 4 … whose requests are at
-/// least a block and at most the disk. The row of 512 KiB is first and its neighbours follow, so that a probe
-/// that is interrupted has answered the main question.
+/// Returns the points for a disk: from 512 B to 4 MiB outstanding, each with all depths 1, 2, 4 … whose requests are at least a
+/// block and at most the disk. The row of 512 KiB is first and its neighbours follow, so that a probe that is interrupted has
+/// answered the main question.
 pub fn points(block_bytes: u32, capacity_bytes: u64) -> Vec<Point> {
     let least = u64::from(block_bytes)
         .max(OUTSTANDING_MIN)
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn points_are_kept_in_order() {
-        let mut matrix = Matrix::new(Direction::Read);
+        let mut matrix = Matrix::new(DataDirection::Read);
         for (outstanding_bytes, depth) in [(1024, 2), (512, 1), (1024, 1)] {
             matrix.add(Measured {
                 point: Point {

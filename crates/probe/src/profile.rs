@@ -8,11 +8,11 @@ use std::path::Path;
 use cleave_blk::Limits;
 use cleave_disk::Disk;
 use cleave_worker::splitter::{CHUNK_MAX_BYTES, CHUNK_MIN_BYTES};
-use cleave_worker::{Direction, Prior};
+use cleave_worker::{DataDirection, Prior};
 use serde::Deserialize;
 
-use crate::device::Identity;
-use crate::report::Report;
+use crate::device::DiskIdentity;
+use crate::report::ProbeReport;
 
 /// Version of the file. An unknown version is refused.
 const VERSION: i64 = 1;
@@ -34,19 +34,19 @@ pub struct ProfileError(String);
 pub struct Profile {
     #[allow(dead_code, reason = "checked before the rest is read")]
     version: i64,
-    /// Whether points are missing.
+    /// True if points are missing.
     pub partial: bool,
-    /// Whether this disk must never be split.
+    /// True if this disk must never be split.
     pub never: bool,
     /// The measured disk.
-    pub device: Identity,
-    read: Option<Side>,
-    write: Option<Side>,
+    pub device: DiskIdentity,
+    read: Option<ProfileSide>,
+    write: Option<ProfileSide>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Side {
+struct ProfileSide {
     useful_depth: Option<u32>,
     #[serde(default)]
     chunk: Vec<Chunk>,
@@ -74,7 +74,7 @@ impl Profile {
         let text = read(path)
             .map_err(|error| ProfileError(format!("cannot read profile {shown}: {error}")))?;
         let profile = Profile::parse(path, &text)?;
-        match profile.device.difference(&Identity::of(disk)) {
+        match profile.device.difference(&DiskIdentity::of(disk)) {
             None => Ok(profile),
             Some(difference) => Err(ProfileError(format!(
                 "profile {shown} is not of disk {}: {difference}; measure again: cleave probe, and open the \
@@ -122,7 +122,7 @@ impl Profile {
         }
     }
 
-    /// A value that no probe writes, if there is one.
+    /// Describes a value that no probe writes, if there is one.
     fn fault(&self) -> Option<String> {
         for side in self.read.iter().chain(&self.write) {
             if let Some(depth) = side.useful_depth
@@ -149,14 +149,14 @@ impl Profile {
         None
     }
 
-    /// The splitter's prior knowledge.
+    /// Returns the splitter's prior knowledge.
     pub fn prior(&self, limits: &Limits) -> Prior {
         let mut prior = Prior::from_limits(limits);
         prior.never = self.never;
         let mut useful_depth = None;
         for (way, side) in [
-            (Direction::Read, &self.read),
-            (Direction::Write, &self.write),
+            (DataDirection::Read, &self.read),
+            (DataDirection::Write, &self.write),
         ] {
             let Some(side) = side else { continue };
             useful_depth = useful_depth.max(side.useful_depth);
@@ -182,14 +182,14 @@ fn read(path: &Path) -> io::Result<String> {
     }
 }
 
-impl Report {
+impl ProbeReport {
     /// Returns it as a profile for a later `serve`; see [`Profile`].
     pub fn profile(&self) -> String {
         write(self)
     }
 }
 
-fn write(report: &Report) -> String {
+fn write(report: &ProbeReport) -> String {
     // Writing to a `String` cannot fail, so results of `write!` are dropped.
     let mut text = String::new();
     let device = &report.device;
@@ -253,13 +253,13 @@ direct = {}
     text
 }
 
-/// Whether to rule out splitting. Requires that the rotational flag agrees with the measurement, because
-/// virtual disks and loop devices set it too, and that the measurement is complete.
-fn is_never(report: &Report) -> bool {
+/// Returns true if splitting is ruled out. Requires that the rotational flag agrees with the measurement, because virtual disks
+/// and loop devices set it too, and that the measurement is complete.
+fn is_never(report: &ProbeReport) -> bool {
     report.rotational && !report.partial && report.sides.iter().all(|side| !side.judgement.pays)
 }
 
-/// A TOML basic string.
+/// Returns a TOML basic string.
 fn quoted(text: &str) -> String {
     let mut out = String::from('"');
     for c in text.chars() {
@@ -290,10 +290,10 @@ mod tests {
 
     fn written_for(disk: &Disk) -> String {
         let mut report = report(vec![
-            recorded(Direction::Read, p3700),
-            recorded(Direction::Write, |_| 5e8),
+            recorded(DataDirection::Read, p3700),
+            recorded(DataDirection::Write, |_| 5e8),
         ]);
-        report.device = Identity::of(disk);
+        report.device = DiskIdentity::of(disk);
         write(&report)
     }
 
@@ -312,11 +312,15 @@ mod tests {
         let prior = profile.prior(disk.limits());
         assert_eq!(prior.useful_depth, 64, "the larger of 64 and 1");
         assert_eq!(prior.measured.len(), 16);
-        assert!(prior.measured.contains(&(Direction::Write, 512 << 10, 0)));
+        assert!(
+            prior
+                .measured
+                .contains(&(DataDirection::Write, 512 << 10, 0))
+        );
         let read = prior
             .measured
             .iter()
-            .find(|m| (m.0, m.1) == (Direction::Read, 512 << 10));
+            .find(|m| (m.0, m.1) == (DataDirection::Read, 512 << 10));
         assert!(read.unwrap().2 > 0);
     }
 
@@ -325,9 +329,9 @@ mod tests {
         let ram = disk("ram:1M");
         let name = "a\"b\\c\nd\u{7f}é'#";
         let mut report = report(vec![]);
-        report.device = Identity {
+        report.device = DiskIdentity {
             name: name.to_owned(),
-            ..Identity::of(&ram)
+            ..DiskIdentity::of(&ram)
         };
         assert_eq!(load(&write(&report), &ram).unwrap().device.name, name);
     }
@@ -427,7 +431,7 @@ mod tests {
             (true, false, 1.0, false),
         ] {
             let flat = |p: crate::Point| if rate > 0.0 { p3700(p) } else { 5e8 };
-            let mut report = report(vec![recorded(Direction::Read, flat)]);
+            let mut report = report(vec![recorded(DataDirection::Read, flat)]);
             (report.rotational, report.partial) = (rotational, partial);
             assert_eq!(is_never(&report), never);
         }

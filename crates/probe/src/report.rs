@@ -2,13 +2,13 @@
 
 use std::fs;
 
-use cleave_worker::Direction;
+use cleave_worker::DataDirection;
 use serde::Serialize;
 
 use crate::judge::{Judgement, judge};
 use crate::matrix::{Matrix, word};
 use crate::size::long;
-use crate::{Extent, Identity, Pace};
+use crate::{DiskIdentity, Extent, Pace};
 
 /// Version of the JSON.
 const VERSION: u32 = 1;
@@ -17,7 +17,7 @@ const VAGUE: f64 = 0.1;
 
 /// The machine that ran the probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Host {
+pub struct HostFacts {
     /// Kernel release.
     pub kernel: String,
     /// Model name of the CPU.
@@ -26,15 +26,15 @@ pub struct Host {
     pub cpus: usize,
 }
 
-impl Host {
-    /// This machine.
-    pub fn here() -> Host {
+impl HostFacts {
+    /// Describes this machine.
+    pub fn here() -> HostFacts {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = info.lines().find_map(|line| {
             let (key, value) = line.split_once(':')?;
             (key.trim() == "model name").then(|| value.trim().to_owned())
         });
-        Host {
+        HostFacts {
             kernel: rustix::system::uname()
                 .release()
                 .to_string_lossy()
@@ -57,20 +57,20 @@ pub struct Side {
 
 /// The result of a probe.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Report {
+pub struct ProbeReport {
     /// Version of this format.
     pub version: u32,
     /// Version of the program.
     pub cleave: String,
     /// The measured disk.
-    pub device: Identity,
+    pub device: DiskIdentity,
     /// The machine.
-    pub host: Host,
+    pub host: HostFacts,
     /// The disk's rotational flag, which many virtual disks set too.
     pub rotational: bool,
-    /// Whether the timings are those of a model, not of a drive.
+    /// True if the timings are those of a model, not of a drive.
     pub modelled: bool,
-    /// Whether points are missing.
+    /// True if points are missing.
     pub partial: bool,
     /// Share of the disk that was ever written, if known.
     pub stored_share: Option<f64>,
@@ -85,27 +85,27 @@ pub struct Report {
 /// Parts of a report that are not in its matrices.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Circumstances {
-    /// See [`Report::rotational`].
+    /// See [`ProbeReport::rotational`].
     pub rotational: bool,
     /// Share of the disk that was written before the measurement.
     pub stored: Extent,
     /// Time for each point.
     pub pace: Pace,
-    /// See [`Report::seed`].
+    /// See [`ProbeReport::seed`].
     pub seed: u64,
-    /// Whether points are missing.
+    /// True if points are missing.
     pub partial: bool,
 }
 
-impl Report {
+impl ProbeReport {
     /// Judges the measurements.
-    pub fn new(device: Identity, matrices: Vec<Matrix>, around: &Circumstances) -> Report {
-        Report {
+    pub fn new(device: DiskIdentity, matrices: Vec<Matrix>, around: &Circumstances) -> ProbeReport {
+        ProbeReport {
             version: VERSION,
             cleave: env!("CARGO_PKG_VERSION").to_owned(),
             modelled: device.kind == "model",
             device,
-            host: Host::here(),
+            host: HostFacts::here(),
             rotational: around.rotational,
             partial: around.partial,
             stored_share: match around.stored {
@@ -124,7 +124,7 @@ impl Report {
         }
     }
 
-    /// The report as JSON, with the fields of [`Report`].
+    /// Returns the report as JSON, with the fields of [`ProbeReport`].
     pub fn json(&self) -> String {
         // Maps with string keys and finite numbers can always be serialized.
         let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
@@ -181,8 +181,8 @@ impl Report {
     }
 }
 
-/// A judgement in sentences.
-pub(crate) fn sentences(judged: &Judgement, direction: Direction) -> Vec<String> {
+/// Returns a judgement in sentences.
+pub(crate) fn sentences(judged: &Judgement, direction: DataDirection) -> Vec<String> {
     let way = word(direction);
     let mut sentences = Vec::new();
     if judged.chunks.is_empty() {
@@ -245,8 +245,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::judge::tests::{p3700, recorded};
 
-    pub(crate) fn identity(kind: &str) -> Identity {
-        Identity {
+    pub(crate) fn identity(kind: &str) -> DiskIdentity {
+        DiskIdentity {
             name: "/dev/nvme0n1".to_owned(),
             serial: "cl0123456789abcdef".to_owned(),
             kind: kind.to_owned(),
@@ -256,7 +256,7 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn report(matrices: Vec<Matrix>) -> Report {
+    pub(crate) fn report(matrices: Vec<Matrix>) -> ProbeReport {
         let around = Circumstances {
             rotational: false,
             stored: Extent::Unknown,
@@ -264,14 +264,14 @@ pub(crate) mod tests {
             seed: 1,
             partial: false,
         };
-        Report::new(identity("device"), matrices, &around)
+        ProbeReport::new(identity("device"), matrices, &around)
     }
 
     #[test]
     fn findings_are_sentences() {
         let sentences = |rate: &dyn Fn(crate::Point) -> f64| {
-            let report = report(vec![recorded(Direction::Read, rate)]);
-            sentences(&report.sides[0].judgement, Direction::Read)
+            let report = report(vec![recorded(DataDirection::Read, rate)]);
+            sentences(&report.sides[0].judgement, DataDirection::Read)
         };
         let split = sentences(&p3700);
         assert!(split[0].starts_with("Splitting reads pays: "), "{split:?}");
@@ -297,7 +297,7 @@ pub(crate) mod tests {
 
     #[test]
     fn doubts_are_reported() {
-        let mut matrix = recorded(Direction::Read, p3700);
+        let mut matrix = recorded(DataDirection::Read, p3700);
         (matrix.looked_at, matrix.only_zeroes) = (100, 60);
         let mut report = report(vec![matrix]);
         assert_eq!(report.doubts().len(), 1);
@@ -316,7 +316,7 @@ pub(crate) mod tests {
 
     #[test]
     fn json_names_what_it_holds() {
-        let text = report(vec![recorded(Direction::Write, p3700)]).json();
+        let text = report(vec![recorded(DataDirection::Write, p3700)]).json();
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["version"], 1);
         assert_eq!(value["device"]["kind"], "device");

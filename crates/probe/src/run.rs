@@ -12,7 +12,7 @@ use cleave_blk::{Cut, Plan, Request, Segment, Verb};
 use cleave_disk::Disk;
 use cleave_engine::{AnyStore, Done, EngineError, Event, Reactor, Store, Wait};
 use cleave_guest::{Epoch, MapError, Memory, RegionSpec};
-use cleave_worker::Direction;
+use cleave_worker::DataDirection;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::device::smallest_op;
@@ -43,12 +43,12 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A minute in all, including the opening of the disk and the writing of results.
+    /// Plans a minute in all, including the opening of the disk and the writing of results.
     pub fn quick() -> Pace {
         Pace::within(Duration::from_secs(52))
     }
 
-    /// Each point until it is precise, at most five seconds.
+    /// Plans each point until it is precise, at most five seconds.
     pub fn full(points: usize) -> Pace {
         let point_max = Duration::from_secs(5);
         Pace {
@@ -58,7 +58,7 @@ impl Pace {
         }
     }
 
-    /// As many points as fit into this time.
+    /// Plans as many points as fit into this time.
     pub fn within(total: Duration) -> Pace {
         Pace {
             point_min: (total / 500).min(Duration::from_millis(500)),
@@ -70,9 +70,9 @@ impl Pace {
 
 /// Settings of a measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
+pub struct ProbeSettings {
     /// Each gets a matrix.
-    pub directions: Vec<Direction>,
+    pub directions: Vec<DataDirection>,
     /// The time to take.
     pub pace: Pace,
     /// Seed of the random offsets; not 0.
@@ -81,13 +81,13 @@ pub struct Source {
 
 /// Progress of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Progress {
+pub struct ProbeProgress {
     /// Points that were measured.
     pub done: usize,
     /// All points.
     pub total: usize,
     /// The current point.
-    pub now: (Direction, Point),
+    pub now: (DataDirection, Point),
     /// Expected time until the end.
     pub left: Duration,
 }
@@ -113,7 +113,7 @@ pub enum RunError {
         /// Name of the disk.
         disk: String,
         /// Read or write.
-        direction: Direction,
+        direction: DataDirection,
         /// Offset of the request.
         offset_bytes: u64,
         /// Length of the request.
@@ -130,9 +130,9 @@ pub enum RunError {
 /// time was over.
 pub fn run(
     disk: &Arc<Disk>,
-    source: &Source,
+    settings: &ProbeSettings,
     stop: &AtomicBool,
-    report: &mut dyn FnMut(&Progress),
+    report: &mut dyn FnMut(&ProbeProgress),
 ) -> Result<(Vec<Matrix>, bool), RunError> {
     let cut = Cut {
         stripe: disk.stripe(),
@@ -147,7 +147,7 @@ pub fn run(
         return Err(RunError::TooSmall(disk.name().to_owned()));
     };
     let memory = anonymous(memory_bytes)?;
-    fill(&memory, memory_bytes, source.seed);
+    fill(&memory, memory_bytes, settings.seed);
     let ops = u16::try_from(ops).unwrap_or(u16::MAX);
     let mut reactor = Reactor::new(&[disk], ops, 0, 0)?;
     let store = AnyStore::open(&mut reactor, disk, 0, ops)?;
@@ -158,14 +158,14 @@ pub fn run(
         disk: Arc::clone(disk),
         cut,
         stride,
-        random: source.seed | 1,
+        random: settings.seed | 1,
         slots: Vec::new(),
         segments: Vec::new(),
         ended: Vec::new(),
     };
-    let mut clock = Clock::new(source.pace, points.len() * source.directions.len());
+    let mut clock = Clock::new(settings.pace, points.len() * settings.directions.len());
     let mut matrices = Vec::new();
-    for &direction in &source.directions {
+    for &direction in &settings.directions {
         let mut matrix = Matrix::new(direction);
         measure_all(
             &mut matrix,
@@ -222,13 +222,13 @@ fn measure_each(
     Ok(true)
 }
 
-/// Maximum length of a request.
+/// Returns the maximum length of a request.
 fn largest(disk: &Disk, cut: &Cut) -> u64 {
     let limit = cut.stripe.map_or(u64::MAX, |s| s.transfer_max_bytes());
     disk.capacity_bytes().min(limit)
 }
 
-/// Number of ops in flight at a point. On a stripe a request is one op for each chunk that it touches.
+/// Returns the number of ops in flight at a point. On a stripe a request is one op for each chunk that it touches.
 fn ops_of(point: &Point, cut: &Cut) -> u64 {
     let each = cut.stripe.map_or(1, |stripe| {
         point.block_bytes() / u64::from(stripe.chunk_bytes()) + 2
@@ -258,8 +258,8 @@ impl Clock {
         u32::try_from(self.total - self.done).unwrap_or(u32::MAX)
     }
 
-    /// Minimum and maximum time for the next point. `None`: an eighth more than the whole time has passed.
-    /// Until then the remaining points of a slow disk still get a little time each.
+    /// Returns minimum and maximum time for the next point. `None`: an eighth more than the whole time has passed. Until then the
+    /// remaining points of a slow disk still get a little time each.
     fn next_limit(&self) -> Option<(Duration, Duration)> {
         let (elapsed, total) = (self.start.elapsed(), self.pace.total);
         let least = (total / 8).checked_div(u32::try_from(self.total).ok()?)?;
@@ -270,14 +270,14 @@ impl Clock {
         (elapsed < total + total / 8).then(|| (self.pace.point_min.min(most), most))
     }
 
-    fn progress(&self, direction: Direction, point: Point) -> Progress {
+    fn progress(&self, direction: DataDirection, point: Point) -> ProbeProgress {
         let elapsed = self.start.elapsed();
         let at_most = self.pace.total.saturating_sub(elapsed);
         let at_this_rate = match u32::try_from(self.done) {
             Ok(done) if done > 0 => (elapsed / done).saturating_mul(self.points_left()),
             _ => at_most,
         };
-        Progress {
+        ProbeProgress {
             done: self.done,
             total: self.total,
             now: (direction, point),
@@ -335,13 +335,13 @@ impl Bench {
             return Ok(false);
         };
         matrix.add(measured);
-        if way == Direction::Read {
+        if way == DataDirection::Read {
             self.look_for_zeroes(matrix, point)?;
         }
         Ok(true)
     }
 
-    fn drain(&mut self, way: Direction, point: Point) -> Result<(), RunError> {
+    fn drain(&mut self, way: DataDirection, point: Point) -> Result<(), RunError> {
         while self.store[0].in_flight() > 0 {
             self.lap(way, point)?;
         }
@@ -349,10 +349,10 @@ impl Bench {
         Ok(())
     }
 
-    /// The closed loop: each completion is followed by a new request, until the rate is known.
+    /// Runs the closed loop: each completion is followed by a new request, until the rate is known.
     fn keep_going(
         &mut self,
-        way: Direction,
+        way: DataDirection,
         point: Point,
         (least, most): (Duration, Duration),
         stop: &AtomicBool,
@@ -411,14 +411,14 @@ impl Bench {
     }
 
     /// Pushes a request at a random offset. There is room, because the engine was made for the deepest point.
-    fn begin(&mut self, way: Direction, point: Point, slot: usize) {
+    fn begin(&mut self, way: DataDirection, point: Point, slot: usize) {
         let len_bytes = point.block_bytes();
         let blocks = (self.disk.capacity_bytes() / len_bytes).max(1);
         let offset_bytes = self.next_random() % blocks * len_bytes;
         let request = Request {
             verb: match way {
-                Direction::Read => Verb::Read,
-                Direction::Write => Verb::Write,
+                DataDirection::Read => Verb::Read,
+                DataDirection::Write => Verb::Write,
             },
             offset_bytes,
             len_bytes,
@@ -438,7 +438,7 @@ impl Bench {
     }
 
     /// Waits for a completion, and puts all completed slots into `ended`.
-    fn lap(&mut self, way: Direction, point: Point) -> Result<(), RunError> {
+    fn lap(&mut self, way: DataDirection, point: Point) -> Result<(), RunError> {
         let until = Instant::now() + LAP_MAX;
         self.reactor
             .enter(&mut self.store, Wait::Until(Some(until)))
@@ -477,9 +477,9 @@ impl Bench {
     fn look_for_zeroes(&mut self, matrix: &mut Matrix, point: Point) -> Result<(), RunError> {
         let slots = self.slots.len().min(LOOKED_AT_MAX);
         for slot in 0..slots {
-            self.begin(Direction::Read, point, slot);
+            self.begin(DataDirection::Read, point, slot);
         }
-        self.drain(Direction::Read, point)?;
+        self.drain(DataDirection::Read, point)?;
         for segment in self.segments.iter().take(slots) {
             matrix.looked_at += 1;
             matrix.only_zeroes += u64::from(is_zero(&self.memory, *segment));
@@ -487,7 +487,7 @@ impl Bench {
         Ok(())
     }
 
-    /// xorshift64*.
+    /// Draws a number by xorshift64*.
     fn next_random(&mut self) -> u64 {
         next_random(&mut self.random)
     }
@@ -518,7 +518,7 @@ fn is_zero(memory: &Memory, segment: Segment) -> bool {
     true
 }
 
-/// Memory for an engine, at guest address 0.
+/// Maps memory for an engine, at guest address 0.
 fn anonymous(len_bytes: u64) -> Result<Arc<Memory>, RunError> {
     let memfd = || -> io::Result<File> {
         let file: File = memfd_create("cleave-probe", MemfdFlags::CLOEXEC)?.into();

@@ -1,6 +1,6 @@
 //! Sizes for display.
 
-/// `512`, `4K`, `2M`: with a unit if a power of 1024 divides it.
+/// Writes a size as `512`, `4K`, `2M`: with a unit if a power of 1024 divides it.
 pub(crate) fn short(bytes: u64) -> String {
     match bytes {
         _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
@@ -9,7 +9,7 @@ pub(crate) fn short(bytes: u64) -> String {
     }
 }
 
-/// `512 B`, `4 KiB`, `2 MiB`.
+/// Writes a size as `512 B`, `4 KiB`, `2 MiB`.
 pub(crate) fn long(bytes: u64) -> String {
     let text = short(bytes);
     match text.strip_suffix('M') {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::matrix::{Matrix, ROW_OF_INTEREST, word};
-use crate::report::{Report, sentences};
+use crate::report::{ProbeReport, sentences};
 use crate::size::{long, short};
 
 /// Assumed width of a terminal.
@@ -14,8 +14,8 @@ const CELL_WIDTH: usize = 6;
 
 // Writing to a `String` cannot fail, so results of `write!` are dropped below.
 
-/// The matrices, the row of 512 KiB, and their judgement.
-pub fn table(report: &Report) -> String {
+/// Returns the matrices, the row of 512 KiB, and their judgement.
+pub fn table(report: &ProbeReport) -> String {
     let mut text = String::new();
     let device = &report.device;
     let _ = writeln!(
@@ -47,7 +47,7 @@ pub fn table(report: &Report) -> String {
     text
 }
 
-/// A line for each number of bytes outstanding and a column for each depth, in several parts if it is too wide.
+/// Writes a line for each number of bytes outstanding and a column for each depth, in several parts if it is too wide.
 fn matrix(text: &mut String, matrix: &Matrix) {
     let _ = writeln!(
         text,
@@ -91,7 +91,7 @@ fn line(text: &mut String, matrix: &Matrix, size: u64, depths: &[u32]) {
     text.push('\n');
 }
 
-/// MB/s in five characters.
+/// Writes MB/s in five characters.
 fn rate(bytes_per_second: f64) -> String {
     let mb = bytes_per_second / 1e6;
     match mb {
@@ -102,7 +102,7 @@ fn rate(bytes_per_second: f64) -> String {
     }
 }
 
-/// The row that the study discusses, in full.
+/// Writes the row that the study discusses, in full.
 fn row(text: &mut String, matrix: &Matrix) {
     let mut points = matrix.row(ROW_OF_INTEREST).peekable();
     let Some(first) = points.peek().map(|m| m.bytes_per_second()) else {
@@ -137,7 +137,7 @@ fn row(text: &mut String, matrix: &Matrix) {
 
 #[cfg(test)]
 mod tests {
-    use cleave_worker::Direction;
+    use cleave_worker::DataDirection;
 
     use super::*;
     use crate::judge::tests::{p3700, recorded};
@@ -162,8 +162,8 @@ mod tests {
     #[test]
     fn the_table_fits_and_shows_all() {
         let matrices = vec![
-            recorded(Direction::Read, p3700),
-            recorded(Direction::Write, |_| 2e11),
+            recorded(DataDirection::Read, p3700),
+            recorded(DataDirection::Write, |_| 2e11),
         ];
         let text = table(&report(matrices));
         for line in text.lines().skip(2) {
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_partial_matrix_is_displayed() {
-        let mut matrix = recorded(Direction::Read, p3700);
+        let mut matrix = recorded(DataDirection::Read, p3700);
         matrix
             .measured
             .retain(|m| m.point.outstanding_bytes == 4096);

@@ -38,8 +38,7 @@ pub fn stored(disk: &Disk) -> Extent {
     })
 }
 
-/// Whether random writes could destroy data. A file that is one hole has none; for a block device this is not
-/// known.
+/// Returns true if random writes could destroy data. A file that is one hole has none; for a block device this is not known.
 pub fn holds_data(disk: &Disk) -> bool {
     disk.legs().iter().any(|leg| match leg.backing() {
         Backing::File {

@@ -13,8 +13,8 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use crate::RbdError;
 
 /// `rados_t`, `rados_ioctx_t`, `rbd_image_t` and `rbd_completion_t`.
-pub(crate) type Handle = *mut c_void;
-pub(crate) type OnCompletion = extern "C" fn(Handle, *mut c_void);
+pub(crate) type RadosHandle = *mut c_void;
+pub(crate) type OnCompletion = extern "C" fn(RadosHandle, *mut c_void);
 pub(crate) type OnUpdate = extern "C" fn(*mut c_void);
 
 /// RBD_LOCK_MODE_EXCLUSIVE.
@@ -92,46 +92,46 @@ macro_rules! calls {
 
 calls! {
     librados {
-        rados_create2(*mut Handle, *const c_char, *const c_char, u64) -> c_int;
-        rados_conf_read_file(Handle, *const c_char) -> c_int;
-        rados_conf_get(Handle, *const c_char, *mut c_char, size_t) -> c_int;
-        rados_conf_set(Handle, *const c_char, *const c_char) -> c_int;
-        rados_connect(Handle) -> c_int;
-        rados_shutdown(Handle);
-        rados_ioctx_create(Handle, *const c_char, *mut Handle) -> c_int;
-        rados_ioctx_set_namespace(Handle, *const c_char);
-        rados_ioctx_destroy(Handle);
+        rados_create2(*mut RadosHandle, *const c_char, *const c_char, u64) -> c_int;
+        rados_conf_read_file(RadosHandle, *const c_char) -> c_int;
+        rados_conf_get(RadosHandle, *const c_char, *mut c_char, size_t) -> c_int;
+        rados_conf_set(RadosHandle, *const c_char, *const c_char) -> c_int;
+        rados_connect(RadosHandle) -> c_int;
+        rados_shutdown(RadosHandle);
+        rados_ioctx_create(RadosHandle, *const c_char, *mut RadosHandle) -> c_int;
+        rados_ioctx_set_namespace(RadosHandle, *const c_char);
+        rados_ioctx_destroy(RadosHandle);
     }
     librbd {
-        rbd_open(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
-        rbd_open_read_only(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
-        rbd_close(Handle) -> c_int;
-        rbd_stat(Handle, *mut Info, size_t) -> c_int;
-        rbd_get_size(Handle, *mut u64) -> c_int;
-        rbd_get_overlap(Handle, *mut u64) -> c_int;
-        rbd_config_image_list(Handle, *mut RawSetting, *mut c_int) -> c_int;
+        rbd_open(RadosHandle, *const c_char, *mut RadosHandle, *const c_char) -> c_int;
+        rbd_open_read_only(RadosHandle, *const c_char, *mut RadosHandle, *const c_char) -> c_int;
+        rbd_close(RadosHandle) -> c_int;
+        rbd_stat(RadosHandle, *mut Info, size_t) -> c_int;
+        rbd_get_size(RadosHandle, *mut u64) -> c_int;
+        rbd_get_overlap(RadosHandle, *mut u64) -> c_int;
+        rbd_config_image_list(RadosHandle, *mut RawSetting, *mut c_int) -> c_int;
         rbd_config_image_list_cleanup(*mut RawSetting, c_int);
-        rbd_get_features(Handle, *mut u64) -> c_int;
-        rbd_read(Handle, u64, size_t, *mut c_char) -> ssize_t;
-        rbd_write(Handle, u64, size_t, *const c_char) -> ssize_t;
-        rbd_flush(Handle) -> c_int;
-        rbd_update_watch(Handle, *mut u64, OnUpdate, *mut c_void) -> c_int;
-        rbd_update_unwatch(Handle, u64) -> c_int;
-        rbd_lock_acquire(Handle, c_int) -> c_int;
-        rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut size_t) -> c_int;
+        rbd_get_features(RadosHandle, *mut u64) -> c_int;
+        rbd_read(RadosHandle, u64, size_t, *mut c_char) -> ssize_t;
+        rbd_write(RadosHandle, u64, size_t, *const c_char) -> ssize_t;
+        rbd_flush(RadosHandle) -> c_int;
+        rbd_update_watch(RadosHandle, *mut u64, OnUpdate, *mut c_void) -> c_int;
+        rbd_update_unwatch(RadosHandle, u64) -> c_int;
+        rbd_lock_acquire(RadosHandle, c_int) -> c_int;
+        rbd_lock_get_owners(RadosHandle, *mut c_int, *mut *mut c_char, *mut size_t) -> c_int;
         rbd_lock_get_owners_cleanup(*mut *mut c_char, size_t);
-        rbd_aio_create_completion(*mut c_void, OnCompletion, *mut Handle) -> c_int;
-        rbd_aio_get_return_value(Handle) -> ssize_t;
-        rbd_aio_release(Handle);
-        rbd_aio_readv(Handle, *const iovec, c_int, u64, Handle) -> c_int;
-        rbd_aio_writev(Handle, *const iovec, c_int, u64, Handle) -> c_int;
-        rbd_aio_discard(Handle, u64, u64, Handle) -> c_int;
-        rbd_aio_write_zeroes(Handle, u64, size_t, Handle, c_int, c_int) -> c_int;
-        rbd_aio_flush(Handle, Handle) -> c_int;
+        rbd_aio_create_completion(*mut c_void, OnCompletion, *mut RadosHandle) -> c_int;
+        rbd_aio_get_return_value(RadosHandle) -> ssize_t;
+        rbd_aio_release(RadosHandle);
+        rbd_aio_readv(RadosHandle, *const iovec, c_int, u64, RadosHandle) -> c_int;
+        rbd_aio_writev(RadosHandle, *const iovec, c_int, u64, RadosHandle) -> c_int;
+        rbd_aio_discard(RadosHandle, u64, u64, RadosHandle) -> c_int;
+        rbd_aio_write_zeroes(RadosHandle, u64, size_t, RadosHandle, c_int, c_int) -> c_int;
+        rbd_aio_flush(RadosHandle, RadosHandle) -> c_int;
     }
 }
 
-/// The functions, loaded at the first call.
+/// Returns the functions, loaded at the first call.
 pub(crate) fn calls() -> Result<&'static Calls, RbdError> {
     static CALLS: OnceLock<Result<Calls, String>> = OnceLock::new();
     let loaded = CALLS.get_or_init(load);
@@ -153,7 +153,7 @@ fn load() -> Result<Calls, String> {
     Ok(calls)
 }
 
-/// The loader's own words, without those of the crate around them.
+/// Returns the loader's own words, without those of the crate around them.
 fn reason(error: &libloading::Error) -> String {
     let text = error.to_string();
     text.split_once(": ")

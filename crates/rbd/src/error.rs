@@ -2,8 +2,8 @@
 
 use std::io;
 
-use crate::Place;
-use crate::settings::Setting;
+use crate::ImagePlace;
+use crate::settings::RiskySetting;
 
 /// Why an image cannot be opened. Each is one line that says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +24,7 @@ pub enum RbdError {
         "cannot read {0}, the configuration of the cluster: {1}; correct it, or name another one with conf=PATH"
     )]
     BadConf(String, #[source] io::Error),
-    /// The cluster cannot be reached, or lets nobody in.
+    /// The cluster cannot be reached, or refuses every client.
     #[error(
         "cannot connect to the cluster as client.{0}: {1}; check mon_host and the keyring (ceph -s --id {0})"
     )]
@@ -44,7 +44,7 @@ pub enum RbdError {
     NoLock(String),
     /// A setting of the image, or of its pool, with which a guest could lose writes.
     #[error("image {0} has {harm}; run: rbd config image set {0} {name} {wanted}", harm = .1.harm, name = .1.name, wanted = .1.wanted)]
-    Harmful(String, Setting),
+    Harmful(String, RiskySetting),
     /// Another client has the lock.
     #[error(
         "image {0} is in use by another client ({1}); stop it, or serve a snapshot with --read-only"
@@ -58,20 +58,20 @@ pub enum RbdError {
     Io(#[from] io::Error),
 }
 
-/// The kernel's words for a negative result.
+/// Returns the kernel's words for a negative result.
 pub(crate) fn io(result: i32) -> io::Error {
     io::Error::from_raw_os_error(result.saturating_neg())
 }
 
 impl RbdError {
-    /// Whether the cluster may answer later: it does not now, or the names of its monitors cannot be looked up, which librados
-    /// reports as invalid.
+    /// Returns true if the cluster may answer later: it does not now, or the names of its monitors cannot be looked up, which
+    /// librados reports as invalid.
     pub fn may_pass(&self) -> bool {
         use io::ErrorKind::{InvalidInput, TimedOut};
         matches!(self, RbdError::Connect(_, error) if matches!(error.kind(), TimedOut | InvalidInput))
     }
 
-    pub(crate) fn image(place: &Place, result: i32) -> RbdError {
+    pub(crate) fn image(place: &ImagePlace, result: i32) -> RbdError {
         let name = match &place.snapshot {
             Some(snapshot) => format!("{}@{snapshot}", place.image_name()),
             None => place.image_name(),

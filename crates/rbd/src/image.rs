@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use libc::iovec;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::calls::{self, Calls, Handle, Info, RawSetting, calls};
+use crate::calls::{self, Calls, Info, RadosHandle, RawSetting, calls};
 use crate::error::io as failed;
-use crate::settings::{OwnSettings, Setting};
-use crate::{Inbox, Place, RbdError, inbox, opener};
+use crate::settings::{OwnSettings, RiskySetting};
+use crate::{ImagePlace, Inbox, RbdError, inbox, opener};
 
 /// How long the monitors may take to answer when the configuration does not say (librados: five minutes).
 const CONNECT_SECONDS: &CStr = c"30";
@@ -36,19 +36,19 @@ const SETTINGS_MAX: usize = 1024;
 
 /// The use of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum ImageAccess {
     /// For reading only. Takes no lock.
     Read,
     /// For reading and writing, with the exclusive lock.
     Write,
 }
 
-/// Whether a range that is zeroed keeps its space.
+/// What becomes of the space of a range that is zeroed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thickness {
-    /// Its space may be given back.
+    /// The range's space may be given back.
     Thin,
-    /// It stays allocated.
+    /// The range stays allocated.
     Thick,
 }
 
@@ -64,7 +64,7 @@ pub struct Image {
     size_bytes: AtomicU64,
     object_bytes: u64,
     is_clone: bool,
-    access: Access,
+    access: ImageAccess,
     changed: OwnedFd,
     is_fenced: AtomicBool,
 }
@@ -88,7 +88,7 @@ struct Session {
 
 /// The image's handle, which is open as long as there is a session.
 #[derive(Debug, Clone, Copy)]
-struct Shareable(Handle);
+struct Shareable(RadosHandle);
 
 // SAFETY: librbd permits the use of its handles from any thread, and from several at once.
 unsafe impl Send for Shareable {}
@@ -99,19 +99,19 @@ unsafe impl Sync for Shareable {}
 #[derive(Debug)]
 struct Cluster {
     calls: &'static Calls,
-    handle: Handle,
+    handle: RadosHandle,
 }
 
 #[derive(Debug)]
 struct Pool {
     calls: &'static Calls,
-    handle: Handle,
+    handle: RadosHandle,
 }
 
 #[derive(Debug)]
 struct Opened {
     calls: &'static Calls,
-    handle: Handle,
+    handle: RadosHandle,
     watch: Option<u64>,
 }
 
@@ -135,12 +135,12 @@ impl Image {
     /// took it by writing, as QEMU does, hands it over, and its writes fail from then on.
     ///
     /// The thread on which this happens is that of [`crate::start_opener`], if it was called.
-    pub fn open(place: &Place, access: Access) -> Result<Image, RbdError> {
+    pub fn open(place: &ImagePlace, access: ImageAccess) -> Result<Image, RbdError> {
         let place = place.clone();
         opener::run(move || Image::open_here(&place, access))
     }
 
-    fn open_here(place: &Place, access: Access) -> Result<Image, RbdError> {
+    fn open_here(place: &ImagePlace, access: ImageAccess) -> Result<Image, RbdError> {
         let cluster = Cluster::connect(place)?;
         let pool = cluster.pool(place)?;
         let changed = Box::new(
@@ -150,7 +150,7 @@ impl Image {
         // Dropped before the eventfd, to which its watch writes, whatever fails below.
         let mut image = pool.open(place, access)?;
         // librbd watches nothing that is open for reading only.
-        if access == Access::Write {
+        if access == ImageAccess::Write {
             let harmful = image.harmful_setting();
             if let Some(setting) = harmful.map_err(|error| RbdError::image(place, error))? {
                 return Err(RbdError::Harmful(place.image_name(), setting));
@@ -185,7 +185,7 @@ impl Image {
         })
     }
 
-    /// The size when it was asked for last.
+    /// Returns the size when it was asked for last.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes.load(Ordering::Relaxed)
     }
@@ -227,27 +227,27 @@ impl Image {
         }
     }
 
-    /// An eventfd that is written when the image has changed: its size, or another property.
+    /// Returns an eventfd that is written when the image has changed: its size, or another property.
     pub fn changed(&self) -> BorrowedFd<'_> {
         self.changed.as_fd()
     }
 
-    /// The size of the objects in which the cluster keeps it.
+    /// Returns the size of the objects in which the cluster keeps it.
     pub fn object_bytes(&self) -> u64 {
         self.object_bytes
     }
 
-    /// Whether it shared objects with a parent when it was opened. librbd copies such an object before it changes it.
+    /// Returns true if it shared objects with a parent when it was opened. librbd copies such an object before it changes it.
     pub fn is_clone(&self) -> bool {
         self.is_clone
     }
 
-    /// Whether it was opened with the exclusive lock.
+    /// Returns true if it was opened with the exclusive lock.
     pub fn is_locked(&self) -> bool {
-        self.access == Access::Write
+        self.access == ImageAccess::Write
     }
 
-    /// Whether the cluster refuses this client for good, because another one has taken the lock.
+    /// Returns true if the cluster refuses this client for good, because another one has taken the lock.
     pub fn is_fenced(&self) -> bool {
         self.is_fenced.load(Ordering::Relaxed)
     }
@@ -335,7 +335,7 @@ impl Image {
         &self,
         inbox: &Inbox,
         slot: u16,
-        submit: impl FnOnce(&Calls, Handle, Handle) -> c_int,
+        submit: impl FnOnce(&Calls, RadosHandle, RadosHandle) -> c_int,
     ) -> Result<(), i32> {
         let calls = self.calls;
         let arg = inbox.begin(slot);
@@ -364,7 +364,7 @@ impl Image {
         self.end_session()
     }
 
-    /// The image must not be used after that. `None`: there is no thread to wait for.
+    /// Closes the image, which must not be used after that. `None`: there is no thread to wait for.
     fn end_session(&mut self) -> Option<Closing> {
         let session = self.session.take()?;
         let (to, closed) = channel();
@@ -397,7 +397,7 @@ impl Drop for Closing {
     }
 }
 
-/// The outcome of a transfer that was to move `wanted` bytes. librbd cuts it off at the end of the image.
+/// Returns the outcome of a transfer that was to move `wanted` bytes. librbd cuts it off at the end of the image.
 fn whole(result: libc::ssize_t, wanted: usize, short: io::ErrorKind) -> io::Result<()> {
     match usize::try_from(result) {
         Ok(moved) if moved == wanted => Ok(()),
@@ -406,8 +406,8 @@ fn whole(result: libc::ssize_t, wanted: usize, short: io::ErrorKind) -> io::Resu
     }
 }
 
-/// Called by librbd on one of its threads when an I/O is over.
-extern "C" fn completed(completion: Handle, arg: *mut c_void) {
+/// Completes an I/O. Called by librbd on one of its threads when an I/O is over.
+extern "C" fn completed(completion: RadosHandle, arg: *mut c_void) {
     // It was loaded, or there would be no completion.
     let Ok(calls) = calls() else { return };
     // SAFETY: the completion is librbd's, and released once, here.
@@ -420,7 +420,7 @@ extern "C" fn completed(completion: Handle, arg: *mut c_void) {
     unsafe { inbox::complete(arg, result as i64) };
 }
 
-/// Called by librbd when somebody has changed the image.
+/// Notes a change. Called by librbd when somebody has changed the image.
 extern "C" fn updated(arg: *mut c_void) {
     // SAFETY: the eventfd lives until the watch has ended (`Opened::drop`).
     let changed = unsafe { &*arg.cast::<OwnedFd>() };
@@ -436,7 +436,7 @@ fn text(text: &str) -> Result<CString, RbdError> {
 }
 
 impl Cluster {
-    fn connect(place: &Place) -> Result<Cluster, RbdError> {
+    fn connect(place: &ImagePlace) -> Result<Cluster, RbdError> {
         let calls = calls()?;
         let user = place.user.as_deref().unwrap_or("admin");
         let name = text(&format!("client.{user}"))?;
@@ -503,7 +503,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// A setting; empty if this version does not have it.
+    /// Returns a setting; empty if this version does not have it.
     fn setting(&self, key: &CStr) -> String {
         let mut value: [c_char; 64] = [0; 64];
         let (at, room) = (value.as_mut_ptr(), value.len());
@@ -518,13 +518,13 @@ impl Cluster {
         }
     }
 
-    /// Of a setting that this version does not have, there is nothing to change.
+    /// Sets an option. There is nothing to change if this version does not have it.
     fn set(&self, key: &CStr, value: &CStr) {
         // SAFETY: the texts are valid during the call.
         let _ = unsafe { (self.calls.rados_conf_set)(self.handle, key.as_ptr(), value.as_ptr()) };
     }
 
-    fn pool(&self, place: &Place) -> Result<Pool, RbdError> {
+    fn pool(&self, place: &ImagePlace) -> Result<Pool, RbdError> {
         let name = text(&place.pool)?;
         let mut handle = null_mut();
         // SAFETY: the cluster is connected, and the text valid during the call.
@@ -554,13 +554,13 @@ impl Drop for Cluster {
 }
 
 impl Pool {
-    fn open(&self, place: &Place, access: Access) -> Result<Opened, RbdError> {
+    fn open(&self, place: &ImagePlace, access: ImageAccess) -> Result<Opened, RbdError> {
         let name = text(&place.image)?;
         let snapshot = place.snapshot.as_deref().map(text).transpose()?;
         let snapshot = snapshot.as_ref().map_or(null(), |name| name.as_ptr());
         let open = match access {
-            Access::Read => self.calls.rbd_open_read_only,
-            Access::Write => self.calls.rbd_open,
+            ImageAccess::Read => self.calls.rbd_open_read_only,
+            ImageAccess::Write => self.calls.rbd_open,
         };
         let mut handle = null_mut();
         // SAFETY: the pool is open, and the texts are valid during the call.
@@ -602,8 +602,8 @@ impl Opened {
         }
     }
 
-    /// A setting of the image or of its pool that overrides ours, and with which a guest could lose writes.
-    fn harmful_setting(&self) -> Result<Option<Setting>, i32> {
+    /// Returns a setting of the image or of its pool that overrides ours, and with which a guest could lose writes.
+    fn harmful_setting(&self) -> Result<Option<RiskySetting>, i32> {
         let mut settings = vec![RawSetting::EMPTY; SETTINGS_MAX];
         let mut count = SETTINGS_MAX as c_int;
         let mut own = OwnSettings::default();
@@ -623,7 +623,7 @@ impl Opened {
         Ok(own.harmful())
     }
 
-    fn lock(&self, place: &Place) -> Result<(), RbdError> {
+    fn lock(&self, place: &ImagePlace) -> Result<(), RbdError> {
         let mut features = 0;
         // SAFETY: the image is open.
         let asked = unsafe { (self.calls.rbd_get_features)(self.handle, &raw mut features) };
@@ -645,7 +645,7 @@ impl Opened {
         }
     }
 
-    /// The client that has the lock.
+    /// Returns the client that has the lock.
     fn owner(&self) -> Option<String> {
         let (mut mode, mut owners, mut count) = (0, [null_mut::<c_char>(); 1], 1);
         // SAFETY: there is room for `count` texts, which are ended by a zero byte and freed after the copy.

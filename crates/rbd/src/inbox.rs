@@ -1,4 +1,4 @@
-//! Where completions wait for the thread that submitted the I/O.
+//! A list in which completions wait for the thread that submitted the I/O.
 //!
 //! librbd completes on its own threads. Each completion is put into its slot, and the slot into a list without locks, which the
 //! owner takes as a whole. A slot is in the list at most once, so the list is bounded. The owner's eventfd is written once, by the
@@ -22,40 +22,40 @@ const END: u32 = u32::MAX;
 /// covered by that.
 #[derive(Debug)]
 pub struct Inbox {
-    shared: Arc<Shared>,
+    shared: Arc<InboxShared>,
     /// The rest of the list that was taken last.
     taken: u32,
 }
 
 #[derive(Debug)]
-pub(crate) struct Shared {
-    slots: Box<[Slot]>,
+pub(crate) struct InboxShared {
+    slots: Box<[IoSlot]>,
     head: AtomicU32,
     asleep: AtomicBool,
     bell: OwnedFd,
 }
 
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct IoSlot {
     /// Its number, and where it lies.
     number: u32,
-    home: AtomicPtr<Shared>,
+    home: AtomicPtr<InboxShared>,
     busy: AtomicBool,
     next: AtomicU32,
     result: AtomicI64,
 }
 
 impl Inbox {
-    /// For so many I/Os at once, each in a slot of its own.
+    /// Makes an inbox for so many I/Os at once, each in a slot of its own.
     pub fn new(slots: u16) -> io::Result<Inbox> {
-        let slot = |number| Slot {
+        let slot = |number| IoSlot {
             number,
             home: AtomicPtr::default(),
             busy: AtomicBool::new(false),
             next: AtomicU32::new(END),
             result: AtomicI64::new(0),
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(InboxShared {
             slots: (0..u32::from(slots)).map(slot).collect(),
             head: AtomicU32::new(END),
             asleep: AtomicBool::new(false),
@@ -85,7 +85,7 @@ impl Inbox {
         Some((slot.number as u16, result))
     }
 
-    /// Whether `take` would return one.
+    /// Returns true if `take` would return one.
     #[inline]
     pub fn has_any(&self) -> bool {
         self.taken != END || self.shared.head.load(Ordering::Relaxed) != END
@@ -108,7 +108,7 @@ impl Inbox {
         }
     }
 
-    /// Readable when the bell rang.
+    /// Returns a descriptor that is readable when the bell rang.
     pub fn bell(&self) -> BorrowedFd<'_> {
         self.shared.bell.as_fd()
     }
@@ -145,13 +145,13 @@ impl Inbox {
     }
 }
 
-impl Shared {
+impl InboxShared {
     fn ring(&self) {
         // A full counter rings as well.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
     }
 
-    fn put(&self, slot: &Slot, result: i64) {
+    fn put(&self, slot: &IoSlot, result: i64) {
         slot.result.store(result, Ordering::Relaxed);
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
@@ -184,7 +184,7 @@ impl Shared {
 /// `arg` is what `begin` returned for this I/O, and this is called once.
 pub(crate) unsafe fn complete(arg: *mut c_void, result: i64) {
     // SAFETY: the slot lies in the inbox, of which the I/O has a count until the end of this function.
-    let slot = unsafe { &*arg.cast::<Slot>() };
+    let slot = unsafe { &*arg.cast::<IoSlot>() };
     // SAFETY: the count is the one of `begin`.
     let shared = unsafe { Arc::from_raw(slot.home.load(Ordering::Relaxed).cast_const()) };
     shared.put(slot, result);

@@ -13,8 +13,8 @@ mod place;
 mod settings;
 
 pub use error::RbdError;
-pub use image::{Access, Closing, Image, Thickness};
+pub use image::{Closing, Image, ImageAccess, Thickness};
 pub use inbox::Inbox;
 pub use opener::start_opener;
-pub use place::Place;
-pub use settings::Setting;
+pub use place::ImagePlace;
+pub use settings::RiskySetting;

@@ -1,10 +1,10 @@
-//! Where an image is.
+//! The location of an image.
 
 use std::path::PathBuf;
 
 /// An image, or a snapshot of one, and how to get into its cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct ImagePlace {
     /// The pool.
     pub pool: String,
     /// The namespace in the pool.
@@ -19,8 +19,8 @@ pub struct Place {
     pub conf: Option<PathBuf>,
 }
 
-impl Place {
-    /// The image's name as `rbd` takes it, without the snapshot.
+impl ImagePlace {
+    /// Returns the image's name as `rbd` takes it, without the snapshot.
     pub fn image_name(&self) -> String {
         match &self.namespace {
             Some(namespace) => format!("{}/{namespace}/{}", self.pool, self.image),

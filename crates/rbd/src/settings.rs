@@ -2,7 +2,7 @@
 
 /// A setting with which a guest could lose writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Setting {
+pub struct RiskySetting {
     /// Its name.
     pub name: &'static str,
     /// The value that it should have.
@@ -11,29 +11,29 @@ pub struct Setting {
     pub harm: &'static str,
 }
 
-const CACHE: Setting = Setting {
+const CACHE: RiskySetting = RiskySetting {
     name: "rbd_cache",
     wanted: "false",
     harm: "a write-back cache of its own, and a daemon that is killed would lose writes which the guest believes done",
 };
-const PERSISTENT_CACHE: Setting = Setting {
+const PERSISTENT_CACHE: RiskySetting = RiskySetting {
     name: "rbd_persistent_cache_mode",
     wanted: "disabled",
     harm: "a write-back cache on this host, and a daemon that is killed would lose writes which the guest believes done",
 };
-const BLOCKLIST: Setting = Setting {
+const BLOCKLIST: RiskySetting = RiskySetting {
     name: "rbd_blocklist_on_break_lock",
     wanted: "true",
     harm: "a lock that is taken over without stopping the client that had it, whose last writes could come after newer ones",
 };
 
-const EXPIRY: Setting = Setting {
+const EXPIRY: RiskySetting = RiskySetting {
     name: "rbd_blocklist_expire_seconds",
     wanted: "0",
     harm: "a time of its own for which a client is refused whose lock was taken over, and its last writes could come after newer ones",
 };
 
-/// Those that matter, as librbd lists them: the text that somebody wrote, not what it means.
+/// The settings that matter, as librbd lists them: each as the text that was written, not as the value that it means.
 #[derive(Debug, Default)]
 pub(crate) struct OwnSettings {
     is_cached: bool,
@@ -59,7 +59,7 @@ impl OwnSettings {
         }
     }
 
-    pub(crate) fn harmful(&self) -> Option<Setting> {
+    pub(crate) fn harmful(&self) -> Option<RiskySetting> {
         let all = [
             (self.is_cached && !self.is_through, CACHE),
             (self.is_cached_here, PERSISTENT_CACHE),
@@ -71,7 +71,7 @@ impl OwnSettings {
     }
 }
 
-/// As Ceph reads a boolean.
+/// Returns true if Ceph reads this value as false.
 fn is_false(value: &[u8]) -> bool {
     let words: [&[u8]; 4] = [b"false", b"no", b"off", b"0"];
     words.iter().any(|word| value.eq_ignore_ascii_case(word))

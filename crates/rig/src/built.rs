@@ -70,7 +70,7 @@ pub fn program(artifacts: &[Artifact], name: &str) -> Result<PathBuf> {
     found.ok_or(format!("cargo built no program `{name}`"))
 }
 
-/// Builds with unstable options, which the pinned compiler takes all the same. Returns the folder of the programs.
+/// Builds with unstable options, which the pinned compiler accepts nevertheless. Returns the folder of the programs.
 pub fn instrumented(
     root: &Path,
     what: &str,

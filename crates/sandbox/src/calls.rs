@@ -43,8 +43,8 @@ impl Role {
         Role::Node,
     ];
 
-    /// The groups of calls that it may make.
-    pub(crate) fn groups(self) -> &'static [&'static [Call]] {
+    /// Returns the groups of calls that it may make.
+    pub(crate) fn groups(self) -> &'static [&'static [SystemCall]] {
         match self {
             Role::Control => &[
                 BASE,
@@ -85,12 +85,12 @@ impl Role {
 
 /// A system call, and which of its arguments are permitted.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Call {
+pub(crate) struct SystemCall {
     pub(crate) number: c_long,
     pub(crate) arguments: Arguments,
 }
 
-/// Which arguments are permitted.
+/// The arguments that are permitted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Arguments {
     Any,
@@ -104,21 +104,21 @@ pub(crate) enum Arguments {
     OwnProcess(u8),
 }
 
-const fn any(number: c_long) -> Call {
-    Call {
+const fn any(number: c_long) -> SystemCall {
+    SystemCall {
         number,
         arguments: Arguments::Any,
     }
 }
 
-const fn with(number: c_long, arguments: Arguments) -> Call {
-    Call { number, arguments }
+const fn with(number: c_long, arguments: Arguments) -> SystemCall {
+    SystemCall { number, arguments }
 }
 
 const PROT_EXEC: u64 = libc::PROT_EXEC as u64;
 
 /// Memory, time, locks, open descriptors, and the end of a thread, in order or by a panic.
-const BASE: &[Call] = &[
+const BASE: &[SystemCall] = &[
     any(libc::SYS_read),
     any(libc::SYS_readv),
     any(libc::SYS_pread64),
@@ -190,7 +190,7 @@ const FCNTL: &[u64] = &[
 ];
 
 /// The rings of a worker, which exist.
-const RINGS: &[Call] = &[
+const RINGS: &[SystemCall] = &[
     any(libc::SYS_io_uring_enter),
     with(libc::SYS_io_uring_register, Arguments::OneOf(1, REGISTER)),
 ];
@@ -213,13 +213,13 @@ const UNREGISTER_RING_FDS: u64 = 21;
 const BY_INDEX: u64 = 1 << 31;
 
 /// The rings of workers, while these start.
-const NEW_RINGS: &[Call] = &[
+const NEW_RINGS: &[SystemCall] = &[
     any(libc::SYS_io_uring_setup),
     any(libc::SYS_io_uring_register),
 ];
 
 /// The rings of workers that are moved to a thread which runs already, and its sleep for all of them.
-const POOL: &[Call] = &[
+const POOL: &[SystemCall] = &[
     with(libc::SYS_io_uring_register, Arguments::OneOf(1, ENABLE)),
     any(libc::SYS_epoll_ctl),
     any(libc::SYS_epoll_pwait),
@@ -234,7 +234,7 @@ const ENABLE: &[u64] = &[ENABLE_RINGS, ENABLE_RINGS | BY_INDEX];
 const ENABLE_RINGS: u64 = 12;
 
 /// New threads of this process, which narrow themselves further.
-const START: &[Call] = &[
+const START: &[SystemCall] = &[
     with(
         libc::SYS_clone,
         Arguments::With(0, libc::CLONE_THREAD as u64),
@@ -268,7 +268,7 @@ const PRCTL: &[u64] = &[
 const SECCOMP: &[u64] = &[libc::SECCOMP_SET_MODE_FILTER as u64];
 
 /// Makes the writes to an open file durable.
-const SYNC: &[Call] = &[
+const SYNC: &[SystemCall] = &[
     any(libc::SYS_fsync),
     any(libc::SYS_fdatasync),
     with(libc::SYS_ioctl, Arguments::OneOf(1, CLONE)),
@@ -278,7 +278,7 @@ const SYNC: &[Call] = &[
 const CLONE: &[u64] = &[0x4004_9409];
 
 /// Descriptors that a frontend sent: asked what they are, read, written and closed.
-const DESCRIPTORS: &[Call] = &[
+const DESCRIPTORS: &[SystemCall] = &[
     // A socket of the control loop that is closed elsewhere leaves that loop.
     any(libc::SYS_epoll_ctl),
     any(libc::SYS_newfstatat),
@@ -306,7 +306,7 @@ const DESCRIPTORS: &[Call] = &[
 ];
 
 /// A connection: its eventfds, its in-flight region, and what the kernel says about its descriptors.
-const FRONTEND: &[Call] = &[
+const FRONTEND: &[SystemCall] = &[
     any(libc::SYS_eventfd2),
     any(libc::SYS_memfd_create),
     any(libc::SYS_ftruncate),
@@ -328,7 +328,7 @@ const UNIX: &[u64] = &[libc::AF_UNIX as u64];
 const IOCTL: &[u64] = &[0x5421, 0x541b];
 
 /// Connecting to a server over TCP or a unix socket, and talking to it. Landlock keeps TCP from listening.
-const DIAL: &[Call] = &[
+const DIAL: &[SystemCall] = &[
     with(libc::SYS_socket, Arguments::OneOf(0, FAMILIES)),
     any(libc::SYS_connect),
     any(libc::SYS_getsockopt),
@@ -345,7 +345,7 @@ const FAMILIES: &[u64] = &[
 ];
 
 /// Files that Landlock leaves within reach.
-const FILES: &[Call] = &[
+const FILES: &[SystemCall] = &[
     any(libc::SYS_openat),
     any(libc::SYS_unlinkat),
     #[cfg(target_arch = "x86_64")]
@@ -355,13 +355,13 @@ const FILES: &[Call] = &[
 ];
 
 /// Watches of files that are open.
-const WATCHES: &[Call] = &[
+const WATCHES: &[SystemCall] = &[
     any(libc::SYS_inotify_add_watch),
     any(libc::SYS_inotify_rm_watch),
 ];
 
 /// The control loop: connections, signals and timers.
-const EVENTS: &[Call] = &[
+const EVENTS: &[SystemCall] = &[
     any(libc::SYS_epoll_pwait),
     any(libc::SYS_epoll_pwait2),
     any(libc::SYS_accept4),
@@ -371,7 +371,7 @@ const EVENTS: &[Call] = &[
 
 /// Disks and sockets that are opened while others are served, in the folders that Landlock leaves; and what narrows the
 /// threads that serve them.
-const NEW_DISKS: &[Call] = &[
+const NEW_DISKS: &[SystemCall] = &[
     // Its pools start once it is confined.
     any(libc::SYS_epoll_create1),
     any(libc::SYS_bind),
@@ -424,7 +424,7 @@ const OFD_LOCKS: &[u64] = &[libc::F_OFD_SETLK as u64, libc::F_OFD_GETLK as u64];
 const DEVICE_SIZES: &[u64] = &[0x1268, 0x127b, 0x8008_1272];
 
 /// Calls that only an exploit makes. They kill the process.
-pub(crate) const DEADLY: &[Call] = &[
+pub(crate) const DEADLY: &[SystemCall] = &[
     // Other programs and processes.
     any(libc::SYS_execve),
     any(libc::SYS_execveat),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 /// Why a process or a thread could not be confined.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum SandboxError {
     /// A path that is to stay within reach cannot be found.
     #[error("cannot confine access to {0}: {1}")]
     Path(PathBuf, #[source] io::Error),

@@ -15,8 +15,8 @@ use seccompiler::{
     SeccompFilter, SeccompRule, apply_filter, sock_filter,
 };
 
-use crate::calls::{Arguments, Call, Role};
-use crate::{Error, calls};
+use crate::calls::{Arguments, Role, SystemCall};
+use crate::{SandboxError, calls};
 
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
@@ -32,51 +32,52 @@ struct Compiled {
 }
 
 impl Programs {
-    pub(crate) fn compile() -> Result<Programs, Error> {
-        let compiled = compile().map_err(|error| Error::Seccomp(error.to_string()))?;
+    pub(crate) fn compile() -> Result<Programs, SandboxError> {
+        let compiled = compile().map_err(|error| SandboxError::Seccomp(error.to_string()))?;
         Ok(Programs(Arc::new(compiled)))
     }
 
     /// Confines the calling thread, which has no filter of ours yet. `None`: this kernel, or the container that we run in, does
     /// not let us.
-    pub(crate) fn install_base(self, role: Role) -> Result<Option<Programs>, Error> {
+    pub(crate) fn install_base(self, role: Role) -> Result<Option<Programs>, SandboxError> {
         if !apply_first(&self.0.deadly)? {
             return Ok(None);
         }
-        apply_filter(&self.0.clone3).map_err(|error| Error::Seccomp(error.to_string()))?;
+        apply_filter(&self.0.clone3).map_err(|error| SandboxError::Seccomp(error.to_string()))?;
         self.install(role)?;
         Ok(Some(self))
     }
 
     /// Narrows the calling thread.
-    pub(crate) fn install(&self, role: Role) -> Result<(), Error> {
+    pub(crate) fn install(&self, role: Role) -> Result<(), SandboxError> {
         let Some(program) = self.0.roles.get(&role) else {
             return Ok(());
         };
-        apply_filter(program).map_err(|error| Error::Seccomp(error.to_string()))
+        apply_filter(program).map_err(|error| SandboxError::Seccomp(error.to_string()))
     }
 }
 
 /// Confines the calling thread for calls that are in no list: a deadly one kills the process, and all others are permitted. Does
 /// nothing on a kernel without filters.
-pub(crate) fn install_for_library() -> Result<(), Error> {
+pub(crate) fn install_for_library() -> Result<(), SandboxError> {
     let compiled = deadly().and_then(|deadly| Ok((deadly, clone3()?)));
-    let (deadly, clone3) = compiled.map_err(|error| Error::Seccomp(error.to_string()))?;
+    let (deadly, clone3) = compiled.map_err(|error| SandboxError::Seccomp(error.to_string()))?;
     match apply_first(&deadly)? {
-        true => apply_filter(&clone3).map_err(|error| Error::Seccomp(error.to_string())),
+        true => apply_filter(&clone3).map_err(|error| SandboxError::Seccomp(error.to_string())),
         false => Ok(()),
     }
 }
 
-fn apply_first(program: &BpfProgram) -> Result<bool, Error> {
+fn apply_first(program: &BpfProgram) -> Result<bool, SandboxError> {
     match apply_filter(program) {
         Ok(()) => Ok(true),
         Err(seccompiler::Error::Seccomp(error)) if is_lacking(&error) => Ok(false),
-        Err(error) => Err(Error::Seccomp(error.to_string())),
+        Err(error) => Err(SandboxError::Seccomp(error.to_string())),
     }
 }
 
-/// A kernel without filters answers ENOSYS or EINVAL, and a container's own filter EPERM.
+/// Returns true if the kernel has no filters. A kernel without filters answers ENOSYS or EINVAL, and a container's own filter
+/// EPERM.
 fn is_lacking(error: &io::Error) -> bool {
     let lacking = [libc::ENOSYS, libc::EINVAL, libc::EPERM];
     error
@@ -110,8 +111,8 @@ fn clone3() -> Result<BpfProgram, BackendError> {
     program(clone3, errno(libc::ENOSYS), SeccompAction::Allow)
 }
 
-/// The beginning of a program that kills the process at a call by a number of x32. A kernel with that ABI makes the same calls by numbers
-/// that are in no list, so the deadly ones would pass where all others are permitted.
+/// Returns the beginning of a program that kills the process at a call by a number of x32. A kernel with that ABI makes the same
+/// calls by numbers that are in no list, so the deadly ones would pass where all others are permitted.
 fn x32() -> BpfProgram {
     const X32: u32 = 0x4000_0000;
     // Numbers below zero, as a tracer sets them, are none of x32.
@@ -130,7 +131,7 @@ fn x32() -> BpfProgram {
     vec![
         // The number is the first field of what the kernel shows.
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        // The others go on behind the end.
+        // The others go on after the end.
         step(jump, 0, 2, X32),
         step(jump, 1, 0, BEYOND),
         step(end, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),
@@ -156,8 +157,8 @@ fn program(
     SeccompFilter::new(rules, others, listed, architecture)?.try_into()
 }
 
-/// A call that is listed twice may be made in both ways.
-fn rules<'a>(calls: impl IntoIterator<Item = &'a Call>) -> Result<Rules, BackendError> {
+/// Makes the rules of these calls. A call that is listed twice may be made in both ways.
+fn rules<'a>(calls: impl IntoIterator<Item = &'a SystemCall>) -> Result<Rules, BackendError> {
     let mut rules = Rules::new();
     let mut unconditional = Vec::new();
     for call in calls {
@@ -174,7 +175,7 @@ fn rules<'a>(calls: impl IntoIterator<Item = &'a Call>) -> Result<Rules, Backend
     Ok(rules)
 }
 
-/// The permitted ways; `None`: any.
+/// Returns the permitted ways; `None`: any.
 fn ways_of(arguments: Arguments) -> Result<Option<Vec<SeccompRule>>, BackendError> {
     use SeccompCmpOp::{Eq, MaskedEq};
     let one = |argument, operator, value| {
@@ -214,7 +215,7 @@ mod tests {
         }
     }
 
-    /// A thread inherits the filters of the one that starts it, so what only the narrower one permits is permitted to nobody.
+    /// A thread inherits the filters of the one that starts it, so a call that only the narrower one permits is never permitted.
     #[test]
     fn a_thread_that_starts_another_may_do_what_that_one_needs() {
         let permitted = |role: Role| rules(role.groups().iter().copied().flatten()).unwrap();

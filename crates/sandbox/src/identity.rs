@@ -60,12 +60,12 @@ impl Identity {
         Ok(Some(identity))
     }
 
-    /// The user's number.
+    /// Returns the user's number.
     pub fn uid(self) -> u32 {
         self.uid.as_raw()
     }
 
-    /// The group's number.
+    /// Returns the group's number.
     pub fn gid(self) -> u32 {
         self.gid.as_raw()
     }
@@ -95,7 +95,7 @@ impl Identity {
     }
 }
 
-/// A user by name or number, and its primary group if it has an entry.
+/// Finds a user by name or number, and its primary group if it has an entry.
 fn find_user(text: &str) -> Result<(Uid, Option<Gid>), IdentityError> {
     let unknown = || IdentityError::Unknown("user", text.to_owned());
     if let Ok(Some(user)) = User::from_name(text) {
@@ -114,7 +114,7 @@ fn find_group(text: &str) -> Result<Gid, IdentityError> {
     number(text).map(Gid::from_raw).ok_or_else(unknown)
 }
 
-/// The largest number means "no change" to the kernel.
+/// Reads a number. The largest one means "no change" to the kernel.
 fn number(text: &str) -> Option<u32> {
     text.parse().ok().filter(|number| *number != u32::MAX)
 }

@@ -22,19 +22,19 @@ mod privileges;
 mod reach;
 
 pub use calls::Role;
-pub use error::{Error, Missing};
+pub use error::{Missing, SandboxError};
 pub use identity::{Identity, IdentityError};
 pub use paths::Reaches;
 pub use privileges::Keep;
-pub use reach::{Access, Reach};
+pub use reach::{PathAccess, Reach};
 
 use filter::Programs;
 
 /// Confines the calling thread, and those that it starts, as far as the threads of a library can be, whose calls are in no list of
 /// ours. Their files and the network stay within reach. Capabilities go, but for reading files of other users, and calls that only
 /// an exploit makes kill the process. `becomes_another`: the process will call [`Identity::assume`].
-pub fn confine_library(becomes_another: bool) -> Result<(), Error> {
-    privileges::drop_for_library(becomes_another).map_err(Error::Privileges)?;
+pub fn confine_library(becomes_another: bool) -> Result<(), SandboxError> {
+    privileges::drop_for_library(becomes_another).map_err(SandboxError::Privileges)?;
     // `Sandbox::missing` tells of a kernel that has no filters.
     filter::install_for_library()
 }
@@ -63,16 +63,16 @@ impl Sandbox {
     /// be opened from now on. Descriptors that are open stay usable.
     ///
     /// A layer that this kernel lacks is left out, and named by [`Sandbox::missing`].
-    pub fn process(reaches: Reaches, keep: Keep) -> Result<Sandbox, Error> {
-        privileges::drop_all(keep).map_err(Error::Privileges)?;
+    pub fn process(reaches: Reaches, keep: Keep) -> Result<Sandbox, SandboxError> {
+        privileges::drop_all(keep).map_err(SandboxError::Privileges)?;
         Sandbox::begin(reaches, None, Role::Control)
     }
 
-    /// The same for a process that goes on to open disks and to make sockets below `reaches`. Its threads that serve a guest
-    /// reach no more than `served`, and have no more privileges than with [`Sandbox::process`], once they have called
-    /// [`Sandbox::thread`].
-    pub fn node(reaches: Reaches, served: Reaches, keep: Keep) -> Result<Sandbox, Error> {
-        privileges::drop_for_opening(keep).map_err(Error::Privileges)?;
+    /// Confines a process that goes on to open disks and to make sockets below `reaches`, as [`Sandbox::process`] does otherwise.
+    /// Its threads that serve a guest reach no more than `served`, and have no more privileges than with [`Sandbox::process`],
+    /// once they have called [`Sandbox::thread`].
+    pub fn node(reaches: Reaches, served: Reaches, keep: Keep) -> Result<Sandbox, SandboxError> {
+        privileges::drop_for_opening(keep).map_err(SandboxError::Privileges)?;
         let serving = Serving {
             reaches: served,
             keep,
@@ -80,7 +80,11 @@ impl Sandbox {
         Sandbox::begin(reaches, Some(serving), Role::Node)
     }
 
-    fn begin(reaches: Reaches, serving: Option<Serving>, role: Role) -> Result<Sandbox, Error> {
+    fn begin(
+        reaches: Reaches,
+        serving: Option<Serving>,
+        role: Role,
+    ) -> Result<Sandbox, SandboxError> {
         let mut missing = Vec::new();
         missing.extend(match role {
             Role::Node => paths::restrict_but_connecting(&reaches),
@@ -103,7 +107,7 @@ impl Sandbox {
     }
 
     /// Narrows the calling thread, which inherited the confinement of the thread that started it. There is no way back.
-    pub fn thread(&self, role: Role) -> Result<(), Error> {
+    pub fn thread(&self, role: Role) -> Result<(), SandboxError> {
         if let Some(serving) = &self.serving {
             serving.narrow(role)?;
         }
@@ -115,7 +119,7 @@ impl Sandbox {
 
     /// Narrows the calling thread, which connects to the server of a disk. It can open no file at all, and keeps TCP. In a process
     /// of many disks it inherited the confinement; elsewhere it was started before [`Sandbox::process`] was called.
-    pub fn dialler(&self) -> Result<(), Error> {
+    pub fn dialler(&self) -> Result<(), SandboxError> {
         match self.serving {
             Some(_) => self.thread(Role::Dial),
             None => self.earlier_thread(Role::Dial),
@@ -123,8 +127,8 @@ impl Sandbox {
     }
 
     /// Confines the calling thread, which was started before [`Sandbox::process`] was called. It can open no file at all.
-    pub fn earlier_thread(&self, role: Role) -> Result<(), Error> {
-        privileges::drop_all(Keep::Nothing).map_err(Error::Privileges)?;
+    pub fn earlier_thread(&self, role: Role) -> Result<(), SandboxError> {
+        privileges::drop_all(Keep::Nothing).map_err(SandboxError::Privileges)?;
         match role {
             Role::Dial => paths::restrict_but_connecting(&Reaches::none())?,
             _ => paths::restrict(&Reaches::none())?,
@@ -143,7 +147,7 @@ impl Sandbox {
 
 impl Serving {
     /// Takes from a thread what only opening disks needs. The threads that a session starts inherit what is left.
-    fn narrow(&self, role: Role) -> Result<(), Error> {
+    fn narrow(&self, role: Role) -> Result<(), SandboxError> {
         match role {
             Role::Control | Role::Log | Role::Node | Role::Worker => return Ok(()),
             Role::Session | Role::Pool => {
@@ -155,6 +159,6 @@ impl Serving {
             // They can open nothing.
             Role::Disk | Role::Offload => {}
         }
-        privileges::drop_opening(self.keep).map_err(Error::Privileges)
+        privileges::drop_opening(self.keep).map_err(SandboxError::Privileges)
     }
 }

@@ -10,7 +10,7 @@ use landlock::{
 };
 use rustix::fs::{FileType, Mode, OFlags, fstat, open as open_at};
 
-use crate::{Access, Error, Missing, Reach};
+use crate::{Missing, PathAccess, Reach, SandboxError};
 
 /// The newest rules that are asked for: files, devices' commands, TCP, abstract sockets and signals (Linux 6.12). Of these an
 /// older kernel enforces those that it knows.
@@ -23,19 +23,19 @@ pub struct Reaches(Vec<(OwnedFd, BitFlags<AccessFs>)>);
 impl Reaches {
     /// Opens them, while the process still may. The kernel attaches a rule to an inode, and one of /proc exists only while
     /// something refers to it, so these are kept.
-    pub fn open(reaches: &[Reach]) -> Result<Reaches, Error> {
+    pub fn open(reaches: &[Reach]) -> Result<Reaches, SandboxError> {
         let opened = reaches.iter().map(open);
         opened.collect::<Result<_, _>>().map(Reaches)
     }
 
-    /// Nothing.
+    /// Makes a list of nothing.
     pub(crate) fn none() -> Reaches {
         Reaches(Vec::new())
     }
 }
 
-fn open(reach: &Reach) -> Result<(OwnedFd, BitFlags<AccessFs>), Error> {
-    let failed = |errno: rustix::io::Errno| Error::Path(reach.path.clone(), errno.into());
+fn open(reach: &Reach) -> Result<(OwnedFd, BitFlags<AccessFs>), SandboxError> {
+    let failed = |errno: rustix::io::Errno| SandboxError::Path(reach.path.clone(), errno.into());
     let path: &Path = &reach.path;
     let fd = open_at(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
     let kind = FileType::from_raw_mode(fstat(&fd).map_err(failed)?.st_mode);
@@ -47,25 +47,25 @@ fn open(reach: &Reach) -> Result<(OwnedFd, BitFlags<AccessFs>), Error> {
     Ok((fd, rights))
 }
 
-fn rights(access: Access) -> BitFlags<AccessFs> {
+fn rights(access: PathAccess) -> BitFlags<AccessFs> {
     match access {
-        Access::Read => AccessFs::ReadFile | AccessFs::ReadDir,
-        Access::ReadWrite => {
+        PathAccess::Read => AccessFs::ReadFile | AccessFs::ReadDir,
+        PathAccess::ReadWrite => {
             AccessFs::ReadFile
                 | AccessFs::ReadDir
                 | AccessFs::WriteFile
                 | AccessFs::MakeReg
                 | AccessFs::IoctlDev
         }
-        Access::MakeSockets => {
+        PathAccess::MakeSockets => {
             AccessFs::ReadFile
                 | AccessFs::WriteFile
                 | AccessFs::MakeSock
                 | AccessFs::MakeReg
                 | AccessFs::RemoveFile
         }
-        Access::Remove => AccessFs::RemoveFile.into(),
-        Access::Change => {
+        PathAccess::Remove => AccessFs::RemoveFile.into(),
+        PathAccess::Change => {
             AccessFs::ReadFile
                 | AccessFs::ReadDir
                 | AccessFs::WriteFile
@@ -80,17 +80,21 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
 }
 
 /// Confines the calling thread to these rules. Returns what this kernel lacks for it.
-pub(crate) fn restrict(reaches: &Reaches) -> Result<Option<Missing>, Error> {
+pub(crate) fn restrict(reaches: &Reaches) -> Result<Option<Missing>, SandboxError> {
     restrict_to(reaches, AccessNet::from_all(NEWEST))
 }
 
-/// The same, but the thread, or one that it starts, goes on to connect over TCP. Nothing listens.
-pub(crate) fn restrict_but_connecting(reaches: &Reaches) -> Result<Option<Missing>, Error> {
+/// Confines the calling thread to these rules, but lets it, and the threads that it starts, connect over TCP. Nothing listens.
+pub(crate) fn restrict_but_connecting(reaches: &Reaches) -> Result<Option<Missing>, SandboxError> {
     restrict_to(reaches, AccessNet::BindTcp.into())
 }
 
-fn restrict_to(reaches: &Reaches, net: BitFlags<AccessNet>) -> Result<Option<Missing>, Error> {
-    let status = enforce(reaches, net).map_err(|error| Error::Landlock(error.to_string()))?;
+fn restrict_to(
+    reaches: &Reaches,
+    net: BitFlags<AccessNet>,
+) -> Result<Option<Missing>, SandboxError> {
+    let status =
+        enforce(reaches, net).map_err(|error| SandboxError::Landlock(error.to_string()))?;
     Ok(missing(status.ruleset, status.landlock))
 }
 

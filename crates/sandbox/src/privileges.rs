@@ -33,14 +33,14 @@ pub(crate) fn drop_all(keep: Keep) -> io::Result<()> {
     keep_only(kept(keep)?)
 }
 
-/// The same for a thread that opens disks.
+/// Empties the capabilities of a thread that opens disks but for what that needs and what is kept.
 pub(crate) fn drop_for_opening(keep: Keep) -> io::Result<()> {
     seal()?;
     let permitted = capabilities(None)?.permitted;
     keep_only(kept(keep)? | (permitted & OPENING))
 }
 
-/// The same for the threads of a library.
+/// Empties the capabilities of the threads of a library but for what they need.
 pub(crate) fn drop_for_library(becomes_another: bool) -> io::Result<()> {
     seal()?;
     let wanted = match becomes_another {
@@ -55,7 +55,7 @@ pub(crate) fn drop_opening(keep: Keep) -> io::Result<()> {
     keep_only(kept(keep)?)
 }
 
-/// No program gives a capability back.
+/// Makes sure that no program gives a capability back.
 fn seal() -> io::Result<()> {
     set_no_new_privs(true)?;
     // Fails on kernels without ambient capabilities, where there are none to clear.
@@ -79,7 +79,7 @@ fn keep_only(kept: CapabilitySet) -> io::Result<()> {
     Ok(set_capabilities(None, sets)?)
 }
 
-/// Which a user without privileges cannot do.
+/// Empties the bounding set, which a user without privileges cannot do.
 pub(crate) fn empty_bounding_set() -> io::Result<()> {
     for capability in CapabilitySet::all().iter() {
         match remove_capability_from_bounding_set(capability) {

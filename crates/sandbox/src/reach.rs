@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// The permitted use of a path. A folder stands for everything beneath it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum PathAccess {
     /// Opened for reading.
     Read,
     /// Files of this folder are opened for reading and writing, and new ones are made. None is removed. Commands to devices
@@ -24,12 +24,12 @@ pub struct Reach {
     /// A file or a folder.
     pub path: PathBuf,
     /// Its use.
-    pub access: Access,
+    pub access: PathAccess,
 }
 
 impl Reach {
     /// Makes one.
-    pub fn new(path: impl AsRef<Path>, access: Access) -> Reach {
+    pub fn new(path: impl AsRef<Path>, access: PathAccess) -> Reach {
         Reach {
             path: path.as_ref().to_owned(),
             access,

@@ -14,7 +14,7 @@ use std::process::{Command, ExitStatus, Stdio, exit};
 use std::sync::OnceLock;
 use std::thread;
 
-use cleave_sandbox::{Access, Keep, Missing, Reach, Reaches, Role, Sandbox};
+use cleave_sandbox::{Keep, Missing, PathAccess, Reach, Reaches, Role, Sandbox};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, getppid, prlimit};
@@ -121,8 +121,8 @@ const SERVE: [Role; 7] = [
     Role::Dial,
 ];
 
-/// The same in a process of many disks: the control thread and those that open disks, a session, a worker, an offload thread and
-/// the size thread. All but the first are narrowed as in [`TABLE`].
+/// The attempts in a process of many disks: the control thread and those that open disks, a session, a worker, an offload thread
+/// and the size thread. All but the first are narrowed as in [`TABLE`].
 const NODE_TABLE: &[(&str, [End; 6])] = &[
     (
         "open a foreign file",
@@ -205,7 +205,7 @@ const NODE: [Role; 6] = [
     Role::Dial,
 ];
 
-/// The same on a thread of a library whose calls are in no list.
+/// The attempts on a thread of a library whose calls are in no list.
 const LIBRARY_TABLE: &[(&str, End)] = &[
     ("open a foreign file", Done),
     ("execute a program", Killed),
@@ -235,22 +235,22 @@ impl Files {
 
     fn reaches(&self) -> Vec<Reach> {
         vec![
-            Reach::new("/proc/self", Access::Read),
-            Reach::new(self.file("read"), Access::Read),
-            Reach::new(self.0.join("write"), Access::ReadWrite),
-            Reach::new(self.0.join("sockets"), Access::MakeSockets),
-            Reach::new(self.0.join("remove"), Access::Remove),
-            Reach::new(self.0.join("kept"), Access::Change),
+            Reach::new("/proc/self", PathAccess::Read),
+            Reach::new(self.file("read"), PathAccess::Read),
+            Reach::new(self.0.join("write"), PathAccess::ReadWrite),
+            Reach::new(self.0.join("sockets"), PathAccess::MakeSockets),
+            Reach::new(self.0.join("remove"), PathAccess::Remove),
+            Reach::new(self.0.join("kept"), PathAccess::Change),
         ]
     }
 }
 
-fn process(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::Error> {
+fn process(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::SandboxError> {
     Sandbox::process(Reaches::open(reaches)?, Keep::Nothing)
 }
 
-fn node(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::Error> {
-    let served = [Reach::new("/proc/self", Access::Read)];
+fn node(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::SandboxError> {
+    let served = [Reach::new("/proc/self", PathAccess::Read)];
     Sandbox::node(
         Reaches::open(reaches)?,
         Reaches::open(&served)?,
@@ -331,7 +331,7 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
     }
 }
 
-/// As a snapshot is made: it has a name once it is whole.
+/// Links a file as a snapshot is made: it has a name once it is whole.
 fn link_unnamed(folder: &Path) -> io::Result<()> {
     use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -341,7 +341,7 @@ fn link_unnamed(folder: &Path) -> io::Result<()> {
     Ok(linkat(CWD, name, CWD, to, AtFlags::SYMLINK_FOLLOW)?)
 }
 
-/// As the thread of a pool sleeps: on an epoll that it had before.
+/// Sleeps as the thread of a pool does: on an epoll that it had before.
 fn wait_for_events() -> io::Result<()> {
     let watch = EPOLL.get().unwrap();
     let (socket, _) = PAIR.get().unwrap();
@@ -367,7 +367,7 @@ fn call_by_x32() -> io::Result<()> {
     }
 }
 
-/// CAP_CHOWN and CAP_DAC_OVERRIDE, where this thread has them.
+/// Succeeds if CAP_CHOWN and CAP_DAC_OVERRIDE are all that this thread has.
 fn use_roots_rights() -> io::Result<()> {
     use rustix::thread::CapabilitySet;
     let opening = CapabilitySet::CHOWN | CapabilitySet::DAC_OVERRIDE;
@@ -386,8 +386,7 @@ fn map(protection: i32) -> io::Result<()> {
     })
 }
 
-/// In the process of its own: confines itself, and makes the attempt on a thread of the role, which was started as the daemon
-/// does it.
+/// Confines the process of its own, and makes the attempt on a thread of the role, which was started as the daemon does it.
 fn attempt_here(words: &str) -> ! {
     let mut words = words.split('|');
     let mut word = || words.next().unwrap().to_owned();
@@ -537,7 +536,7 @@ fn a_thread_of_a_pool_is_refused_what_a_worker_of_a_node_is() {
     check(name, "pool", [Role::Pool], &rows);
 }
 
-/// The filter of a container, or an old kernel, which answers like this.
+/// Installs the filter of a container, or an old kernel, which answers like this.
 fn lack(numbers: &[i64], errno: i32) {
     use seccompiler::{SeccompAction, SeccompFilter, apply_filter};
     let rules = numbers.iter().map(|number| (*number, Vec::new())).collect();
@@ -555,7 +554,7 @@ fn a_kernel_that_lacks_a_layer_is_named_and_the_rest_is_enforced() {
     match std::env::var(VARIABLE).as_deref() {
         Ok("landlock") => {
             lack(&landlock, libc::ENOSYS);
-            let sandbox = process(&[Reach::new("/proc/self", Access::Read)]).unwrap();
+            let sandbox = process(&[Reach::new("/proc/self", PathAccess::Read)]).unwrap();
             assert_eq!(
                 sandbox.missing(),
                 [Missing::Layer(
@@ -593,7 +592,7 @@ fn a_kernel_that_lacks_a_layer_is_named_and_the_rest_is_enforced() {
 fn a_path_that_is_not_there_is_an_error_that_names_it() {
     const NAME: &str = "a_path_that_is_not_there_is_an_error_that_names_it";
     if std::env::var(VARIABLE).is_ok() {
-        let refused = process(&[Reach::new("/no/such/folder", Access::Remove)]);
+        let refused = process(&[Reach::new("/no/such/folder", PathAccess::Remove)]);
         let line = refused.unwrap_err().to_string();
         exit(i32::from(!line.contains("/no/such/folder: No such file")));
     }

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use vhost::vhost_user::message::BackendReq;
 
-use crate::Refusal;
+use crate::MessageRefusal;
 use crate::foreign::Foreign;
 use crate::message::notice;
 
@@ -24,10 +24,10 @@ pub(crate) enum Notified {
 
 impl Channel {
     /// Takes a local stream socket and nothing else.
-    pub(crate) fn new(socket: Foreign) -> Result<Channel, Refusal> {
+    pub(crate) fn new(socket: Foreign) -> Result<Channel, MessageRefusal> {
         match socket.close_for_reading() {
             true => Ok(Channel(socket)),
-            false => Err(Refusal::message(
+            false => Err(MessageRefusal::message(
                 "the backend channel is not a stream socket",
             )),
         }

@@ -5,15 +5,15 @@ use std::os::fd::OwnedFd;
 use cleave_blk::spec::feature;
 use cleave_worker::VringStart;
 
-use crate::Refusal;
+use crate::MessageRefusal;
 use crate::foreign::{Foreign, signal};
 use crate::forward::Forwarder;
-use crate::state::State;
+use crate::state::SessionState;
 use crate::vrings::{Kick, SignalFd, UserAddrs};
 use crate::workers::answer;
 
-impl State {
-    pub(crate) fn set_vring_size(&mut self, index: u64, size: u64) -> Result<(), Refusal> {
+impl SessionState {
+    pub(crate) fn set_vring_size(&mut self, index: u64, size: u64) -> Result<(), MessageRefusal> {
         let size_max = self.vring_size_max;
         let (index, entry) = self.vrings.get(index)?;
         entry.must_be_stopped(index, "SET_VRING_NUM")?;
@@ -21,7 +21,7 @@ impl State {
             .ok()
             .filter(|size| size.is_power_of_two() && *size <= size_max)
             .ok_or_else(|| {
-                Refusal::message(match size > u64::from(size_max) {
+                MessageRefusal::message(match size > u64::from(size_max) {
                     true => format!(
                         "vring {index} has {size} entries and --queue-size allows {size_max}: raise that option, or lower \
                          the VMM's queue-size"
@@ -34,24 +34,29 @@ impl State {
             .inspect_err(|_| self.settings(index, |settings| settings.size = before))
     }
 
-    pub(crate) fn set_vring_base(&mut self, index: u64, base: u64) -> Result<(), Refusal> {
+    pub(crate) fn set_vring_base(&mut self, index: u64, base: u64) -> Result<(), MessageRefusal> {
         let (index, entry) = self.vrings.get(index)?;
         entry.must_be_stopped(index, "SET_VRING_BASE")?;
-        let base = u16::try_from(base)
-            .map_err(|_| Refusal::message(format!("vring {index} cannot start at {base}")))?;
+        let base = u16::try_from(base).map_err(|_| {
+            MessageRefusal::message(format!("vring {index} cannot start at {base}"))
+        })?;
         entry.settings.set_base(base);
         Ok(())
     }
 
-    /// May be repeated for a running vring with the addresses that it has.
-    pub(crate) fn set_vring_addrs(&mut self, index: u64, addrs: UserAddrs) -> Result<(), Refusal> {
+    /// Stores the addresses of a vring. May be repeated for a running vring with the addresses that it has.
+    pub(crate) fn set_vring_addrs(
+        &mut self,
+        index: u64,
+        addrs: UserAddrs,
+    ) -> Result<(), MessageRefusal> {
         let (index, entry) = self.vrings.get(index)?;
         if let Some(layout) = entry.running {
             if addrs.layout(layout.size, &self.memory) == Ok(layout) {
                 entry.settings.addrs = Some(addrs);
                 return Ok(());
             }
-            return Err(Refusal::message(format!(
+            return Err(MessageRefusal::message(format!(
                 "vring {index} cannot move while it runs"
             )));
         }
@@ -60,14 +65,15 @@ impl State {
             .inspect_err(|_| self.settings(index, |settings| settings.addrs = before))
     }
 
-    /// The kick starts the vring. Without a descriptor the vring is polled.
+    /// Sets the kick, which starts the vring. Without a descriptor the vring is polled.
     pub(crate) fn set_vring_kick(
         &mut self,
         index: u64,
         fd: Option<Foreign>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), MessageRefusal> {
         let fd = fd.map(Foreign::into_eventfd).transpose();
-        let fd = fd.map_err(|_| Refusal::message("the descriptor for kicks is not an eventfd"))?;
+        let fd =
+            fd.map_err(|_| MessageRefusal::message("the descriptor for kicks is not an eventfd"))?;
         let (index, entry) = self.vrings.get(index)?;
         if entry.running.is_some() {
             return answer(self.workers.get(index)?.set_kick(index, fd));
@@ -82,7 +88,7 @@ impl State {
         index: u64,
         signal: SignalFd,
         fd: Option<Foreign>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), MessageRefusal> {
         let (number, _) = self.vrings.get(index)?;
         let fd = self.bell((number, signal), fd)?;
         let copy = copy_of(fd.as_ref())?;
@@ -101,13 +107,13 @@ impl State {
         })
     }
 
-    /// The eventfd to write for this descriptor: the frontend's own, or one of ours that is forwarded to its
-    /// pipe or socket.
+    /// Returns the eventfd to write for this descriptor: the frontend's own, or one of ours that is forwarded to its pipe or
+    /// socket.
     fn bell(
         &mut self,
         key: (u16, SignalFd),
         fd: Option<Foreign>,
-    ) -> Result<Option<OwnedFd>, Refusal> {
+    ) -> Result<Option<OwnedFd>, MessageRefusal> {
         let stream = match fd.map(Foreign::into_eventfd).transpose() {
             Ok(fd) => {
                 self.forwarder.iter().for_each(|known| known.remove(key));
@@ -115,7 +121,7 @@ impl State {
             }
             Err(other) if other.is_stream() => other,
             Err(_) => {
-                return Err(Refusal::message(
+                return Err(MessageRefusal::message(
                     "the descriptor for call or err is not an eventfd, a pipe or a local stream socket",
                 ));
             }
@@ -127,9 +133,9 @@ impl State {
         forwarder.add(key, stream).map(Some)
     }
 
-    /// Acknowledged only when the worker has done so: the frontend kicks right afterwards, and that kick must
-    /// not be lost.
-    pub(crate) fn enable_vring(&mut self, index: u64, enabled: bool) -> Result<(), Refusal> {
+    /// Enables or disables a vring. Acknowledged only when the worker has done so: the frontend kicks right afterwards, and that
+    /// kick must not be lost.
+    pub(crate) fn enable_vring(&mut self, index: u64, enabled: bool) -> Result<(), MessageRefusal> {
         let (index, entry) = self.vrings.get(index)?;
         entry.settings.enabled = enabled;
         if entry.running.is_none() {
@@ -139,7 +145,7 @@ impl State {
     }
 
     /// Drains and stops a vring. Returns its position, also if it never ran (vhost-user "GET_VRING_BASE").
-    pub(crate) fn stop_vring(&mut self, index: u64) -> Result<(u16, u16), Refusal> {
+    pub(crate) fn stop_vring(&mut self, index: u64) -> Result<(u16, u16), MessageRefusal> {
         let (index, entry) = self.vrings.get(index)?;
         entry.settings.kick = Kick::Unset;
         if entry.running.take().is_some() {
@@ -148,7 +154,7 @@ impl State {
         }
         // A position would claim that nothing is in flight.
         if entry.settings.has_left {
-            return Err(Refusal::connection(format!(
+            return Err(MessageRefusal::connection(format!(
                 "vring {index} was stopped while requests are held: no position says where it continues"
             )));
         }
@@ -156,7 +162,7 @@ impl State {
     }
 
     /// Stops all vrings. All are asked before the first is waited for, so that they drain in parallel.
-    pub(crate) fn stop_all(&mut self) -> Result<(), Refusal> {
+    pub(crate) fn stop_all(&mut self) -> Result<(), MessageRefusal> {
         let mut answers = Vec::new();
         for (index, entry) in self.vrings.iter_mut() {
             entry.settings.kick = Kick::Unset;
@@ -172,14 +178,14 @@ impl State {
     }
 
     /// Starts a vring once all its settings are known. The messages arrive in any order.
-    fn start_if_complete(&mut self, index: u16) -> Result<(), Refusal> {
+    fn start_if_complete(&mut self, index: u16) -> Result<(), MessageRefusal> {
         let (_, entry) = self.vrings.get(u64::from(index))?;
         let Some((size, addrs)) = entry.settings.complete() else {
             return Ok(());
         };
         let features = self.features.unwrap_or(0);
         if features & feature::VERSION_1 == 0 {
-            return Err(Refusal::message(format!(
+            return Err(MessageRefusal::message(format!(
                 "vring {index} cannot start: the driver did not take VIRTIO_F_VERSION_1"
             )));
         }
@@ -192,7 +198,7 @@ impl State {
         size: u16,
         addrs: UserAddrs,
         features: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), MessageRefusal> {
         let starts_enabled = self.starts_enabled();
         let (_, entry) = self.vrings.get(u64::from(index))?;
         let settings = &mut entry.settings;
@@ -200,7 +206,7 @@ impl State {
             let checked = layout.check(&self.memory);
             checked.map(|()| layout).map_err(|error| error.to_string())
         });
-        let cannot = |why| Refusal::Vring(format!("vring {index} cannot start: {why}"));
+        let cannot = |why| MessageRefusal::Vring(format!("vring {index} cannot start: {why}"));
         let layout = match found {
             Ok(layout) => layout,
             Err(why) => {
@@ -239,16 +245,16 @@ impl State {
         answer(started)?.map_err(|error| cannot(error.to_string()))
     }
 
-    fn settings(&mut self, index: u16, change: impl FnOnce(&mut crate::vrings::Settings)) {
+    fn settings(&mut self, index: u16, change: impl FnOnce(&mut crate::vrings::VringSettings)) {
         if let Ok((_, entry)) = self.vrings.get(u64::from(index)) {
             change(&mut entry.settings);
         }
     }
 }
 
-fn copy_of(fd: Option<&OwnedFd>) -> Result<Option<OwnedFd>, Refusal> {
+fn copy_of(fd: Option<&OwnedFd>) -> Result<Option<OwnedFd>, MessageRefusal> {
     fd.map(OwnedFd::try_clone).transpose().map_err(|error| {
-        Refusal::lost(format!(
+        MessageRefusal::lost(format!(
             "cannot copy a descriptor: {error} (raise LimitNOFILE)"
         ))
     })

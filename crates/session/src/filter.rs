@@ -6,11 +6,11 @@ use std::os::fd::OwnedFd;
 use cleave_guest::{InflightLayout, RegionSpec};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 
-use crate::Refusal;
-use crate::foreign::{Backing, Foreign};
+use crate::MessageRefusal;
+use crate::foreign::{Foreign, MemoryBacking};
 use crate::message::{Message, half, long, reply, word};
-use crate::relay::{Relay, Served};
-use crate::state::State;
+use crate::relay::{Relay, ServedMessage};
+use crate::state::SessionState;
 use crate::vrings::SignalFd;
 
 /// Set if a message about a vring's descriptor has none (vhost-user "SET_VRING_KICK").
@@ -30,7 +30,7 @@ const CONFIG_BYTES: usize = 12;
 const INFLIGHT_BYTES: [usize; 2] = [20, 24];
 
 /// Serves one message.
-pub(crate) fn serve(relay: &mut Relay, message: Message) -> Served {
+pub(crate) fn serve(relay: &mut Relay, message: Message) -> ServedMessage {
     match message.request() {
         Some(
             FrontendReq::SET_MEM_TABLE
@@ -69,7 +69,7 @@ pub(crate) fn serve(relay: &mut Relay, message: Message) -> Served {
             | FrontendReq::GET_MAX_MEM_SLOTS,
         ) => relay.pass(&message),
         _ => acknowledged(relay, message, |_, message| {
-            Err(Refusal::message(format!(
+            Err(MessageRefusal::message(format!(
                 "{} is not served",
                 message.name()
             )))
@@ -77,30 +77,30 @@ pub(crate) fn serve(relay: &mut Relay, message: Message) -> Served {
     }
 }
 
-fn refused(why: String) -> Served {
-    Served::with(Vec::new(), Err(Refusal::connection(why)))
+fn refused(why: String) -> ServedMessage {
+    ServedMessage::with(Vec::new(), Err(MessageRefusal::connection(why)))
 }
 
 /// Serves a message that is answered by an acknowledgement only, in the same way as the crate.
 fn acknowledged(
     relay: &Relay,
     mut message: Message,
-    serve: impl FnOnce(&mut State, &mut Message) -> Result<(), Refusal>,
-) -> Served {
+    serve: impl FnOnce(&mut SessionState, &mut Message) -> Result<(), MessageRefusal>,
+) -> ServedMessage {
     let mut state = relay.state();
     let outcome = serve(&mut state, &mut message);
     let is_answered = message.header.need_reply && state.acknowledges();
     let reply = match &outcome {
         Ok(()) if is_answered => reply(message.header.request, &0u64.to_ne_bytes()),
-        Err(Refusal::Message(_) | Refusal::Vring(_)) if is_answered => {
+        Err(MessageRefusal::Message(_) | MessageRefusal::Vring(_)) if is_answered => {
             reply(message.header.request, &1u64.to_ne_bytes())
         }
         _ => Vec::new(),
     };
-    Served::with(reply, outcome)
+    ServedMessage::with(reply, outcome)
 }
 
-fn with_fds(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
+fn with_fds(state: &mut SessionState, message: &mut Message) -> Result<(), MessageRefusal> {
     match message.request() {
         Some(FrontendReq::SET_MEM_TABLE) => {
             let regions = table(message, state.backing())?;
@@ -142,11 +142,11 @@ fn with_fds(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
     }
 }
 
-/// The vring and the descriptor of SET_VRING_KICK, SET_VRING_CALL or SET_VRING_ERR.
-fn vring_fd(message: &mut Message) -> Result<(u64, Option<Foreign>), Refusal> {
+/// Returns the vring and the descriptor of SET_VRING_KICK, SET_VRING_CALL or SET_VRING_ERR.
+fn vring_fd(message: &mut Message) -> Result<(u64, Option<Foreign>), MessageRefusal> {
     let number = message.number()?;
     if number & !(INDEX | NO_FD) != 0 {
-        return Err(Refusal::message(format!(
+        return Err(MessageRefusal::message(format!(
             "{} of vring {number:#x}",
             message.name()
         )));
@@ -155,7 +155,7 @@ fn vring_fd(message: &mut Message) -> Result<(u64, Option<Foreign>), Refusal> {
         return Ok((number, Some(message.only_fd()?)));
     }
     if message.fds.len() > 0 {
-        return Err(Refusal::connection(format!(
+        return Err(MessageRefusal::connection(format!(
             "{} has a descriptor, although its flag says that it has none",
             message.name()
         )));
@@ -163,8 +163,11 @@ fn vring_fd(message: &mut Message) -> Result<(u64, Option<Foreign>), Refusal> {
     Ok((number & INDEX, None))
 }
 
-/// The regions of SET_MEM_TABLE, with one descriptor each.
-fn table(message: &mut Message, accepted: Backing) -> Result<Vec<RegionSpec>, Refusal> {
+/// Returns the regions of SET_MEM_TABLE, with one descriptor each.
+fn table(
+    message: &mut Message,
+    accepted: MemoryBacking,
+) -> Result<Vec<RegionSpec>, MessageRefusal> {
     let count = usize::try_from(word(&message.payload, 0)).unwrap_or(usize::MAX);
     let regions = message.payload.get(REGION_OFFSET..).unwrap_or_default();
     let is_whole = message.payload.len() >= REGION_OFFSET
@@ -175,7 +178,7 @@ fn table(message: &mut Message, accepted: Backing) -> Result<Vec<RegionSpec>, Re
         return Err(message.malformed());
     }
     if message.fds.len() != count {
-        return Err(Refusal::connection(format!(
+        return Err(MessageRefusal::connection(format!(
             "SET_MEM_TABLE of {count} regions with {} descriptors",
             message.fds.len()
         )));
@@ -188,7 +191,11 @@ fn table(message: &mut Message, accepted: Backing) -> Result<Vec<RegionSpec>, Re
 }
 
 /// Parses one region. `Memory` checks sizes and overlaps; only the sums that it will form are checked here.
-fn region(bytes: &[u8], fd: Foreign, accepted: Backing) -> Result<RegionSpec, Refusal> {
+fn region(
+    bytes: &[u8],
+    fd: Foreign,
+    accepted: MemoryBacking,
+) -> Result<RegionSpec, MessageRefusal> {
     let spec = RegionSpec {
         guest_addr: long(bytes, 0),
         len_bytes: long(bytes, 8),
@@ -199,7 +206,7 @@ fn region(bytes: &[u8], fd: Foreign, accepted: Backing) -> Result<RegionSpec, Re
     let ends = [spec.guest_addr, spec.user_addr, spec.file_offset]
         .map(|start| start.checked_add(spec.len_bytes));
     if ends.contains(&None) {
-        return Err(Refusal::message(format!(
+        return Err(MessageRefusal::message(format!(
             "the memory region at {:#x} of {:#x} bytes ends beyond 2^64",
             spec.guest_addr, spec.len_bytes
         )));
@@ -207,9 +214,9 @@ fn region(bytes: &[u8], fd: Foreign, accepted: Backing) -> Result<RegionSpec, Re
     Ok(spec)
 }
 
-/// Not passed to the crate if the features are refused: it would remember them, and then refuse
+/// Serves SET_FEATURES. The crate does not see it if the features are refused: it would remember them, and then refuse
 /// SET_VRING_ENABLE because bit 30 is missing.
-fn set_features(relay: &mut Relay, message: Message) -> Served {
+fn set_features(relay: &mut Relay, message: Message) -> ServedMessage {
     let refusal = message
         .number()
         .and_then(|features| relay.state().check_features(features))
@@ -220,13 +227,13 @@ fn set_features(relay: &mut Relay, message: Message) -> Served {
     }
 }
 
-fn set_status(state: &mut State, message: &mut Message) -> Result<(), Refusal> {
+fn set_status(state: &mut SessionState, message: &mut Message) -> Result<(), MessageRefusal> {
     state.require(VhostUserProtocolFeatures::STATUS)?;
     let status = message.number()?;
     state.set_status(status)
 }
 
-fn get_status(relay: &Relay, message: &Message) -> Served {
+fn get_status(relay: &Relay, message: &Message) -> ServedMessage {
     let state = relay.state();
     let outcome = match message.payload.is_empty() {
         true => state.require(VhostUserProtocolFeatures::STATUS),
@@ -237,12 +244,12 @@ fn get_status(relay: &Relay, message: &Message) -> Served {
         Ok(()) => reply(message.header.request, &status),
         Err(_) => Vec::new(),
     };
-    Served::with(reply, outcome)
+    ServedMessage::with(reply, outcome)
 }
 
-/// The crate ends the connection if the size is larger than any space. The specification wants an answer
-/// without bytes (vhost-user "GET_CONFIG").
-fn get_config(relay: &mut Relay, message: &Message) -> Served {
+/// Serves GET_CONFIG, because the crate ends the connection if the size is larger than any space. The specification wants an
+/// answer without bytes (vhost-user "GET_CONFIG").
+fn get_config(relay: &mut Relay, message: &Message) -> ServedMessage {
     let (offset, size) = (word(&message.payload, 0), word(&message.payload, 4));
     let is_answered = message.payload.len() >= CONFIG_BYTES
         && relay
@@ -255,25 +262,25 @@ fn get_config(relay: &mut Relay, message: &Message) -> Served {
     let mut payload = [0; CONFIG_BYTES];
     payload[..4].copy_from_slice(&offset.to_ne_bytes());
     payload[8..].copy_from_slice(&word(&message.payload, 8).to_ne_bytes());
-    Served::with(reply(message.header.request, &payload), Ok(()))
+    ServedMessage::with(reply(message.header.request, &payload), Ok(()))
 }
 
 /// Makes a region for requests in flight for the frontend. If there can be none, the answer is a size of 0, and
-/// the frontend goes on without.
-fn get_inflight(relay: &Relay, message: &Message) -> Served {
+/// the frontend continues without.
+fn get_inflight(relay: &Relay, message: &Message) -> ServedMessage {
     let state = relay.state();
     let asked = state
         .require(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
         .and_then(|()| inflight_layout(message));
     let asked = match asked {
         Ok(asked) => asked,
-        Err(refusal) => return Served::with(Vec::new(), Err(refusal)),
+        Err(refusal) => return ServedMessage::with(Vec::new(), Err(refusal)),
     };
     let (made, outcome) = match state.make_inflight(asked) {
         Ok(made) => (made, Ok(())),
         Err(error) => {
             let why = format!("no in-flight region can be made: {error}");
-            (None, Err(Refusal::Message(why)))
+            (None, Err(MessageRefusal::Message(why)))
         }
     };
     let (fd, len_bytes) = made.map_or((None, 0), |(file, len_bytes)| {
@@ -288,7 +295,7 @@ fn get_inflight(relay: &Relay, message: &Message) -> Served {
     {
         *place = byte;
     }
-    Served {
+    ServedMessage {
         reply: reply(message.header.request, &payload),
         fd,
         outcome,
@@ -297,7 +304,7 @@ fn get_inflight(relay: &Relay, message: &Message) -> Served {
 
 /// Parses GET_INFLIGHT_FD or SET_INFLIGHT_FD, with or without padding: length, offset, number of vrings, their
 /// size.
-fn inflight_layout(message: &Message) -> Result<InflightLayout, Refusal> {
+fn inflight_layout(message: &Message) -> Result<InflightLayout, MessageRefusal> {
     let payload = &message.payload;
     if !INFLIGHT_BYTES.contains(&payload.len()) {
         return Err(message.malformed());
@@ -310,7 +317,7 @@ fn inflight_layout(message: &Message) -> Result<InflightLayout, Refusal> {
     };
     match layout.file_offset.checked_add(layout.len_bytes) {
         Some(_) => Ok(layout),
-        None => Err(Refusal::message(
+        None => Err(MessageRefusal::message(
             "an in-flight region that ends beyond 2^64",
         )),
     }

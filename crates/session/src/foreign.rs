@@ -1,5 +1,5 @@
 //! Descriptors that a frontend sent. They can be anything, so nothing here does an operation on them that might
-//! block. Those not known to be harmless are queried, written and closed by [`offload`].
+//! block. Those not known to be harmless are queried, written and closed by [`offload`](crate::offload).
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_linger, socket_domain, socket_type};
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, recv, shutdown};
 
-use crate::Refusal;
+use crate::MessageRefusal;
 use crate::fd::is_ready;
 use crate::offload::Offload;
 
@@ -46,7 +46,7 @@ pub(crate) struct Foreign {
 
 /// Files that are accepted as guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Backing {
+pub(crate) enum MemoryBacking {
     /// Those whose pages are in memory: memfds, and files on tmpfs and hugetlbfs.
     Memory,
     /// Those on a local disk too. An access to a page may wait for that disk.
@@ -95,8 +95,8 @@ impl Foreign {
         self.fds.first()
     }
 
-    /// The descriptor, if it is an eventfd. Its flags are not changed: they belong to the open file, which the
-    /// frontend uses too.
+    /// Returns the descriptor, if it is an eventfd. Its flags are not changed: they belong to the open file, which the frontend
+    /// uses too.
     pub(crate) fn into_eventfd(mut self) -> Result<OwnedFd, Foreign> {
         match self.fds.pop() {
             Some(fd) if kind(&fd) == Kind::Eventfd => Ok(fd),
@@ -107,7 +107,7 @@ impl Foreign {
         }
     }
 
-    /// Whether it is a pipe, or a socket that can be closed for reading.
+    /// Returns true if it is a pipe, or a socket that can be closed for reading.
     pub(crate) fn is_stream(&self) -> bool {
         let is_pipe = |fd| socket_type(fd) == Err(Errno::NOTSOCK);
         self.fd()
@@ -117,7 +117,7 @@ impl Foreign {
     /// Closes a local stream socket for reading. `false`: it is not one.
     ///
     /// Nothing is ever read from it, so queued data is discarded and no more can arrive. The queue could hold
-    /// the frontend's end of the connection, which would then stay open for ever and keep other frontends out.
+    /// the frontend's end of the connection, which would then never close and keep other frontends out.
     /// If this socket is that end itself, [`Connection::probe`] detects it: the connection cannot be written
     /// once it is closed for reading.
     ///
@@ -143,12 +143,12 @@ impl Foreign {
         true
     }
 
-    /// The file, if none of its pages depends on a server: an access to a missing page would block the thread.
-    pub(crate) fn into_memory(mut self, accepted: Backing) -> Result<File, Refusal> {
+    /// Returns the file, if none of its pages depends on a server: an access to a missing page would block the thread.
+    pub(crate) fn into_memory(mut self, accepted: MemoryBacking) -> Result<File, MessageRefusal> {
         // Files on tmpfs and hugetlbfs, which include memfds, can be asked for their seals; others cannot.
         if self.fd().is_some_and(|fd| fcntl_get_seals(fd).is_err()) {
-            if accepted == Backing::Memory {
-                return Err(Refusal::message(
+            if accepted == MemoryBacking::Memory {
+                return Err(MessageRefusal::message(
                     "guest memory of a disk in a pool must be a memfd or a file on tmpfs or hugetlbfs, because other disks would \
                      wait for pages of a file on a disk",
                 ));
@@ -164,7 +164,7 @@ impl Foreign {
             self = receiver.recv_timeout(FILE_WITHIN).unwrap_or(none);
         }
         self.fds.pop().map(File::from).ok_or_else(|| {
-            Refusal::message(
+            MessageRefusal::message(
                 "guest memory must be a memfd or a file on tmpfs, hugetlbfs or a local disk",
             )
         })
@@ -215,7 +215,7 @@ fn kind(fd: &OwnedFd) -> Kind {
     }
 }
 
-/// May wait for a server for ever.
+/// Returns true if it is a file of this host. May never return, if the file's server does not answer.
 fn is_local_file(fd: &OwnedFd) -> bool {
     let is_local = |kind: u64| LOCAL.contains(&(kind & 0xffff_ffff));
     fstatfs(fd).is_ok_and(|stat| is_local(stat.f_type as u64))
@@ -316,7 +316,9 @@ mod tests {
             ("folder", opened("/"), false),
         ] {
             assert_eq!(
-                Foreign::from(fd).into_memory(Backing::LocalDisk).is_ok(),
+                Foreign::from(fd)
+                    .into_memory(MemoryBacking::LocalDisk)
+                    .is_ok(),
                 taken,
                 "{name}"
             );
@@ -325,7 +327,7 @@ mod tests {
         let expected = LOCAL.contains(&kind) || fcntl_get_seals(&program).is_ok();
         assert_eq!(
             Foreign::from(program)
-                .into_memory(Backing::LocalDisk)
+                .into_memory(MemoryBacking::LocalDisk)
                 .is_ok(),
             expected
         );

@@ -1,7 +1,7 @@
 //! Calls through a pipe or a socket, which user-mode Linux passes in place of eventfds.
 //!
 //! Both can block a writer in spite of O_NONBLOCK, for example a pipe while another process splices into it;
-//! not even SIGKILL ends that wait. So a worker writes an eventfd of ours, and a thread that may block for ever
+//! not even SIGKILL ends that wait. So a worker writes an eventfd of ours, and a thread that may stay blocked
 //! forwards each signal.
 
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::{Errno, read, write};
 use rustix::net::{SendFlags, send};
 
-use crate::Refusal;
+use crate::MessageRefusal;
 use crate::fd::{is_ready, wait};
 use crate::foreign::Foreign;
 use crate::offload::Offload;
@@ -36,13 +36,15 @@ pub(crate) struct Forwarder {
 }
 
 impl Forwarder {
-    pub(crate) fn start(offload: &Offload) -> Result<Forwarder, Refusal> {
+    pub(crate) fn start(offload: &Offload) -> Result<Forwarder, MessageRefusal> {
         let (changes, taken) = channel();
         let wake = Arc::new(bell()?);
         let woken = wake.clone();
         offload
             .start(move || forward(&taken, &woken))
-            .map_err(|error| Refusal::lost(format!("cannot start the pipe thread: {error}")))?;
+            .map_err(|error| {
+                MessageRefusal::lost(format!("cannot start the pipe thread: {error}"))
+            })?;
         Ok(Forwarder {
             changes: Some(changes),
             wake,
@@ -50,7 +52,7 @@ impl Forwarder {
     }
 
     /// Forwards signals to `to`. Returns the eventfd to write instead.
-    pub(crate) fn add(&self, key: Key, to: Foreign) -> Result<OwnedFd, Refusal> {
+    pub(crate) fn add(&self, key: Key, to: Foreign) -> Result<OwnedFd, MessageRefusal> {
         let bell = bell()?;
         let ours = bell.try_clone().map_err(lost)?;
         self.change(key, Some(Route { bell, to }));
@@ -79,12 +81,12 @@ impl Drop for Forwarder {
     }
 }
 
-fn bell() -> Result<OwnedFd, Refusal> {
+fn bell() -> Result<OwnedFd, MessageRefusal> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| lost(error.into()))
 }
 
-fn lost(error: std::io::Error) -> Refusal {
-    Refusal::lost(format!(
+fn lost(error: std::io::Error) -> MessageRefusal {
+    MessageRefusal::lost(format!(
         "cannot make an eventfd: {error} (raise LimitNOFILE)"
     ))
 }

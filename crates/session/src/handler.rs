@@ -1,7 +1,7 @@
-//! The messages that the `vhost` crate parses and answers, carried out on our [`State`].
+//! The messages that the `vhost` crate parses and answers, carried out on our [`SessionState`].
 //!
 //! The crate returns an error of ours only after it has sent the negative acknowledgement, and does not
-//! distinguish it from its own errors. So each refusal and its scope are kept in [`State::refusal`] for
+//! distinguish it from its own errors. So each refusal and its scope are kept in [`SessionState::refusal`] for
 //! `relay`.
 
 use std::fs::File;
@@ -15,37 +15,39 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
-use crate::Refusal;
-use crate::state::{State, protocol_features};
+use crate::MessageRefusal;
+use crate::state::{SessionState, protocol_features};
 use crate::vrings::UserAddrs;
 
 /// Answer to SET_MEM_TABLE and ADD_MEM_REG with postcopy, which is not offered.
 type Never<T> = Result<Option<T>>;
 
-impl State {
+impl SessionState {
     /// Stores our refusal for `relay`, past the crate.
-    fn keep_refusal<T>(&mut self, done: std::result::Result<T, Refusal>) -> Result<T> {
+    fn keep_refusal<T>(&mut self, done: std::result::Result<T, MessageRefusal>) -> Result<T> {
         done.map_err(|refusal| {
             self.refusal = Some(refusal);
             Error::ReqHandlerError(io::Error::other("refused"))
         })
     }
 
-    /// The filter passes no such message to the crate: messages with descriptors are parsed by us, and the
-    /// others belong to features that are not offered.
+    /// Refuses a message that the filter never passes to the crate: messages with descriptors are parsed by us, and the others
+    /// belong to features that are not offered.
     fn unrouted<T>(&mut self) -> Result<T> {
-        self.keep_refusal(Err(Refusal::connection("a message that is not offered")))
+        self.keep_refusal(Err(MessageRefusal::connection(
+            "a message that is not offered",
+        )))
     }
 }
 
-impl VhostUserBackendReqHandlerMut for State {
-    /// The connection has only one owner, so a second claim has no effect.
+impl VhostUserBackendReqHandlerMut for SessionState {
+    /// Accepts an owner. The connection has only one, so a second claim has no effect.
     fn set_owner(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// "Either ignore this message, or use it to disable all rings" (vhost-user "RESET_OWNER"). A frontend that
-    /// sends it expects that its memory is not accessed any more.
+    /// Disables all rings: "Either ignore this message, or use it to disable all rings" (vhost-user "RESET_OWNER"). A frontend
+    /// that sends it expects that its memory is not accessed any more.
     fn reset_owner(&mut self) -> Result<()> {
         let done = self.stop_all();
         self.keep_refusal(done)
@@ -61,7 +63,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
-        let done = State::set_features(self, features);
+        let done = SessionState::set_features(self, features);
         self.keep_refusal(done)
     }
 
@@ -70,7 +72,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_protocol_features(&mut self, features: u64) -> Result<()> {
-        let done = State::set_protocol_features(self, features);
+        let done = SessionState::set_protocol_features(self, features);
         self.keep_refusal(done)
     }
 
@@ -113,7 +115,7 @@ impl VhostUserBackendReqHandlerMut for State {
             used,
         };
         let done = if flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG) {
-            Err(Refusal::message(
+            Err(MessageRefusal::message(
                 "a vring with a dirty log, which was not offered",
             ))
         } else {
@@ -123,7 +125,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
-        let done = State::set_vring_base(self, index.into(), base.into());
+        let done = SessionState::set_vring_base(self, index.into(), base.into());
         self.keep_refusal(done)
     }
 
@@ -139,11 +141,12 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        // The crate answers an error without any bytes, as the specification wants, and the connection goes on.
+        // The crate answers an error without any bytes, as the specification wants, and the connection stays.
         self.read_config(offset, size).ok_or(Error::InvalidParam)
     }
 
-    /// The one writable byte has the same effect for a guest and for a migration, so the flag is ignored.
+    /// Writes the configuration space. The one writable byte has the same effect for a guest and for a migration, so the flag is
+    /// ignored.
     fn set_config(&mut self, offset: u32, buf: &[u8], _: VhostUserConfigFlags) -> Result<()> {
         let done = self.write_config(offset, buf);
         self.keep_refusal(done)

@@ -18,7 +18,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, send, sendmsg,
 };
 
-use crate::Refusal;
+use crate::MessageRefusal;
 use crate::fd::{is_readable, wait};
 use crate::foreign::Foreign;
 use crate::message::{FDS_MAX, HEADER_BYTES, Header, Message};
@@ -69,13 +69,13 @@ impl Connection {
         }
     }
 
-    /// When the current message must be complete. `None` between messages, where there is no limit.
+    /// Returns the time by which the current message must be complete. `None` between messages, where there is no limit.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.begun.map(|begun| begun + MESSAGE_WITHIN)
     }
 
     /// Reads available bytes up to the end of one message. Never waits.
-    pub(crate) fn read(&mut self) -> Result<Intake, Refusal> {
+    pub(crate) fn read(&mut self) -> Result<Intake, MessageRefusal> {
         loop {
             if self.header.is_none()
                 && let Some(bytes) = self.bytes.first_chunk::<HEADER_BYTES>()
@@ -90,13 +90,13 @@ impl Connection {
                 Received::Bytes => {}
                 Received::Nothing => return Ok(Intake::Wanting),
                 Received::End if self.bytes.is_empty() => return Ok(Intake::Gone),
-                Received::End => return Err(Refusal::Gone),
+                Received::End => return Err(MessageRefusal::Gone),
             }
         }
     }
 
-    /// Number of bytes up to the next border of a header or message. Reads never cross it: the descriptors of
-    /// one message must not become those of the next.
+    /// Returns the number of bytes up to the next border of a header or message. Reads never cross it: the descriptors of one
+    /// message must not become those of the next.
     fn missing(&self) -> usize {
         let whole = HEADER_BYTES + self.header.map_or(0, |header| header.payload_bytes);
         whole.saturating_sub(self.bytes.len())
@@ -116,7 +116,7 @@ impl Connection {
         }
     }
 
-    fn receive(&mut self, most: usize) -> Result<Received, Refusal> {
+    fn receive(&mut self, most: usize) -> Result<Received, MessageRefusal> {
         let mut piece = [0u8; 512];
         let room = most.min(piece.len());
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_FDS_MAX))];
@@ -131,7 +131,11 @@ impl Connection {
             Ok(received) => (received.bytes, received.flags),
             Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
             Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Received::End),
-            Err(error) => return Err(Refusal::lost(format!("cannot read the socket: {error}"))),
+            Err(error) => {
+                return Err(MessageRefusal::lost(format!(
+                    "cannot read the socket: {error}"
+                )));
+            }
         };
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
@@ -140,17 +144,17 @@ impl Connection {
         }
         if flags.contains(ReturnFlags::CTRUNC) {
             // Some descriptors are missing, so this message and later ones cannot be trusted.
-            return Err(Refusal::lost(
+            return Err(MessageRefusal::lost(
                 "descriptors of a message were lost: raise the limit of open files (LimitNOFILE)",
             ));
         }
         if self.fds.len() > 0 && self.offload.stays_full(CLOSE_WITHIN) {
-            return Err(Refusal::lost(
+            return Err(MessageRefusal::lost(
                 "descriptors of its frontends that cannot be closed block all threads that close them",
             ));
         }
         if self.fds.len() > FDS_MAX {
-            return Err(Refusal::connection(format!(
+            return Err(MessageRefusal::connection(format!(
                 "a message with more than {FDS_MAX} descriptors"
             )));
         }
@@ -164,9 +168,9 @@ impl Connection {
 
     /// Checks that the connection can be written. It cannot if the frontend's end was shut down, as it is if
     /// the frontend sent that end as its backend channel.
-    pub(crate) fn probe(&self) -> Result<(), Refusal> {
+    pub(crate) fn probe(&self) -> Result<(), MessageRefusal> {
         match send(&self.socket, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-            Err(Errno::PIPE | Errno::CONNRESET) => Err(Refusal::Gone),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(MessageRefusal::Gone),
             _ => Ok(()),
         }
     }
@@ -185,7 +189,7 @@ impl Connection {
         mut fd: Option<OwnedFd>,
         wake: impl AsFd,
         is_over: impl Fn() -> bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), MessageRefusal> {
         let until = Instant::now() + ANSWER_WITHIN;
         while !bytes.is_empty() {
             match self.send(bytes, fd.as_ref()) {
@@ -195,9 +199,11 @@ impl Connection {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.await_room(until, wake.as_fd(), &is_over)?,
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(Refusal::Gone),
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(MessageRefusal::Gone),
                 Err(error) => {
-                    return Err(Refusal::lost(format!("cannot write the socket: {error}")));
+                    return Err(MessageRefusal::lost(format!(
+                        "cannot write the socket: {error}"
+                    )));
                 }
             }
         }
@@ -220,12 +226,12 @@ impl Connection {
         until: Instant,
         wake: BorrowedFd<'_>,
         is_over: &impl Fn() -> bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), MessageRefusal> {
         if is_over() {
-            return Err(Refusal::Gone);
+            return Err(MessageRefusal::Gone);
         }
         if Instant::now() >= until {
-            return Err(Refusal::connection(
+            return Err(MessageRefusal::connection(
                 "the frontend does not read its answers",
             ));
         }
@@ -235,7 +241,7 @@ impl Connection {
         if !is_readable(wake) {
             fds.push(PollFd::from_borrowed_fd(wake, PollFlags::IN));
         }
-        wait(&mut fds, Some(until)).map_err(|error| Refusal::lost(error.to_string()))
+        wait(&mut fds, Some(until)).map_err(|error| MessageRefusal::lost(error.to_string()))
     }
 }
 

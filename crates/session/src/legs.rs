@@ -2,10 +2,10 @@
 
 use cleave_worker::LegTotals;
 
-use crate::state::State;
+use crate::state::SessionState;
 
 /// Logs one line, and with `--log debug` one per leg.
-pub(crate) fn log_totals(state: &State) {
+pub(crate) fn log_totals(state: &SessionState) {
     let totals = state.device.leg_totals();
     let disk = &state.device.disk;
     if totals.iter().all(|leg| *leg == LegTotals::default()) {
@@ -36,7 +36,7 @@ fn line(leg: &LegTotals) -> String {
     )
 }
 
-/// How evenly the load was spread, and which leg is slowest.
+/// Returns how evenly the load was spread, and which leg is slowest.
 fn summary<'a>(legs: impl Iterator<Item = (&'a str, &'a LegTotals)> + Clone) -> Option<String> {
     let count = legs.clone().count();
     let bytes = || legs.clone().map(|(_, leg)| leg.bytes);

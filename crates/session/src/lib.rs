@@ -41,22 +41,22 @@ use fd::wait;
 use intake::{Connection, Intake};
 use message::Message;
 pub use offload::Offload;
-use refusal::Refusal;
-use relay::{Relay, Served};
-use state::State;
+use refusal::MessageRefusal;
+use relay::{Relay, ServedMessage};
+use state::SessionState;
 use vhost::vhost_user::message::FrontendReq;
-pub use view::{View, VringView};
+pub use view::{SessionView, VringView};
 
 /// A frontend that sends nothing is disconnected after this time. It is long because a correct one can be
 /// silent at first: QEMU connects before it allocates guest memory, and touching all pages of a large guest
 /// takes minutes. An acceptor that serves one frontend should wait until the socket is readable before it makes
-/// a session, so that a silent frontend keeps nobody out.
+/// a session, so that a silent frontend does not keep others out.
 pub const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(120);
 
 /// How a session ended.
 #[derive(Debug)]
 pub enum Ending {
-    /// The frontend closed the connection, or `Remote::hang_up` was called.
+    /// The frontend closed the connection, or `SessionHandle::hang_up` was called.
     HungUp,
     /// The frontend broke the protocol, in this way.
     Refused(String),
@@ -68,8 +68,8 @@ pub enum Ending {
 pub struct Session {
     connection: Connection,
     relay: Relay,
-    shared: Arc<Shared>,
-    /// Written by workers that cannot go on, or that have retired a vring.
+    shared: Arc<SessionShared>,
+    /// Written by workers that cannot continue, or that have retired a vring.
     alarm: Arc<OwnedFd>,
     /// When a frontend that has sent nothing is disconnected. `None` after its first message.
     silent_until: Option<Instant>,
@@ -85,19 +85,19 @@ impl std::fmt::Debug for Session {
 
 /// Controls a running session from another thread.
 #[derive(Debug, Clone)]
-pub struct Remote {
-    shared: Arc<Shared>,
+pub struct SessionHandle {
+    shared: Arc<SessionShared>,
 }
 
 /// State that a session shares with its remotes.
 #[derive(Debug)]
-struct Shared {
+struct SessionShared {
     /// Wakes the session to check the flags.
     wake: OwnedFd,
     hang_up: AtomicBool,
     config_changed: AtomicBool,
     /// State after the latest message.
-    view: Mutex<View>,
+    view: Mutex<SessionView>,
 }
 
 impl Session {
@@ -107,16 +107,16 @@ impl Session {
         device: Arc<Device>,
         offload: Offload,
         config: SessionConfig,
-    ) -> io::Result<(Session, Remote)> {
+    ) -> io::Result<(Session, SessionHandle)> {
         let bell = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let alarm = Arc::new(bell()?);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SessionShared {
             wake: bell()?,
             hang_up: AtomicBool::new(false),
             config_changed: AtomicBool::new(false),
             view: Mutex::default(),
         });
-        let state = State::new(device, offload.clone(), &config, alarm.clone())
+        let state = SessionState::new(device, offload.clone(), &config, alarm.clone())
             .map_err(io::Error::other)?;
         let session = Session {
             connection: Connection::new(stream, offload),
@@ -125,7 +125,7 @@ impl Session {
             alarm,
             silent_until: Some(Instant::now() + FIRST_MESSAGE_WITHIN),
         };
-        Ok((session, Remote { shared }))
+        Ok((session, SessionHandle { shared }))
     }
 
     /// Serves the frontend until it leaves, then drains all vrings and releases everything.
@@ -146,24 +146,24 @@ impl Session {
     }
 
     /// Serves one message, or sleeps until there may be one.
-    fn serve_next(&mut self) -> Result<(), Refusal> {
+    fn serve_next(&mut self) -> Result<(), MessageRefusal> {
         self.handle_requests()?;
         match self.connection.read()? {
             Intake::Message(message) => {
                 self.silent_until = None;
                 self.serve(message)
             }
-            Intake::Gone => Err(Refusal::Gone),
+            Intake::Gone => Err(MessageRefusal::Gone),
             Intake::Wanting => self.sleep(),
         }
     }
 
     /// Handles requests from other threads and alarms from workers.
-    fn handle_requests(&mut self) -> Result<(), Refusal> {
+    fn handle_requests(&mut self) -> Result<(), MessageRefusal> {
         // Read before the flags: a flag that is set later comes with another write.
         let _ = rustix::io::read(&self.shared.wake, &mut [0u8; 8]);
         if self.shared.hang_up.load(Ordering::Acquire) {
-            return Err(Refusal::Gone);
+            return Err(MessageRefusal::Gone);
         }
         let mut alarms = [0; 8];
         if rustix::io::read(&self.alarm, &mut alarms).is_ok() {
@@ -183,8 +183,8 @@ impl Session {
         Ok(())
     }
 
-    fn loss(&self) -> Refusal {
-        Refusal::lost(if self.relay.state().memory.is_lost() {
+    fn loss(&self) -> MessageRefusal {
+        MessageRefusal::lost(if self.relay.state().memory.is_lost() {
             "the frontend truncated a memory file that it shares"
         } else {
             "a worker failed"
@@ -193,7 +193,7 @@ impl Session {
 
     /// Sleeps until the frontend, a worker or another thread acts. There is a time-out only while a message is
     /// incomplete or the first one has not arrived.
-    fn sleep(&mut self) -> Result<(), Refusal> {
+    fn sleep(&mut self) -> Result<(), MessageRefusal> {
         let (until, why) = match self.connection.deadline() {
             Some(until) => (
                 Some(until),
@@ -202,17 +202,17 @@ impl Session {
             None => (self.silent_until, "the frontend connected and sent nothing"),
         };
         if until.is_some_and(|until| Instant::now() >= until) {
-            return Err(Refusal::connection(why));
+            return Err(MessageRefusal::connection(why));
         }
         let mut fds = [
             PollFd::new(&self.connection, PollFlags::IN),
             PollFd::new(&self.shared.wake, PollFlags::IN),
             PollFd::new(&self.alarm, PollFlags::IN),
         ];
-        wait(&mut fds, until).map_err(|error| Refusal::lost(format!("cannot wait: {error}")))
+        wait(&mut fds, until).map_err(|error| MessageRefusal::lost(format!("cannot wait: {error}")))
     }
 
-    fn serve(&mut self, message: Message) -> Result<(), Refusal> {
+    fn serve(&mut self, message: Message) -> Result<(), MessageRefusal> {
         let may_bring_our_end = matches!(
             message.request(),
             Some(
@@ -221,7 +221,7 @@ impl Session {
                     | FrontendReq::SET_VRING_ERR
             )
         );
-        let Served { reply, fd, outcome } = filter::serve(&mut self.relay, message);
+        let ServedMessage { reply, fd, outcome } = filter::serve(&mut self.relay, message);
         // Before the answer, so that a frontend with the answer finds its effect in the view.
         let view = self.relay.state().view();
         *self.shared.lock_view() = view;
@@ -234,8 +234,8 @@ impl Session {
             shared.hang_up.load(Ordering::Acquire)
         })?;
         let why = match outcome {
-            Err(Refusal::Message(why)) if has_reply => why,
-            Err(Refusal::Vring(why)) => why,
+            Err(MessageRefusal::Message(why)) if has_reply => why,
+            Err(MessageRefusal::Vring(why)) => why,
             outcome => return outcome,
         };
         let state = self.relay.state();
@@ -246,25 +246,25 @@ impl Session {
     }
 }
 
-fn ending_of(refusal: Refusal) -> Ending {
+fn ending_of(refusal: MessageRefusal) -> Ending {
     match refusal {
-        Refusal::Gone => Ending::HungUp,
-        Refusal::Message(why) | Refusal::Vring(why) | Refusal::Connection(why) => {
-            Ending::Refused(why)
-        }
-        Refusal::Lost(why) => Ending::Lost(why),
+        MessageRefusal::Gone => Ending::HungUp,
+        MessageRefusal::Message(why)
+        | MessageRefusal::Vring(why)
+        | MessageRefusal::Connection(why) => Ending::Refused(why),
+        MessageRefusal::Lost(why) => Ending::Lost(why),
     }
 }
 
-impl Shared {
-    fn lock_view(&self) -> MutexGuard<'_, View> {
+impl SessionShared {
+    fn lock_view(&self) -> MutexGuard<'_, SessionView> {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Remote {
-    /// The settings that the frontend has agreed with the device so far.
-    pub fn view(&self) -> View {
+impl SessionHandle {
+    /// Returns the settings that the frontend has agreed with the device so far.
+    pub fn view(&self) -> SessionView {
         self.shared.lock_view().clone()
     }
 
@@ -281,7 +281,7 @@ impl Remote {
         self.wake();
     }
 
-    /// A write fails only if the eventfd is full, which wakes just as well.
+    /// Wakes the session. A write fails only if the eventfd is full, which wakes just as well.
     fn wake(&self) {
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
     }

@@ -2,7 +2,7 @@
 
 use vhost::vhost_user::message::{FrontendReq, MAX_MSG_SIZE};
 
-use crate::Refusal;
+use crate::MessageRefusal;
 use crate::foreign::Foreign;
 
 /// Size of request, flags and size: three 32-bit numbers in the byte order of the host.
@@ -32,22 +32,22 @@ pub(crate) struct Header {
 
 impl Header {
     /// Parses a header, or returns what is wrong with it.
-    pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Refusal> {
+    pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Header, MessageRefusal> {
         let (request, flags, size) = (word(bytes, 0), word(bytes, 4), word(bytes, 8));
         if flags & FLAG_VERSION != VERSION {
-            return Err(Refusal::connection(format!(
+            return Err(MessageRefusal::connection(format!(
                 "message {request} has version {}, not 1",
                 flags & FLAG_VERSION
             )));
         }
         if flags & !(FLAG_VERSION | FLAG_NEED_REPLY) != 0 {
-            return Err(Refusal::connection(format!(
+            return Err(MessageRefusal::connection(format!(
                 "message {request} has flags {flags:#x}, which are not valid in a request"
             )));
         }
         let payload_bytes = usize::try_from(size).unwrap_or(usize::MAX);
         if payload_bytes > PAYLOAD_BYTES_MAX {
-            return Err(Refusal::connection(format!(
+            return Err(MessageRefusal::connection(format!(
                 "message {request} announces {size} bytes, more than {PAYLOAD_BYTES_MAX}"
             )));
         }
@@ -58,7 +58,7 @@ impl Header {
         })
     }
 
-    /// The header as bytes.
+    /// Returns the header as bytes.
     pub(crate) fn bytes(&self) -> [u8; HEADER_BYTES] {
         let need_reply = if self.need_reply { FLAG_NEED_REPLY } else { 0 };
         let size = u32::try_from(self.payload_bytes).unwrap_or(u32::MAX);
@@ -78,28 +78,28 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// The request, if its number is known.
+    /// Returns the request, if its number is known.
     pub(crate) fn request(&self) -> Option<FrontendReq> {
         FrontendReq::try_from(self.header.request).ok()
     }
 
-    /// The payload as one 64-bit number, if it has that length.
-    pub(crate) fn number(&self) -> Result<u64, Refusal> {
+    /// Returns the payload as one 64-bit number, if it has that length.
+    pub(crate) fn number(&self) -> Result<u64, MessageRefusal> {
         <[u8; 8]>::try_from(self.payload.as_slice())
             .map(u64::from_ne_bytes)
             .map_err(|_| self.malformed())
     }
 
-    /// The refusal of a payload whose length does not fit its request.
-    pub(crate) fn malformed(&self) -> Refusal {
-        Refusal::connection(format!(
+    /// Returns the refusal of a payload whose length does not fit its request.
+    pub(crate) fn malformed(&self) -> MessageRefusal {
+        MessageRefusal::connection(format!(
             "message {} has a payload of {} bytes",
             self.name(),
             self.payload.len()
         ))
     }
 
-    /// The request's name for messages to an operator.
+    /// Returns the request's name for messages to an operator.
     pub(crate) fn name(&self) -> String {
         match self.request() {
             Some(request) => format!("{request:?}"),
@@ -107,11 +107,11 @@ impl Message {
         }
     }
 
-    /// The descriptor of a message that must have exactly one.
-    pub(crate) fn only_fd(&mut self) -> Result<Foreign, Refusal> {
+    /// Returns the descriptor of a message that must have exactly one.
+    pub(crate) fn only_fd(&mut self) -> Result<Foreign, MessageRefusal> {
         match self.fds.len() {
             1 => Ok(self.fds.take()),
-            _ => Err(Refusal::connection(format!(
+            _ => Err(MessageRefusal::connection(format!(
                 "{} takes exactly one descriptor",
                 self.name()
             ))),
@@ -119,7 +119,7 @@ impl Message {
     }
 }
 
-/// A reply to `request` as bytes.
+/// Makes a reply to `request` as bytes.
 pub(crate) fn reply(request: u32, payload: &[u8]) -> Vec<u8> {
     let size = u32::try_from(payload.len()).unwrap_or(u32::MAX);
     let mut bytes = header_bytes(request, VERSION | FLAG_REPLY, size).to_vec();
@@ -127,24 +127,24 @@ pub(crate) fn reply(request: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A request of ours on the backend channel, without a payload, which asks for no answer. QEMU reads the
-/// configuration on the main socket before it acknowledges, so waiting for an answer on the thread that serves
-/// the main socket would be a deadlock.
+/// Makes a request of ours on the backend channel, without a payload, which asks for no answer. QEMU reads the configuration on
+/// the main socket before it acknowledges, so waiting for an answer on the thread that serves the main socket would be a
+/// deadlock.
 pub(crate) fn notice(request: u32) -> [u8; HEADER_BYTES] {
     header_bytes(request, VERSION, 0)
 }
 
-/// The 16-bit number at `offset`, or 0 if the bytes end before it does.
+/// Returns the 16-bit number at `offset`, or 0 if the bytes end before it does.
 pub(crate) fn half(bytes: &[u8], offset: usize) -> u16 {
     field::<2>(bytes, offset).map_or(0, u16::from_ne_bytes)
 }
 
-/// The 32-bit number at `offset`, or 0 if the bytes end before it does.
+/// Returns the 32-bit number at `offset`, or 0 if the bytes end before it does.
 pub(crate) fn word(bytes: &[u8], offset: usize) -> u32 {
     field::<4>(bytes, offset).map_or(0, u32::from_ne_bytes)
 }
 
-/// The 64-bit number at `offset`, or 0 if the bytes end before it does.
+/// Returns the 64-bit number at `offset`, or 0 if the bytes end before it does.
 pub(crate) fn long(bytes: &[u8], offset: usize) -> u64 {
     field::<8>(bytes, offset).map_or(0, u64::from_ne_bytes)
 }

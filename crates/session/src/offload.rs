@@ -1,4 +1,4 @@
-//! Threads for operations that may block for ever: closing, querying and writing descriptors that a frontend
+//! Threads for operations that may never return: closing, querying and writing descriptors that a frontend
 //! sent.
 //!
 //! Such a descriptor can be anything, and closing some kinds blocks: a TCP socket that lingers until unread
@@ -36,7 +36,7 @@ impl Jobs {
 }
 
 #[derive(Default)]
-struct Shared {
+struct JobQueue {
     jobs: Mutex<Jobs>,
     /// Notified when a job leaves the queue.
     taken: Condvar,
@@ -52,7 +52,7 @@ pub fn at_start(hook: impl Fn() + Send + Sync + 'static) {
 
 /// The threads of one disk. They are made on demand, and end when nothing waits.
 #[derive(Clone, Default)]
-pub struct Offload(Arc<Shared>);
+pub struct Offload(Arc<JobQueue>);
 
 impl fmt::Debug for Offload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -73,7 +73,7 @@ impl Offload {
         self.close(stream);
     }
 
-    /// Whether nothing may be accepted now that may have to be closed here.
+    /// Returns true if nothing may be accepted now that may have to be closed here.
     pub fn is_full(&self) -> bool {
         self.lock().is_full()
     }

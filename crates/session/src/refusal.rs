@@ -2,12 +2,12 @@
 
 /// Why a message is refused, and what else ends with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum MessageRefusal {
     /// Only the message, which has changed nothing. The frontend gets a negative acknowledgement if it asked
     /// for one. Otherwise it would assume success, so the connection ends.
     Message(String),
     /// Only the vring, which does not start. The frontend gets a negative acknowledgement and a signal on the
-    /// vring's err descriptor. The other vrings go on.
+    /// vring's err descriptor. The other vrings continue.
     Vring(String),
     /// The connection: the two sides no longer agree on its state.
     Connection(String),
@@ -17,21 +17,21 @@ pub(crate) enum Refusal {
     Lost(String),
 }
 
-impl Refusal {
-    pub(crate) fn message(why: impl Into<String>) -> Refusal {
-        Refusal::Message(why.into())
+impl MessageRefusal {
+    pub(crate) fn message(why: impl Into<String>) -> MessageRefusal {
+        MessageRefusal::Message(why.into())
     }
 
-    pub(crate) fn connection(why: impl Into<String>) -> Refusal {
-        Refusal::Connection(why.into())
+    pub(crate) fn connection(why: impl Into<String>) -> MessageRefusal {
+        MessageRefusal::Connection(why.into())
     }
 
-    pub(crate) fn lost(why: impl Into<String>) -> Refusal {
-        Refusal::Lost(why.into())
+    pub(crate) fn lost(why: impl Into<String>) -> MessageRefusal {
+        MessageRefusal::Lost(why.into())
     }
 
-    /// A worker did not answer.
-    pub(crate) fn worker_gone() -> Refusal {
-        Refusal::lost("a worker ended before it answered")
+    /// Makes the refusal for a worker that did not answer.
+    pub(crate) fn worker_gone() -> MessageRefusal {
+        MessageRefusal::lost("a worker ended before it answered")
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The crate needs a socket that it alone reads and writes. A whole message is in this one before the crate
 //! reads, and there is always room for its answer, so neither can block. No message with a descriptor is passed
-//! this way: the crate retries for ever if descriptors do not fit, and leaves them open across `exec`.
+//! this way: the crate never stops retrying if descriptors do not fit, and leaves them open across `exec`.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -12,24 +12,24 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
-use crate::Refusal;
+use crate::MessageRefusal;
 use crate::message::Message;
-use crate::state::State;
+use crate::state::SessionState;
 
 /// Result of serving a message, and its answer.
 #[derive(Debug)]
-pub(crate) struct Served {
+pub(crate) struct ServedMessage {
     /// Empty if the message is not answered.
     pub(crate) reply: Vec<u8>,
     /// Sent with the answer.
     pub(crate) fd: Option<OwnedFd>,
-    pub(crate) outcome: Result<(), Refusal>,
+    pub(crate) outcome: Result<(), MessageRefusal>,
 }
 
-impl Served {
-    /// An answer without a descriptor.
-    pub(crate) fn with(reply: Vec<u8>, outcome: Result<(), Refusal>) -> Served {
-        Served {
+impl ServedMessage {
+    /// Makes an answer without a descriptor.
+    pub(crate) fn with(reply: Vec<u8>, outcome: Result<(), MessageRefusal>) -> ServedMessage {
+        ServedMessage {
             reply,
             fd: None,
             outcome,
@@ -39,12 +39,12 @@ impl Served {
 
 pub(crate) struct Relay {
     ours: UnixStream,
-    handler: BackendReqHandler<Mutex<State>>,
-    state: Arc<Mutex<State>>,
+    handler: BackendReqHandler<Mutex<SessionState>>,
+    state: Arc<Mutex<SessionState>>,
 }
 
 impl Relay {
-    pub(crate) fn new(state: State) -> std::io::Result<Relay> {
+    pub(crate) fn new(state: SessionState) -> std::io::Result<Relay> {
         let (ours, theirs) = UnixStream::pair()?;
         let state = Arc::new(Mutex::new(state));
         Ok(Relay {
@@ -54,14 +54,14 @@ impl Relay {
         })
     }
 
-    /// The state. A session has one thread, so this never waits. A poisoned lock means that this thread has
-    /// panicked, which ends it.
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    /// Locks the state. A session has one thread, so this never waits. A poisoned lock means that this thread has panicked, which
+    /// ends it.
+    pub(crate) fn state(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets the crate serve a message without descriptors.
-    pub(crate) fn pass(&mut self, message: &Message) -> Served {
+    pub(crate) fn pass(&mut self, message: &Message) -> ServedMessage {
         let outcome = self.hand_over(message).and_then(|()| {
             let handled = self.handler.handle_request();
             let refusal = self.state().refusal.take();
@@ -71,10 +71,10 @@ impl Relay {
                 (Err(error), None) => Err(refusal_of(message, &error)),
             }
         });
-        Served::with(self.answer(), outcome)
+        ServedMessage::with(self.answer(), outcome)
     }
 
-    fn hand_over(&self, message: &Message) -> Result<(), Refusal> {
+    fn hand_over(&self, message: &Message) -> Result<(), MessageRefusal> {
         let bytes = [&message.header.bytes()[..], &message.payload].concat();
         match send(
             &self.ours,
@@ -83,8 +83,12 @@ impl Relay {
         ) {
             Ok(count) if count == bytes.len() => Ok(()),
             // The pair is empty before each message, and has room for many.
-            Ok(_) => Err(Refusal::lost("a message did not fit our own socket pair")),
-            Err(error) => Err(Refusal::lost(format!("our own socket pair: {error}"))),
+            Ok(_) => Err(MessageRefusal::lost(
+                "a message did not fit our own socket pair",
+            )),
+            Err(error) => Err(MessageRefusal::lost(format!(
+                "our own socket pair: {error}"
+            ))),
         }
     }
 
@@ -103,12 +107,12 @@ impl Relay {
 }
 
 /// Messages that the crate itself refuses are malformed or were sent in the wrong state.
-fn refusal_of(message: &Message, error: &Error) -> Refusal {
+fn refusal_of(message: &Message, error: &Error) -> MessageRefusal {
     match error {
         // These errors can only concern our own socket pair.
         Error::SocketBroken(_) | Error::SocketError(_) | Error::SocketRetry(_) => {
-            Refusal::lost(format!("our own socket pair: {error}"))
+            MessageRefusal::lost(format!("our own socket pair: {error}"))
         }
-        _ => Refusal::connection(format!("{}: {error}", message.name())),
+        _ => MessageRefusal::connection(format!("{}: {error}", message.name())),
     }
 }

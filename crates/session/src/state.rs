@@ -16,12 +16,12 @@ use cleave_worker::Device;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
 use crate::channel::{Channel, Notified};
-use crate::foreign::{Backing, Foreign};
+use crate::foreign::{Foreign, MemoryBacking};
 use crate::forward::Forwarder;
 use crate::offload::Offload;
 use crate::vrings::Vrings;
 use crate::workers::Workers;
-use crate::{Refusal, SessionConfig};
+use crate::{MessageRefusal, SessionConfig};
 
 /// Maximum number of data segments per request that is reported to the guest (`seg_max`, virtio 1.3 §5.2.4).
 /// With header and status they fill a vring of 128 entries, QEMU's default, which matters for a driver without
@@ -37,7 +37,7 @@ const DEVICE_NEEDS_RESET: u8 = 0x40;
 /// Maximum size of any device's configuration space (VHOST_USER_MAX_CONFIG_SIZE).
 const CONFIG_BYTES_MAX: usize = 256;
 
-/// The protocol features that are offered.
+/// Returns the protocol features that are offered.
 pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::REPLY_ACK
@@ -50,7 +50,7 @@ pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct SessionState {
     pub(crate) device: Arc<Device>,
     pub(crate) offload: Offload,
     pub(crate) vring_size_max: u16,
@@ -74,20 +74,20 @@ pub(crate) struct State {
     /// Used if a vring's call or err descriptor is not an eventfd.
     pub(crate) forwarder: Option<Forwarder>,
     /// The refusal of a message that the crate parsed (see `handler`).
-    pub(crate) refusal: Option<Refusal>,
+    pub(crate) refusal: Option<MessageRefusal>,
 }
 
-impl State {
+impl SessionState {
     pub(crate) fn new(
         device: Arc<Device>,
         offload: Offload,
         config: &SessionConfig,
         alarm: Arc<OwnedFd>,
-    ) -> Result<State, MapError> {
+    ) -> Result<SessionState, MapError> {
         let workers_max = config.workers_max.min(device.disk.workers_max());
         let retired_before = device.totals().retired;
         device.begin_session();
-        Ok(State {
+        Ok(SessionState {
             device,
             offload,
             vring_size_max: config.vring_size_max,
@@ -106,12 +106,12 @@ impl State {
         })
     }
 
-    /// Whether a message that asks for an acknowledgement gets one.
+    /// Returns true if a message that asks for an acknowledgement gets one.
     pub(crate) fn acknowledges(&self) -> bool {
         self.features_seen && self.took(VhostUserProtocolFeatures::REPLY_ACK)
     }
 
-    /// Protocol features that the frontend acknowledged.
+    /// Returns the protocol features that the frontend acknowledged.
     pub(crate) fn protocol_bits(&self) -> u64 {
         self.protocol.bits()
     }
@@ -120,11 +120,11 @@ impl State {
         self.protocol.contains(feature)
     }
 
-    pub(crate) fn require(&self, feature: VhostUserProtocolFeatures) -> Result<(), Refusal> {
+    pub(crate) fn require(&self, feature: VhostUserProtocolFeatures) -> Result<(), MessageRefusal> {
         if self.took(feature) {
             Ok(())
         } else {
-            Err(Refusal::connection(format!(
+            Err(MessageRefusal::connection(format!(
                 "a message of {feature:?}, which was not negotiated"
             )))
         }
@@ -137,42 +137,45 @@ impl State {
         self.config().features() | feature::VHOST_USER_PROTOCOL
     }
 
-    /// Whether SET_FEATURES with these features would be accepted.
-    pub(crate) fn check_features(&self, features: u64) -> Result<(), Refusal> {
+    /// Refuses features that SET_FEATURES must not set.
+    pub(crate) fn check_features(&self, features: u64) -> Result<(), MessageRefusal> {
         let offered = self.config().features() | feature::VHOST_USER_PROTOCOL;
         if features & !offered != 0 {
             let wrong = features & !offered;
-            return Err(Refusal::message(format!(
+            return Err(MessageRefusal::message(format!(
                 "features {wrong:#x} were not offered"
             )));
         }
         // Bit 30 alone comes from a frontend whose driver has not started yet. A driver that acknowledges any
         // feature without VERSION_1 is a legacy driver, which virtio 1.3 §6.2 lets the device refuse.
         if features & !feature::VHOST_USER_PROTOCOL != 0 && features & feature::VERSION_1 == 0 {
-            return Err(Refusal::message(
+            return Err(MessageRefusal::message(
                 "the driver did not take VIRTIO_F_VERSION_1: legacy drivers are not served",
             ));
         }
         if self.vrings.any_running() && self.features != Some(features) {
-            return Err(Refusal::message("features changed while a vring runs"));
+            return Err(MessageRefusal::message(
+                "features changed while a vring runs",
+            ));
         }
         Ok(())
     }
 
-    pub(crate) fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
+    pub(crate) fn set_features(&mut self, features: u64) -> Result<(), MessageRefusal> {
         self.check_features(features)?;
         self.features = Some(features);
         Ok(())
     }
 
-    /// If the frontend took a feature that was not offered, the meaning of every later message is in doubt.
-    pub(crate) fn set_protocol_features(&mut self, bits: u64) -> Result<(), Refusal> {
+    /// Stores the protocol features that the frontend takes. If it took a feature that was not offered, the meaning of every
+    /// later message is in doubt.
+    pub(crate) fn set_protocol_features(&mut self, bits: u64) -> Result<(), MessageRefusal> {
         match VhostUserProtocolFeatures::from_bits(bits) {
             Some(features) if protocol_features().contains(features) => {
                 self.protocol = features;
                 Ok(())
             }
-            _ => Err(Refusal::connection(format!(
+            _ => Err(MessageRefusal::connection(format!(
                 "protocol features {bits:#x} were not offered"
             ))),
         }
@@ -186,9 +189,9 @@ impl State {
     }
 
     /// Status 0 is a reset (virtio 1.3 §2.1.2). Other values are kept for GET_STATUS.
-    pub(crate) fn set_status(&mut self, status: u64) -> Result<(), Refusal> {
+    pub(crate) fn set_status(&mut self, status: u64) -> Result<(), MessageRefusal> {
         let status = u8::try_from(status)
-            .map_err(|_| Refusal::message(format!("status {status:#x} is not a byte")))?;
+            .map_err(|_| MessageRefusal::message(format!("status {status:#x} is not a byte")))?;
         if status == 0 {
             self.reset()?;
         }
@@ -199,7 +202,7 @@ impl State {
     /// Drains and stops all vrings, and forgets the settings of the guest's driver. Memory, protocol features
     /// and the backend channel belong to the frontend and are kept. The cache mode is kept too: QEMU resets a
     /// device that it only pauses, and the guest still relies on its setting.
-    pub(crate) fn reset(&mut self) -> Result<(), Refusal> {
+    pub(crate) fn reset(&mut self) -> Result<(), MessageRefusal> {
         self.stop_all()?;
         self.vrings
             .iter_mut()
@@ -214,19 +217,19 @@ impl State {
 
     // Memory.
 
-    /// Files that are accepted as memory. A thread that serves several disks must not wait for a page.
-    pub(crate) fn backing(&self) -> Backing {
+    /// Returns which files are accepted as memory. A thread that serves several disks must not wait for a page.
+    pub(crate) fn backing(&self) -> MemoryBacking {
         match self.device.is_pooled() {
-            true => Backing::Memory,
-            false => Backing::LocalDisk,
+            true => MemoryBacking::Memory,
+            false => MemoryBacking::LocalDisk,
         }
     }
 
-    pub(crate) fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<(), Refusal> {
+    pub(crate) fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<(), MessageRefusal> {
         self.adopt(Memory::new(regions))
     }
 
-    pub(crate) fn add_memory(&mut self, region: RegionSpec) -> Result<(), Refusal> {
+    pub(crate) fn add_memory(&mut self, region: RegionSpec) -> Result<(), MessageRefusal> {
         self.adopt(self.memory.with(region))
     }
 
@@ -235,14 +238,14 @@ impl State {
         guest_addr: u64,
         user_addr: u64,
         len_bytes: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), MessageRefusal> {
         self.adopt(self.memory.without(guest_addr, user_addr, len_bytes))
     }
 
     /// Puts a table in force. Returns when nothing refers to regions that are no longer in it; at once if none
     /// was removed, whatever is in flight.
-    fn adopt(&mut self, memory: Result<Arc<Memory>, MapError>) -> Result<(), Refusal> {
-        let memory = memory.map_err(|error| Refusal::message(error.to_string()))?;
+    fn adopt(&mut self, memory: Result<Arc<Memory>, MapError>) -> Result<(), MessageRefusal> {
+        let memory = memory.map_err(|error| MessageRefusal::message(error.to_string()))?;
         let before = std::mem::replace(&mut self.memory, memory);
         let departure = before.departing(&self.memory);
         drop(before);
@@ -250,7 +253,7 @@ impl State {
         while !departure.is_over_within(WORKER_CHECK) {
             // A failed worker keeps memory that the kernel may still write to.
             if self.workers.have_failed() {
-                return Err(Refusal::worker_gone());
+                return Err(MessageRefusal::worker_gone());
             }
         }
         Ok(())
@@ -276,24 +279,26 @@ impl State {
         &mut self,
         file: File,
         layout: InflightLayout,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), MessageRefusal> {
         if self.vrings.any_running() {
-            return Err(Refusal::message("an in-flight region while a vring runs"));
+            return Err(MessageRefusal::message(
+                "an in-flight region while a vring runs",
+            ));
         }
         if layout.vring_size > self.vring_size_max {
-            return Err(Refusal::message(format!(
+            return Err(MessageRefusal::message(format!(
                 "an in-flight region for vrings of {}, more than {}",
                 layout.vring_size, self.vring_size_max
             )));
         }
         let mapped = Inflight::map(file, layout);
-        self.inflight = Some(mapped.map_err(|error| Refusal::message(error.to_string()))?);
+        self.inflight = Some(mapped.map_err(|error| MessageRefusal::message(error.to_string()))?);
         Ok(())
     }
 
     // Configuration space.
 
-    /// The current configuration space.
+    /// Returns the current configuration space.
     pub(crate) fn config(&self) -> Config {
         Config {
             capacity_bytes: self.device.disk.capacity_bytes(),
@@ -309,16 +314,16 @@ impl State {
         }
     }
 
-    /// A driver that negotiated CONFIG_WCE but not FLUSH is served write-through, and finds that mode (virtio
-    /// 1.3 §5.2.5.2).
+    /// Returns true for a driver without FLUSH. One that negotiated CONFIG_WCE but not FLUSH is served write-through, and finds
+    /// that mode (virtio 1.3 §5.2.5.2).
     fn is_without_flush(&self) -> bool {
         let both = feature::CONFIG_WCE | feature::FLUSH;
         let taken = self.features.unwrap_or(both);
         taken & both == feature::CONFIG_WCE
     }
 
-    /// Exactly `len` bytes, or none. Frontends ask for the largest possible space; the part after this device's
-    /// fields is zero.
+    /// Returns exactly `len` bytes of the configuration space, or none. Frontends ask for the largest possible space; the part
+    /// after this device's fields is zero.
     pub(crate) fn read_config(&self, offset: u32, len: u32) -> Option<Vec<u8>> {
         let start = usize::try_from(offset).ok()?;
         let end = start.checked_add(usize::try_from(len).ok()?)?;
@@ -330,10 +335,10 @@ impl State {
 
     /// Writes the only byte that a driver may write (virtio 1.3 §5.2.5). May arrive before SET_FEATURES, which
     /// QEMU sends only when the device starts.
-    pub(crate) fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    pub(crate) fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), MessageRefusal> {
         let is_ours = usize::try_from(offset) == Ok(Config::WRITEBACK_OFFSET);
         let (true, &[mode]) = (is_ours, bytes) else {
-            return Err(Refusal::message(format!(
+            return Err(MessageRefusal::message(format!(
                 "{} bytes of the configuration space at {offset} cannot be written",
                 bytes.len()
             )));
@@ -342,7 +347,9 @@ impl State {
             .features
             .is_some_and(|taken| taken & feature::CONFIG_WCE == 0)
         {
-            return Err(Refusal::message("the driver did not take CONFIG_WCE"));
+            return Err(MessageRefusal::message(
+                "the driver did not take CONFIG_WCE",
+            ));
         }
         self.device.writeback.store(mode != 0, Ordering::Relaxed);
         // Writes that complete from here on are synced first. A completion that was decided before is published
@@ -352,7 +359,7 @@ impl State {
 
     // Backend channel.
 
-    pub(crate) fn set_channel(&mut self, fd: Foreign) -> Result<(), Refusal> {
+    pub(crate) fn set_channel(&mut self, fd: Foreign) -> Result<(), MessageRefusal> {
         self.channel = Some(Channel::new(fd)?);
         Ok(())
     }
@@ -377,8 +384,7 @@ impl State {
         }
     }
 
-    /// Without bit 30 there is no SET_VRING_ENABLE, and a vring is enabled when it starts (vhost-user "Ring
-    /// states").
+    /// Returns true if a vring is enabled when it starts: without bit 30 there is no SET_VRING_ENABLE (vhost-user "Ring states").
     pub(crate) fn starts_enabled(&self) -> bool {
         self.features
             .is_some_and(|taken| taken & feature::VHOST_USER_PROTOCOL == 0)

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::thread::JoinHandle;
 
 use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions};
-use cleave_worker::{Completion, Split, Tuning, WorkerConfig};
+use cleave_worker::{CompletionPolicy, Split, Tuning, WorkerConfig};
 use rustix::event::eventfd;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vhost::vhost_user::message::FrontendReq as Req;
@@ -44,7 +44,7 @@ use Answer::{Ack, Closed, Nack};
 
 struct Frontend {
     stream: UnixStream,
-    remote: Remote,
+    remote: SessionHandle,
     device: Arc<Device>,
     thread: JoinHandle<Ending>,
     memory: File,
@@ -75,7 +75,7 @@ fn words(numbers: &[u32]) -> Vec<u8> {
 }
 
 impl Frontend {
-    /// Connected; nothing was sent.
+    /// Connects a frontend that has sent nothing.
     fn connect() -> Frontend {
         let options = OpenOptions {
             direct: Direct::Off,
@@ -87,7 +87,7 @@ impl Frontend {
             ops: 64,
         };
         let tuning = Tuning {
-            completion: Completion::Interrupt,
+            completion: CompletionPolicy::Interrupt,
             ..Tuning::new(Split::Off)
         };
         let device = Arc::new(Device::new(disk, [0; 20], true, config, tuning));
@@ -109,7 +109,7 @@ impl Frontend {
         }
     }
 
-    /// Connected, with all protocol features and the usual features acknowledged.
+    /// Connects a frontend with all protocol features and the usual features acknowledged.
     fn negotiated() -> Frontend {
         let mut frontend = Frontend::connect();
         frontend.ask_number(Req::GET_FEATURES);
@@ -121,7 +121,7 @@ impl Frontend {
         frontend
     }
 
-    /// Also with one region of memory.
+    /// Connects a frontend that has shared one region of memory.
     fn with_memory() -> Frontend {
         let mut frontend = Frontend::negotiated();
         assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Ack);
@@ -162,7 +162,7 @@ impl Frontend {
         );
     }
 
-    /// A reply's request and payload. `None`: the connection has ended.
+    /// Receives a reply's request and payload. `None`: the connection has ended.
     fn reply(&mut self) -> Option<(u32, Vec<u8>)> {
         let mut header = [0; 12];
         match self.stream.read_exact(&mut header) {
@@ -265,7 +265,7 @@ impl Frontend {
     }
 }
 
-/// SET_VRING_ADDR for a ring at `index` times 16 KiB, moved by `shift`.
+/// Returns the payload of SET_VRING_ADDR for a ring at `index` times 16 KiB, moved by `shift`.
 fn addrs(index: u32, shift: u64) -> Vec<u8> {
     let at = USER + u64::from(index) * 0x4000 + shift;
     let mut payload = words(&[index, 0]);
@@ -290,7 +290,7 @@ fn in_a_process_of_its_own(name: &str) -> bool {
     false
 }
 
-/// Number of descriptors that a child of this process would inherit.
+/// Returns the number of descriptors that a child of this process would inherit.
 fn fds_inherited() -> usize {
     let is_inherited = |info: &String| {
         let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));

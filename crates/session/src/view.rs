@@ -1,10 +1,10 @@
 //! The parts of a running session's state that others may see.
 
-use crate::state::State;
+use crate::state::SessionState;
 
 /// The settings that a frontend has agreed with the device so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct View {
+pub struct SessionView {
     /// Feature bits that the guest acknowledged. `None` until then.
     pub features: Option<u64>,
     /// Protocol features that the frontend acknowledged.
@@ -20,17 +20,17 @@ pub struct VringView {
     pub index: u16,
     /// Number of its entries.
     pub size: u16,
-    /// Whether it is served; a frontend can disable it.
+    /// True if it is served; a frontend can disable it.
     pub enabled: bool,
-    /// The frontend keeps its requests in flight, so that another daemon can repeat them.
+    /// True if the frontend keeps its requests in flight, so that another daemon can repeat them.
     pub recovery: bool,
 }
 
-impl State {
-    /// The current view.
-    pub(crate) fn view(&mut self) -> View {
+impl SessionState {
+    /// Returns the current view.
+    pub(crate) fn view(&mut self) -> SessionView {
         let all_enabled = self.starts_enabled();
-        let running = |(index, entry): (u16, &mut crate::vrings::Entry)| {
+        let running = |(index, entry): (u16, &mut crate::vrings::VringEntry)| {
             let layout = entry.running?;
             Some(VringView {
                 index,
@@ -39,7 +39,7 @@ impl State {
                 recovery: entry.is_recorded,
             })
         };
-        View {
+        SessionView {
             features: self.features,
             protocol_features: self.protocol_bits(),
             vrings: self.vrings.iter_mut().filter_map(running).collect(),

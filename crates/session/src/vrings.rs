@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use cleave_guest::{Memory, VringLayout};
 use cleave_worker::Stopped;
 
-use crate::Refusal;
+use crate::MessageRefusal;
 
 /// Maximum number of vrings of a device: messages with a descriptor name them in eight bits.
 pub(crate) const VRINGS_MAX: u16 = 256;
@@ -59,7 +59,7 @@ impl Kick {
         fd.map_or(Kick::Polled, Kick::Fd)
     }
 
-    /// The descriptor for a worker.
+    /// Returns the descriptor for a worker.
     pub(crate) fn into_fd(self) -> Option<OwnedFd> {
         match self {
             Kick::Fd(fd) => Some(fd),
@@ -70,7 +70,7 @@ impl Kick {
 
 /// The settings of a vring. They survive a stop.
 #[derive(Debug, Default)]
-pub(crate) struct Settings {
+pub(crate) struct VringSettings {
     pub(crate) size: Option<u16>,
     pub(crate) addrs: Option<UserAddrs>,
     /// Available index to start at.
@@ -78,7 +78,7 @@ pub(crate) struct Settings {
     /// The answer to GET_VRING_BASE: where the vring starts or stopped. Separate from `base`, because a reset
     /// keeps it.
     pub(crate) position: u16,
-    /// It stopped and left requests in flight, so there is no such position.
+    /// True if it stopped and left requests in flight, so there is no such position.
     pub(crate) has_left: bool,
     /// Moved to the worker at the start, so that a stopped vring waits for a new one.
     pub(crate) kick: Kick,
@@ -88,9 +88,8 @@ pub(crate) struct Settings {
     pub(crate) enabled: bool,
 }
 
-impl Settings {
-    /// Size and addresses, if all settings for a start are there: size, addresses, and the kick that triggers
-    /// it.
+impl VringSettings {
+    /// Returns the size and addresses, if all settings for a start are there: size, addresses, and the kick that triggers it.
     pub(crate) fn complete(&self) -> Option<(u16, UserAddrs)> {
         match (&self.kick, self.size, self.addrs) {
             (Kick::Unset, _, _) => None,
@@ -120,61 +119,63 @@ impl Settings {
     /// 8.1 first sets status 0 and then asks for the position. An answer of 0 would repeat all requests since
     /// the guest's boot.
     pub(crate) fn reset(&mut self) {
-        *self = Settings {
+        *self = VringSettings {
             position: self.position,
             has_left: self.has_left,
             call: self.call.take(),
             err: self.err.take(),
-            ..Settings::default()
+            ..VringSettings::default()
         };
     }
 }
 
 /// A vring.
 #[derive(Debug, Default)]
-pub(crate) struct Entry {
-    pub(crate) settings: Settings,
+pub(crate) struct VringEntry {
+    pub(crate) settings: VringSettings,
     /// Its addresses while a worker serves it.
     pub(crate) running: Option<VringLayout>,
-    /// Whether its requests in flight are recorded while it runs.
+    /// True if its requests in flight are recorded while it runs.
     pub(crate) is_recorded: bool,
 }
 
-impl Entry {
+impl VringEntry {
     /// Refuses a message that only a stopped vring accepts.
-    pub(crate) fn must_be_stopped(&self, index: u16, what: &str) -> Result<(), Refusal> {
+    pub(crate) fn must_be_stopped(&self, index: u16, what: &str) -> Result<(), MessageRefusal> {
         match self.running {
             None => Ok(()),
-            Some(_) => Err(Refusal::message(format!("{what} while vring {index} runs"))),
+            Some(_) => Err(MessageRefusal::message(format!(
+                "{what} while vring {index} runs"
+            ))),
         }
     }
 }
 
 /// All vrings of a device.
 #[derive(Debug)]
-pub(crate) struct Vrings(Vec<Entry>);
+pub(crate) struct Vrings(Vec<VringEntry>);
 
 impl Vrings {
     pub(crate) fn new(vrings_max: u16) -> Vrings {
         let count = vrings_max.clamp(1, VRINGS_MAX);
-        Vrings((0..count).map(|_| Entry::default()).collect())
+        Vrings((0..count).map(|_| VringEntry::default()).collect())
     }
 
-    /// Number of vrings.
+    /// Returns the number of vrings.
     pub(crate) fn count(&self) -> u16 {
         u16::try_from(self.0.len()).unwrap_or(VRINGS_MAX)
     }
 
-    /// The entry for an index as it arrived in a message, with all of its bits.
-    pub(crate) fn get(&mut self, index: u64) -> Result<(u16, &mut Entry), Refusal> {
+    /// Returns the entry for an index as it arrived in a message, with all of its bits.
+    pub(crate) fn get(&mut self, index: u64) -> Result<(u16, &mut VringEntry), MessageRefusal> {
         let count = self.0.len();
         u16::try_from(index)
             .ok()
             .and_then(|index| Some((index, self.0.get_mut(usize::from(index))?)))
-            .ok_or_else(|| Refusal::message(format!("vring {index} of {count}")))
+            .ok_or_else(|| MessageRefusal::message(format!("vring {index} of {count}")))
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Entry)> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut VringEntry)> {
         (0..).zip(&mut self.0)
     }
 
@@ -182,8 +183,8 @@ impl Vrings {
         self.0.iter().any(|entry| entry.running.is_some())
     }
 
-    /// Whether the guest may be notified. With all vrings stopped or disabled the device is suspended and must
-    /// be silent (vhost-user "Suspended device state").
+    /// Returns true if the guest may be notified. With all vrings stopped or disabled the device is suspended and must be silent
+    /// (vhost-user "Suspended device state").
     pub(crate) fn any_served(&self, all_enabled: bool) -> bool {
         self.0
             .iter()
@@ -230,7 +231,7 @@ mod tests {
             used: 0,
         };
         for bits in 0..8 {
-            let settings = Settings {
+            let settings = VringSettings {
                 size: (bits & 1 != 0).then_some(8),
                 addrs: (bits & 2 != 0).then_some(addrs),
                 kick: if bits & 4 != 0 {
@@ -238,7 +239,7 @@ mod tests {
                 } else {
                     Kick::Unset
                 },
-                ..Settings::default()
+                ..VringSettings::default()
             };
             assert_eq!(settings.complete().is_some(), bits == 7, "{bits:#b}");
         }

@@ -4,21 +4,21 @@
 use cleave_blk::Request;
 use cleave_guest::{Epoch, Memory};
 
-use crate::policy::{Budget, LapWork, Pace, Pacer, PacerContext, Scheduled};
+use crate::policy::{Budget, LapWait, LapWork, Pacer, PacerContext, Scheduled};
 use crate::record::Fine;
-use crate::slots::{Next, Slot, Slots};
+use crate::slots::{NextStep, Slot, Slots};
 use crate::stats::Stats;
 use crate::{Split, Tuning};
 
 /// Requests in flight on one vring.
 #[derive(Debug)]
-pub struct InFlight(Slots, Epoch);
+pub struct InFlightTable(Slots, Epoch);
 
-impl InFlight {
-    /// An empty table for a vring of this size.
-    pub fn new(vring_size: u16) -> InFlight {
+impl InFlightTable {
+    /// Makes an empty table for a vring of this size.
+    pub fn new(vring_size: u16) -> InFlightTable {
         let memory = Memory::new(Vec::new());
-        InFlight(
+        InFlightTable(
             Slots::new(vring_size),
             memory.unwrap_or_else(|_| unreachable!()).into(),
         )
@@ -45,13 +45,13 @@ impl InFlight {
     /// Ends one op of a request. Returns whether it was the last.
     #[inline]
     pub fn end(&mut self, head: u16, op: u32) -> bool {
-        matches!(self.0.op_ended(head, op, Ok(()), false), Next::End(_))
+        matches!(self.0.op_ended(head, op, Ok(()), false), NextStep::End(_))
     }
 }
 
 /// The pacer of an adaptive worker, on a virtual clock.
 #[derive(Debug)]
-pub struct Pacing {
+pub struct PacerBench {
     pacer: Pacer,
     tuning: Tuning,
     budget: Budget,
@@ -63,11 +63,11 @@ pub struct Pacing {
 /// Duration of a wake-up in virtual time.
 const WAKE_NS: u64 = 20_000;
 
-impl Pacing {
-    /// A pacer as a worker starts with it, and the default tuning.
+impl PacerBench {
+    /// Makes a pacer as a worker starts with it, and the default tuning.
     #[expect(clippy::new_without_default, reason = "as the pacer itself")]
-    pub fn new() -> Pacing {
-        Pacing {
+    pub fn new() -> PacerBench {
+        PacerBench {
             pacer: Pacer::new(),
             tuning: Tuning::new(Split::Off),
             budget: Budget::default(),
@@ -77,8 +77,8 @@ impl Pacing {
         }
     }
 
-    /// A lap of `lap_ns` (plus a wake-up, if a request ended a sleep) in which so many requests arrived and
-    /// completed. Nothing else is in flight. Returns whether the next lap follows without a sleep.
+    /// Passes a lap of `lap_ns` (plus a wake-up, if a request ended a sleep) in which so many requests arrived and completed.
+    /// Nothing else is in flight. Returns whether the next lap follows without a sleep.
     #[inline]
     pub fn lap(&mut self, requests: u32, lap_ns: u64) -> bool {
         let wakes = self.sleeps && requests > 0;
@@ -89,7 +89,7 @@ impl Pacing {
             in_flight: 0,
             more: false,
         };
-        let Pacing { pacer, now_ns, .. } = self;
+        let PacerBench { pacer, now_ns, .. } = self;
         let context = PacerContext {
             tuning: &self.tuning,
             budget: &self.budget,
@@ -103,20 +103,20 @@ impl Pacing {
                 is_bound: true,
             }),
         };
-        self.sleeps = pace != Pace::Spin;
+        self.sleeps = pace != LapWait::Spin;
         !self.sleeps
     }
 }
 
 /// A histogram of times, of the finer kind.
 #[derive(Debug)]
-pub struct Times(Fine);
+pub struct TimeHistogram(Fine);
 
-impl Times {
-    /// An empty histogram.
+impl TimeHistogram {
+    /// Makes an empty histogram.
     #[expect(clippy::new_without_default, reason = "as the histogram itself")]
-    pub fn new() -> Times {
-        Times(Fine::new())
+    pub fn new() -> TimeHistogram {
+        TimeHistogram(Fine::new())
     }
 
     /// Adds a time.
@@ -125,7 +125,7 @@ impl Times {
         self.0.add(ns, 1);
     }
 
-    /// Number of times that were added.
+    /// Returns the number of times that were added.
     pub fn count(&self) -> u64 {
         self.0.read().count()
     }

@@ -45,7 +45,7 @@ pub enum Stopped {
 
 /// A descriptor of a vring, which control may change while the vring runs.
 #[derive(Debug)]
-pub(crate) enum Signal {
+pub(crate) enum VringDescriptor {
     Kick(Option<OwnedFd>),
     Call(Option<BellFd>),
     Err(Option<BellFd>),
@@ -74,7 +74,7 @@ pub(crate) enum Command {
     Start(Box<Handed>, SyncSender<Result<(), VringError>>),
     Stop(u16, SyncSender<Stopped>),
     Enable(u16, bool, SyncSender<()>),
-    Signal(u16, Signal, SyncSender<()>),
+    Signal(u16, VringDescriptor, SyncSender<()>),
     Bind(Arc<Memory>, SyncSender<()>),
     Pass(SyncSender<()>),
     Exit,

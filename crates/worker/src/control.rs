@@ -10,7 +10,7 @@ use cleave_engine::BellFd;
 use cleave_guest::{Memory, VringError};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::command::{Command, Commands, Handed, Signal};
+use crate::command::{Command, Commands, Handed, VringDescriptor};
 use crate::wake::signal;
 use crate::{Stopped, VringStart};
 
@@ -46,7 +46,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Both ends of a worker's command queue.
+    /// Makes both ends of a worker's command queue.
     pub fn channel() -> io::Result<(Control, Commands)> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (queue, inbox) = sync_channel(COMMANDS_MAX);
@@ -69,8 +69,7 @@ impl Control {
         self.ask(|done| Command::Stop(index, done))
     }
 
-    /// Answered at the end of a lap. By then every completion that was decided before this call has been
-    /// published.
+    /// Asks for an answer at the end of a lap. By then every completion that was decided before this call has been published.
     pub fn pass(&self) -> Pending<()> {
         self.ask(Command::Pass)
     }
@@ -83,17 +82,17 @@ impl Control {
 
     /// Changes the kick eventfd of a running vring.
     pub fn set_kick(&self, index: u16, kick: Option<OwnedFd>) -> Pending<()> {
-        self.ask(|done| Command::Signal(index, Signal::Kick(kick), done))
+        self.ask(|done| Command::Signal(index, VringDescriptor::Kick(kick), done))
     }
 
     /// Changes the call eventfd of a running vring, and writes it once.
     pub fn set_call(&self, index: u16, call: Option<OwnedFd>) -> Pending<()> {
-        self.ask(|done| Command::Signal(index, Signal::Call(call.map(BellFd::new)), done))
+        self.ask(|done| Command::Signal(index, VringDescriptor::Call(call.map(BellFd::new)), done))
     }
 
     /// Changes the err eventfd of a running vring.
     pub fn set_err(&self, index: u16, err: Option<OwnedFd>) -> Pending<()> {
-        self.ask(|done| Command::Signal(index, Signal::Err(err.map(BellFd::new)), done))
+        self.ask(|done| Command::Signal(index, VringDescriptor::Err(err.map(BellFd::new)), done))
     }
 
     /// Puts a new memory table in force. Answered when requests are taken in it. The old table is released when

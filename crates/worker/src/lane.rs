@@ -11,11 +11,11 @@ use crate::policy::Caller;
 use crate::record::{Recorder, VringEvent};
 use crate::slots::Slots;
 use crate::stalls::Stalls;
-use crate::{Completion, Device};
+use crate::{CompletionPolicy, Device};
 
 /// State of a vring with its worker.
 #[derive(Debug)]
-pub(crate) enum State {
+pub(crate) enum LaneState {
     /// Served.
     Running,
     /// Kept but not served. Requests in flight still complete.
@@ -40,8 +40,8 @@ pub(crate) struct Lane {
     pub(crate) has_kick: bool,
     pub(crate) has_call: bool,
     /// How the worker waits for its requests.
-    pub(crate) completion: Completion,
-    pub(crate) state: State,
+    pub(crate) completion: CompletionPolicy,
+    pub(crate) state: LaneState,
     /// Requests that the disk failed and that will be repeated.
     pub(crate) stalls: Stalls,
     /// Stalled requests were left in the in-flight region.
@@ -50,7 +50,7 @@ pub(crate) struct Lane {
     pub(crate) is_closed: bool,
     /// The disk is quiesced: nothing is given to it, not even again.
     pub(crate) is_quiet: bool,
-    /// What an earlier daemon sent may be under way until then.
+    /// Time until which requests that an earlier daemon sent may be under way.
     pub(crate) settled_ns: Option<u64>,
     /// Its next request waits for the disk's limits.
     pub(crate) throttled: Option<Throttled>,
@@ -87,7 +87,7 @@ const AT_ONCE_AWAKE: usize = 16;
 /// Consecutive publishes without a call after which the guest counts as awake.
 const ASLEEP_PUBLISHES: u8 = 64;
 
-/// Whether the guest had to be woken lately.
+/// A memory of the last calls, which tells whether the guest had to be woken lately.
 #[derive(Debug, Default)]
 struct CallHistory {
     /// Publishes that are left until the guest counts as awake.
@@ -117,7 +117,7 @@ impl Lane {
     pub(crate) fn new(
         start: VringStart,
         vring: Vring,
-        completion: Completion,
+        completion: CompletionPolicy,
         record: Recorder,
     ) -> Lane {
         Lane {
@@ -130,9 +130,9 @@ impl Lane {
             has_call: false,
             completion,
             state: if start.enabled {
-                State::Running
+                LaneState::Running
             } else {
-                State::Disabled
+                LaneState::Disabled
             },
             stalls: Stalls::default(),
             left: false,
@@ -162,7 +162,7 @@ impl Lane {
         self.empty_kicks == 2
     }
 
-    /// Whether the guest has made a request available in any vring of the device.
+    /// Returns true if the guest has made a request available in any vring of the device.
     pub(crate) fn has_shown(&self, has_shown: &AtomicBool) -> bool {
         if !has_shown.load(Ordering::Relaxed)
             && (self.vring.base() != self.begins_at || !self.vring.is_empty())
@@ -174,33 +174,33 @@ impl Lane {
 
     #[inline]
     pub(crate) fn is_running(&self) -> bool {
-        matches!(self.state, State::Running) && !self.is_closed
+        matches!(self.state, LaneState::Running) && !self.is_closed
     }
 
-    /// Whether it has stalled requests, and a ring to read them from again.
+    /// Returns true if it has stalled requests, and a ring to read them from again.
     pub(crate) fn can_retry(&self) -> bool {
-        let is_served = matches!(self.state, State::Running | State::Disabled);
+        let is_served = matches!(self.state, LaneState::Running | LaneState::Disabled);
         is_served && !self.is_quiet && self.stalls.waiting() > 0
     }
 
-    /// Whether chains are taken. A vring that stops still takes those that an earlier daemon left in flight.
+    /// Returns true if chains are taken. A vring that stops still takes those that an earlier daemon left in flight.
     #[inline]
     pub(crate) fn takes(&self) -> bool {
         match self.state {
-            State::Running => !self.is_closed,
-            State::Stopping(_) => self.vring.again() > 0 && self.may_repeat(),
+            LaneState::Running => !self.is_closed,
+            LaneState::Stopping(_) => self.vring.again() > 0 && self.may_repeat(),
             _ => false,
         }
     }
 
-    /// Whether the disk may be given what an earlier daemon left in flight.
+    /// Returns true if the disk may be given what an earlier daemon left in flight.
     fn may_repeat(&self) -> bool {
         !self.is_quiet && self.settled_ns.is_none()
     }
 
-    /// Whether it is not served because its ring is not in the memory table.
+    /// Returns true if it is not served because its ring is not in the memory table.
     pub(crate) fn rests(&self) -> bool {
-        matches!(self.state, State::Resting { .. })
+        matches!(self.state, LaneState::Resting { .. })
     }
 
     /// Opens or closes it, as its stalled requests and its disk have it. Returns whether that is a change.
@@ -214,7 +214,7 @@ impl Lane {
         self.features & feature::EVENT_IDX == 0
     }
 
-    /// Whether its next request may not go yet.
+    /// Returns true if its next request may not go yet.
     pub(crate) fn is_throttled(&self, device: &Device) -> bool {
         let due_ns = self.throttled.map(|throttled| throttled.due_ns);
         due_ns.is_some_and(|due_ns| device.now_ns() < due_ns)
@@ -231,27 +231,29 @@ impl Lane {
     pub(crate) fn enable(&mut self, enable: bool) {
         match &mut self.state {
             // The next lap checks the ring, so no kick is needed.
-            State::Running | State::Disabled if enable => self.state = State::Running,
-            State::Running | State::Disabled => self.state = State::Disabled,
-            State::Resting { enabled } => *enabled = enable,
-            State::Retired | State::Stopping(_) => {}
+            LaneState::Running | LaneState::Disabled if enable => self.state = LaneState::Running,
+            LaneState::Running | LaneState::Disabled => self.state = LaneState::Disabled,
+            LaneState::Resting { enabled } => *enabled = enable,
+            LaneState::Retired | LaneState::Stopping(_) => {}
         }
     }
 
     /// Moves to a changed memory table. `Err`: the ring is not in the table, and the vring was not resting yet.
     pub(crate) fn rebind(&mut self, epoch: &Epoch) -> Result<(), VringError> {
-        let waits = matches!(self.state, State::Resting { .. }) && self.vring.is_detached();
+        let waits = matches!(self.state, LaneState::Resting { .. }) && self.vring.is_detached();
         if (waits || self.vring.is_in(epoch)) && self.vring.attach(epoch).is_ok() {
             self.end_rest();
             return Ok(());
         }
         let enabled = match self.state {
-            State::Running => true,
-            State::Disabled => false,
+            LaneState::Running => true,
+            LaneState::Disabled => false,
             // A retired vring is not served again, and one that stops only drains.
-            State::Resting { .. } | State::Retired | State::Stopping(_) => return Ok(()),
+            LaneState::Resting { .. } | LaneState::Retired | LaneState::Stopping(_) => {
+                return Ok(());
+            }
         };
-        self.state = State::Resting { enabled };
+        self.state = LaneState::Resting { enabled };
         self.vring.fits(epoch)
     }
 
@@ -260,7 +262,7 @@ impl Lane {
         if !self.can_release_memory() {
             return;
         }
-        let goes_on = matches!(self.state, State::Resting { .. });
+        let goes_on = matches!(self.state, LaneState::Resting { .. });
         if goes_on && self.vring.attach(epoch).is_ok() {
             self.end_rest();
         } else {
@@ -268,12 +270,13 @@ impl Lane {
         }
     }
 
-    /// Whether it is not served but still holds memory.
+    /// Returns true if it is not served but still holds memory.
     pub(crate) fn holds_unused_memory(&self) -> bool {
-        matches!(self.state, State::Resting { .. } | State::Retired) && !self.vring.is_detached()
+        matches!(self.state, LaneState::Resting { .. } | LaneState::Retired)
+            && !self.vring.is_detached()
     }
 
-    /// Whether it holds memory that none of its requests needs.
+    /// Returns true if it holds memory that none of its requests needs.
     pub(crate) fn can_release_memory(&self) -> bool {
         self.holds_unused_memory() && self.has_answered()
     }
@@ -284,29 +287,29 @@ impl Lane {
 
     /// Ends a rest.
     fn end_rest(&mut self) {
-        if let State::Resting { enabled } = self.state {
+        if let LaneState::Resting { enabled } = self.state {
             self.state = match enabled {
-                true => State::Running,
-                false => State::Disabled,
+                true => LaneState::Running,
+                false => LaneState::Disabled,
             };
         }
     }
 
-    /// Whether control waits for it and nothing is in flight.
+    /// Returns true if control waits for it and nothing is in flight.
     pub(crate) fn is_drained(&self) -> bool {
         // Requests of an earlier daemon cannot be taken from a ring that is away, and while control waits no table brings it
         // back; nor may they go to a disk that is quiesced or not settled. They stay where that daemon left them.
         let may_take = !self.vring.is_detached() && self.may_repeat();
         let takes_on = may_take && self.vring.again() > 0;
-        matches!(self.state, State::Stopping(_)) && self.has_answered() && !takes_on
+        matches!(self.state, LaneState::Stopping(_)) && self.has_answered() && !takes_on
     }
 
-    /// Whether requests stay behind in the in-flight region.
+    /// Returns true if requests stay behind in the in-flight region.
     pub(crate) fn leaves_requests(&self) -> bool {
         self.left || self.vring.again() > 0
     }
 
-    /// Maximum number of inline requests before the next publish.
+    /// Returns the maximum number of inline requests before the next publish.
     #[inline]
     pub(crate) fn at_once_max(&self) -> usize {
         self.call_history.at_once_max()

@@ -1,7 +1,7 @@
 //! One thread's loop over its vrings. This crate forbids waiting for locks, allocation after start, and unsafe
 //! code. A worker owns its vrings, store and slots outright; control hands ownership over by command instead of
 //! sharing it. The workers of a disk share only what they learn about splitting, and a worker that finds the
-//! splitter locked goes on without it.
+//! splitter locked continues without it.
 //!
 //! [`Handle`] is control's side: it starts the thread and sends commands. [`Worker`] is the loop itself,
 //! generic over its store, so that a simulation can run it lap by lap.
@@ -40,11 +40,11 @@ pub use device::quota::{Quota, SharedQuota};
 pub use device::registry::{Synced, Syncing};
 pub use device::throttle::LimitGroup;
 pub use device::{Device, WorkerConfig};
-pub use settings::limits::{Limit, LimitKind, Limits};
-pub use settings::on_error::{Action, OnError};
-pub use settings::tuning::{Coalesce, Completion, Tuning};
-pub use splitter::{Direction, Prior, Split, Splitter};
-pub use stats::{Mode, Totals, Tried};
+pub use settings::limits::{Limit, LimitKind, RateLimits};
+pub use settings::on_error::{ErrorAction, OnError};
+pub use settings::tuning::{Coalesce, CompletionPolicy, Tuning};
+pub use splitter::{DataDirection, Prior, Split, Splitter};
+pub use stats::{Totals, TrialResult, WaitState};
 pub use thread::error::SpawnError;
 pub use thread::handle::{Handle, reactor};
 pub use thread::pool::Pool;

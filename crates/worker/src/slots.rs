@@ -7,7 +7,7 @@ use cleave_guest::Epoch;
 
 /// How a large request is split, and when it was planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Timing {
+pub(crate) struct SplitTiming {
     /// `None`: not split.
     pub(crate) chunk_bytes: Option<NonZeroU32>,
     pub(crate) start_ns: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Slot {
     /// A write that was pushed while the cache was write-back.
     pub(crate) cached: bool,
     /// Set if the request is split, or if the splitter is notified of its completion.
-    pub(crate) timing: Option<Timing>,
+    pub(crate) timing: Option<SplitTiming>,
     /// The failed op with the lowest number, and its errno. The first error by offset decides the status.
     pub(crate) failed: Option<(u32, i32)>,
     /// Position in the order in which the vring's requests were taken.
@@ -50,14 +50,14 @@ pub(crate) struct Ended {
     pub(crate) status_addr: u64,
     pub(crate) epoch: Epoch,
     pub(crate) outcome: Outcome,
-    pub(crate) timing: Option<Timing>,
+    pub(crate) timing: Option<SplitTiming>,
     /// Errno of the op that decides its status.
     pub(crate) errno: Option<i32>,
     pub(crate) order: u64,
 }
 
 impl Ended {
-    /// Whether it was cut into several ops by choice, not because of a stripe.
+    /// Returns true if the request was cut into several ops by choice, not because of a stripe.
     #[inline]
     pub(crate) fn is_split(&self) -> bool {
         let chunk = self.timing.and_then(|timing| timing.chunk_bytes);
@@ -67,7 +67,7 @@ impl Ended {
 
 /// The next step after the completion of an op.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NextStep {
     /// Wait for the request's other ops.
     Wait,
     /// Sync first. The sync is one more op of the request.
@@ -94,14 +94,14 @@ impl Slots {
         }
     }
 
-    /// Number of requests in flight. Stalled requests do not count.
+    /// Returns the number of requests in flight. Stalled requests do not count.
     #[inline]
     pub(crate) fn taken(&self) -> u32 {
         // At most the size of the table, so this does not truncate.
         self.filled.wrapping_sub(self.ended) as u32
     }
 
-    /// Whether a request with this head is in flight or stalled.
+    /// Returns true if a request with this head is in flight or stalled.
     #[inline]
     pub(crate) fn is_taken(&self, head: u16) -> bool {
         self.table
@@ -109,7 +109,7 @@ impl Slots {
             .is_none_or(|entry| !matches!(entry, Entry::Free))
     }
 
-    /// The position in the order for the next request.
+    /// Returns the position in the order for the next request.
     #[inline]
     pub(crate) fn next_order(&self) -> u64 {
         self.filled
@@ -159,7 +159,7 @@ impl Slots {
         }
     }
 
-    /// Whether the request with this position in the order is in flight.
+    /// Returns true if the request with this position in the order is in flight.
     pub(crate) fn has(&self, head: u16, order: u64) -> bool {
         let entry = self.table.get(usize::from(head));
         matches!(entry, Some(Entry::Busy(slot)) if slot.order == order)
@@ -173,12 +173,12 @@ impl Slots {
         op: u32,
         result: Result<(), i32>,
         write_through: bool,
-    ) -> Next {
+    ) -> NextStep {
         let Some(entry) = self.table.get_mut(usize::from(head)) else {
-            return Next::Wait;
+            return NextStep::Wait;
         };
         let Entry::Busy(slot) = entry else {
-            return Next::Wait;
+            return NextStep::Wait;
         };
         if let Err(errno) = result
             && slot.failed.is_none_or(|(first, _)| op < first)
@@ -187,19 +187,19 @@ impl Slots {
         }
         slot.ops_left -= 1;
         if slot.ops_left > 0 {
-            return Next::Wait;
+            return NextStep::Wait;
         }
         if slot.cached && slot.failed.is_none() && write_through {
             // The cache was switched to write-through meanwhile. Every write that completes from then on must
             // be durable.
             (slot.cached, slot.ops_left) = (false, 1);
-            return Next::Sync;
+            return NextStep::Sync;
         }
         let Entry::Busy(slot) = std::mem::replace(entry, Entry::Free) else {
-            return Next::Wait;
+            return NextStep::Wait;
         };
         self.ended += 1;
-        Next::End(slot.end())
+        NextStep::End(slot.end())
     }
 }
 
@@ -228,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    /// A read of `len_bytes` in `ops_left` ops.
+    /// Returns a read of `len_bytes` in `ops_left` ops.
     fn read(len_bytes: u64, ops_left: u32, status_addr: u64, cached: bool) -> Slot {
         Slot {
             request: Request {
@@ -246,9 +246,9 @@ mod tests {
         }
     }
 
-    fn ended(next: Next) -> Ended {
+    fn ended(next: NextStep) -> Ended {
         match next {
-            Next::End(ended) => ended,
+            NextStep::End(ended) => ended,
             other => panic!("{other:?}"),
         }
     }
@@ -266,7 +266,7 @@ mod tests {
             let result = if failed { Err(5) } else { Ok(()) };
             let next = slots.op_ended(0, 0, result, write_through);
             assert_eq!(
-                next == Next::Sync,
+                next == NextStep::Sync,
                 expected,
                 "{cached} {write_through} {failed}"
             );
@@ -284,8 +284,8 @@ mod tests {
         let mut slots = Slots::new(8);
         slots.fill(3, read(4096, 3, 77, false));
         assert!(slots.is_taken(3) && !slots.is_taken(2));
-        assert_eq!(slots.op_ended(3, 1, Ok(()), false), Next::Wait);
-        assert_eq!(slots.op_ended(3, 0, Ok(()), false), Next::Wait);
+        assert_eq!(slots.op_ended(3, 1, Ok(()), false), NextStep::Wait);
+        assert_eq!(slots.op_ended(3, 0, Ok(()), false), NextStep::Wait);
         let ended = ended(slots.op_ended(3, 2, Ok(()), false));
         assert_eq!(
             (ended.status_addr, ended.outcome.used_bytes, ended.errno),
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!((slots.taken(), slots.is_taken(3)), (0, false));
         assert_eq!(
             slots.op_ended(3, 2, Ok(()), false),
-            Next::Wait,
+            NextStep::Wait,
             "nothing ends twice"
         );
     }
@@ -303,8 +303,8 @@ mod tests {
     fn the_first_error_by_offset_decides_in_any_order_of_completion() {
         let mut slots = Slots::new(1);
         slots.fill(0, read(4096, 3, 0, false));
-        assert_eq!(slots.op_ended(0, 2, Err(5), false), Next::Wait);
-        assert_eq!(slots.op_ended(0, 1, Err(28), false), Next::Wait);
+        assert_eq!(slots.op_ended(0, 2, Err(5), false), NextStep::Wait);
+        assert_eq!(slots.op_ended(0, 1, Err(28), false), NextStep::Wait);
         let ended = ended(slots.op_ended(0, 0, Ok(()), false));
         assert_eq!(
             (ended.errno, ended.outcome.status, ended.outcome.used_bytes),
@@ -320,7 +320,7 @@ mod tests {
         slots.stall(2);
         assert!(slots.is_taken(2));
         assert_eq!((slots.taken(), slots.next_order()), (0, 1));
-        assert_eq!(slots.op_ended(2, 0, Ok(()), false), Next::Wait);
+        assert_eq!(slots.op_ended(2, 0, Ok(()), false), NextStep::Wait);
         assert!(!slots.keep_order(2, first.order));
         slots.unstall(2);
         assert!(!slots.is_taken(2));

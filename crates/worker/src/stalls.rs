@@ -3,8 +3,8 @@
 use cleave_blk::{Outcome, Request, Verb};
 use cleave_guest::Epoch;
 
-use crate::Action;
-use crate::record::Stalled;
+use crate::ErrorAction;
+use crate::record::StalledRequests;
 use crate::settings::on_error::is_unsent;
 use crate::slots::{Ended, Slots};
 
@@ -17,12 +17,12 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 /// The event that a stalled request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum StallPhase {
     /// The operator, or for a request that could not be sent to its storage, the way there.
     Held,
     /// The end of its vring's rest, when it fails. The operator ordered that while there was no ring for the answer.
     Failing,
-    /// A time. `closes`: the request was held, so its vring takes no new requests until it is in flight.
+    /// A time. `closes`: the request was held, so its vring does not take new requests until it is in flight.
     Due { at_ns: u64, closes: bool },
     /// Nothing: it is in flight again, or has completed since.
     UnderWay,
@@ -40,12 +40,12 @@ pub(crate) struct Stall {
     first_ns: u64,
     /// How often it was repeated.
     tries: u32,
-    phase: Phase,
+    phase: StallPhase,
 }
 
 impl Stall {
     fn is_waiting(&self) -> bool {
-        self.phase != Phase::UnderWay
+        self.phase != StallPhase::UnderWay
     }
 
     /// Returns the request as one that fails now.
@@ -86,9 +86,9 @@ impl Stalls {
         head: u16,
         ended: &Ended,
         errno: i32,
-        action: Action,
+        action: ErrorAction,
         now_ns: u64,
-    ) -> Option<Phase> {
+    ) -> Option<StallPhase> {
         let place = self
             .list
             .binary_search_by_key(&ended.order, |stall| stall.order);
@@ -119,15 +119,15 @@ impl Stalls {
         Some(phase)
     }
 
-    fn count(&mut self, phase: Phase) {
+    fn count(&mut self, phase: StallPhase) {
         let closes = match phase {
-            Phase::UnderWay => return,
-            Phase::Held | Phase::Failing => true,
-            Phase::Due { closes, .. } => closes,
+            StallPhase::UnderWay => return,
+            StallPhase::Held | StallPhase::Failing => true,
+            StallPhase::Due { closes, .. } => closes,
         };
         self.closing += u32::from(closes);
         match phase {
-            Phase::Held | Phase::Failing => self.held += 1,
+            StallPhase::Held | StallPhase::Failing => self.held += 1,
             _ => self.retrying += 1,
         }
     }
@@ -143,12 +143,16 @@ impl Stalls {
     }
 
     /// Puts the request at this place in flight, if it waits for an event that has occurred.
-    pub(crate) fn start(&mut self, at: usize, has_come: impl Fn(Phase) -> bool) -> Option<Stall> {
+    pub(crate) fn start(
+        &mut self,
+        at: usize,
+        has_come: impl Fn(StallPhase) -> bool,
+    ) -> Option<Stall> {
         let stall = self.list.get_mut(at)?;
         if !stall.is_waiting() || !has_come(stall.phase) {
             return None;
         }
-        stall.phase = Phase::UnderWay;
+        stall.phase = StallPhase::UnderWay;
         stall.tries = stall.tries.saturating_add(1);
         Some(*stall)
     }
@@ -156,7 +160,7 @@ impl Stalls {
     /// Postpones a request that is due, because the store has no room for it.
     pub(crate) fn put_off(&mut self, at: usize, now_ns: u64) {
         if let Some(Stall {
-            phase: Phase::Due { at_ns, .. },
+            phase: StallPhase::Due { at_ns, .. },
             ..
         }) = self.list.get_mut(at)
         {
@@ -167,8 +171,8 @@ impl Stalls {
     /// Makes all held requests due.
     pub(crate) fn resume(&mut self, now_ns: u64) {
         for stall in &mut self.list {
-            if stall.phase == Phase::Held {
-                stall.phase = Phase::Due {
+            if stall.phase == StallPhase::Held {
+                stall.phase = StallPhase::Due {
                     at_ns: now_ns,
                     closes: true,
                 };
@@ -177,16 +181,16 @@ impl Stalls {
     }
 
     /// Makes the held requests due that could not be sent. The first time they are due at once, later after a pause, because a
-    /// server may come back and go again with each attempt. Returns how many there are.
+    /// server may return and leave again with each attempt. Returns how many there are.
     pub(crate) fn resume_unsent(&mut self, now_ns: u64) -> u32 {
         let mut resumed = 0;
         for stall in &mut self.list {
-            if stall.phase == Phase::Held && is_unsent(stall.errno) {
+            if stall.phase == StallPhase::Held && is_unsent(stall.errno) {
                 let pause_ns = match stall.tries {
                     0 => 0,
                     tries => pause_ns(tries),
                 };
-                stall.phase = Phase::Due {
+                stall.phase = StallPhase::Due {
                     at_ns: now_ns.saturating_add(pause_ns),
                     closes: true,
                 };
@@ -199,22 +203,24 @@ impl Stalls {
     /// Has all held requests fail when the vring's rest ends.
     pub(crate) fn fail_later(&mut self) {
         for stall in &mut self.list {
-            if stall.phase == Phase::Held {
-                stall.phase = Phase::Failing;
+            if stall.phase == StallPhase::Held {
+                stall.phase = StallPhase::Failing;
             }
         }
     }
 
     /// Returns true if a request waits for the end of a rest to fail.
     pub(crate) fn any_failing(&self) -> bool {
-        self.list.iter().any(|stall| stall.phase == Phase::Failing)
+        self.list
+            .iter()
+            .any(|stall| stall.phase == StallPhase::Failing)
     }
 
-    /// When the first request is due.
+    /// Returns when the first request is due.
     pub(crate) fn due_ns(&self) -> Option<u64> {
         let due = self.list.iter().filter_map(|stall| match stall.phase {
-            Phase::Due { at_ns, .. } => Some(at_ns),
-            Phase::Held | Phase::Failing | Phase::UnderWay => None,
+            StallPhase::Due { at_ns, .. } => Some(at_ns),
+            StallPhase::Held | StallPhase::Failing | StallPhase::UnderWay => None,
         });
         due.min()
     }
@@ -224,7 +230,7 @@ impl Stalls {
         self.closing > 0
     }
 
-    /// Number of requests that wait.
+    /// Returns the number of requests that wait.
     pub(crate) fn waiting(&self) -> u32 {
         self.held + self.retrying
     }
@@ -235,14 +241,16 @@ impl Stalls {
         (self.held, self.retrying, self.closing) = (0, 0, 0);
     }
 
-    /// Summary for display: counts, and the oldest request that waits (the oldest held one, if there is any).
-    pub(crate) fn shown(&self) -> Option<Stalled> {
+    /// Returns a summary for display: counts, and the oldest request that waits (the oldest held one, if there is any).
+    pub(crate) fn shown(&self) -> Option<StalledRequests> {
         let mut waiting = self.list.iter().filter(|stall| stall.is_waiting());
         let shown = match self.held {
             0 => waiting.next(),
-            _ => waiting.find(|stall| matches!(stall.phase, Phase::Held | Phase::Failing)),
+            _ => {
+                waiting.find(|stall| matches!(stall.phase, StallPhase::Held | StallPhase::Failing))
+            }
         }?;
-        Some(Stalled {
+        Some(StalledRequests {
             held: self.held,
             retrying: self.retrying,
             verb: verb_of(shown.request.verb),
@@ -253,26 +261,26 @@ impl Stalls {
     }
 }
 
-/// How a request waits that has just failed, that first failed at `first_ns` and that was repeated `tries`
-/// times. `None`: it is reported.
-fn next_phase(action: Action, first_ns: u64, tries: u32, now_ns: u64) -> Option<Phase> {
+/// Returns how a request waits that has just failed, that first failed at `first_ns` and that was repeated `tries` times. `None`:
+/// it is reported.
+fn next_phase(action: ErrorAction, first_ns: u64, tries: u32, now_ns: u64) -> Option<StallPhase> {
     let (seconds, hold) = match action {
-        Action::Report => return None,
-        Action::Hold => return Some(Phase::Held),
-        Action::Retry { seconds, hold } => (seconds, hold),
+        ErrorAction::Report => return None,
+        ErrorAction::Hold => return Some(StallPhase::Held),
+        ErrorAction::Retry { seconds, hold } => (seconds, hold),
     };
     let end_ns = first_ns.saturating_add(u64::from(seconds) * SECOND_NS);
     if now_ns >= end_ns {
-        return hold.then_some(Phase::Held);
+        return hold.then_some(StallPhase::Held);
     }
-    Some(Phase::Due {
+    Some(StallPhase::Due {
         // The last try is at the end of the period, not before.
         at_ns: now_ns.saturating_add(pause_ns(tries)).min(end_ns),
         closes: false,
     })
 }
 
-/// Pause before a request is repeated that was repeated `tries` times.
+/// Returns the pause before a request is repeated that was repeated `tries` times.
 fn pause_ns(tries: u32) -> u64 {
     (PAUSE_FIRST_NS << tries.min(10)).min(PAUSE_MAX_NS)
 }

@@ -6,29 +6,29 @@ use std::time::Duration;
 
 /// The way a worker waits when it has no work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// It sleeps, because it was configured to or because nothing is expected soon.
+pub enum WaitState {
+    /// Sleeping, because it was configured to or because nothing is expected soon.
     #[default]
     Sleeps,
-    /// It spins, because that pays.
+    /// Spinning, because that pays.
     Spins,
-    /// It polls, because it was configured to or because a guest never kicks.
+    /// Polling, because it was configured to or because a guest never kicks.
     Polls,
 }
 
-impl std::fmt::Display for Mode {
+impl std::fmt::Display for WaitState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Mode::Sleeps => "sleeps",
-            Mode::Spins => "spins",
-            Mode::Polls => "polls",
+            WaitState::Sleeps => "sleeps",
+            WaitState::Spins => "spins",
+            WaitState::Polls => "polls",
         })
     }
 }
 
 /// The result of a trial that compares spinning with sleeping on the live load, each where it settles.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Tried {
+pub struct TrialResult {
     /// The worker spins from then on; otherwise it sleeps.
     pub spins: bool,
     /// Share of the response time that spinning saves: of the medians, and of the quartiles that lie closest and farthest. Negative if spinning
@@ -61,7 +61,7 @@ macro_rules! counters {
             pub(crate) still: AtomicU64,
             /// Twice the number of the last flush for the operator that has ended, plus one if it succeeded.
             pub(crate) synced: AtomicU64,
-            /// The parts of [`Tried`]: time and result, gain, quartiles, price. All 0: there was no experiment.
+            /// The parts of [`TrialResult`]: time and result, gain, quartiles, price. All 0: there was no experiment.
             tried: [AtomicU64; 4],
         }
 
@@ -77,7 +77,7 @@ macro_rules! counters {
                 $(self.$name += stats.$name.load(Ordering::Relaxed);)+
             }
 
-            /// The increase since an earlier moment.
+            /// Returns the increase since an earlier moment.
             pub fn since(self, earlier: Totals) -> Totals {
                 Totals {
                     $($vring_name: self.$vring_name.saturating_sub(earlier.$vring_name),)+
@@ -87,26 +87,26 @@ macro_rules! counters {
         }
 
         impl Stats {
-            /// The way the worker waits when it has no work.
-            pub(crate) fn mode(&self) -> Mode {
+            /// Returns the way the worker waits when it has no work.
+            pub(crate) fn mode(&self) -> WaitState {
                 match self.mode.load(Ordering::Relaxed) {
-                    1 => Mode::Spins,
-                    2 => Mode::Polls,
-                    _ => Mode::Sleeps,
+                    1 => WaitState::Spins,
+                    2 => WaitState::Polls,
+                    _ => WaitState::Sleeps,
                 }
             }
 
-            pub(crate) fn set_mode(&self, mode: Mode) {
+            pub(crate) fn set_mode(&self, mode: WaitState) {
                 self.mode.store(mode as u8, Ordering::Relaxed);
             }
 
-            /// The latest spinning experiment.
-            pub(crate) fn tried(&self) -> Option<Tried> {
+            /// Returns the latest spinning experiment.
+            pub(crate) fn tried(&self) -> Option<TrialResult> {
                 // A reader during an update may see parts of two experiments. They are only displayed, so this
                 // does no harm.
                 let [at, gain, spread, price] = self.tried.each_ref().map(|word| word.load(Ordering::Relaxed));
                 let [low, high] = halves(spread);
-                (at > 0).then(|| Tried {
+                (at > 0).then(|| TrialResult {
                     spins: at & 1 == 1,
                     gain: [halves(gain)[0], low, high],
                     cores: halves(price)[0],
@@ -114,7 +114,7 @@ macro_rules! counters {
                 })
             }
 
-            pub(crate) fn set_tried(&self, tried: Tried) {
+            pub(crate) fn set_tried(&self, tried: TrialResult) {
                 let at = tried.at.as_nanos() as u64 & !1 | u64::from(tried.spins);
                 let [gain, low, high] = tried.gain;
                 let words = [at, whole([gain, 0.0]), whole([low, high]), whole([tried.cores, 0.0])];
@@ -139,7 +139,7 @@ counters! {
     wakeups,
     /// Nanoseconds of spinning that ended with work.
     spin_hit_ns,
-    /// Nanoseconds of spinning in vain.
+    /// Nanoseconds of spinning that ended without work.
     spin_wasted_ns,
     /// Times that a worker started to spin because events arrived fast enough.
     switches_fast,
@@ -233,7 +233,7 @@ impl std::fmt::Display for Totals {
 }
 
 impl Totals {
-    /// The part about waiting.
+    /// Writes the part about waiting.
     fn write_pacing(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Totals {
             sleeps,
@@ -251,7 +251,7 @@ impl Totals {
         write!(
             f,
             "{kicks} kicks, slept {sleeps} times and dozed {dozes}, spun {spun_ms} ms, {wasted_ms} of \
-             them in vain; {experiments} experiments, started to spin {switches_fast} times, and stopped \
+             them without finding work; {experiments} experiments, started to spin {switches_fast} times, and stopped \
              {switches_slow} times for lack of requests, {switches_vain} of gain, {switches_budget} of budget"
         )
     }

@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use cleave_blk::{Cut, Gate, Limits, Op, Outcome, Plan, Request, Segment, Shape, Stripe, Verb};
 use libfuzzer_sys::fuzz_target;
 
-/// The next bytes of the input; zeroes behind its end.
+/// The next bytes of the input; zeroes after its end.
 struct Source<'a>(&'a [u8]);
 
 impl Source<'_> {
@@ -28,7 +28,7 @@ impl Source<'_> {
     }
 }
 
-/// The cut, and the disk's bytes on it.
+/// Returns the cut, and the disk's bytes on it.
 fn cut(source: &mut Source<'_>) -> Cut {
     let flags = source.byte();
     let legs = 2 + u16::from(source.byte() % 63);

@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock};
 
 use cleave_disk::{Disk, DiskSpec, OpenOptions};
 use cleave_session::{Offload, Session, SessionConfig};
-use cleave_worker::{Completion, Device, Split, Tuning, WorkerConfig};
+use cleave_worker::{CompletionPolicy, Device, Split, Tuning, WorkerConfig};
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -38,7 +38,7 @@ static THINGS: LazyLock<Things> = LazyLock::new(|| {
         ops: 64,
     };
     let tuning = Tuning {
-        completion: Completion::Interrupt,
+        completion: CompletionPolicy::Interrupt,
         ..Tuning::new(Split::Off)
     };
     let file = |bytes| {
@@ -76,7 +76,7 @@ fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     if !fds.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(fds));
     }
-    // A session that has ended takes no more.
+    // A session that has ended does not take more.
     let _ = sendmsg(
         stream,
         &[IoSlice::new(bytes)],

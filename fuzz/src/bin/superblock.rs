@@ -71,7 +71,7 @@ fn run(input: &[u8]) {
             assert!(whole.data_bytes.is_multiple_of(u64::from(chunk)));
             assert_eq!(disk.capacity_bytes(), 2 * whole.data_bytes);
         }
-        (Err(_), Ok(disk)) => panic!("{disk:?} is no stripe and was opened"),
+        (Err(_), Ok(disk)) => panic!("{disk:?} is not a stripe and was opened"),
         (_, Err(_)) => {}
     }
 }

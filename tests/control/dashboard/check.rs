@@ -82,7 +82,7 @@ fn variable_faults(dashboard: &Value, families: &Families) -> Vec<String> {
     faults
 }
 
-/// Of `label_values(METRIC{...}, LABEL)`.
+/// Returns the faults of `label_values(METRIC{...}, LABEL)`.
 fn value_faults(query: &str, families: &Families) -> Vec<String> {
     let label = query
         .rsplit_once(", ")
@@ -109,11 +109,11 @@ fn panel_faults(panel: &Value, families: &Families) -> Vec<String> {
         return faults;
     }
     if !TYPES.iter().any(|kind| panel["type"] == *kind) {
-        faults.push(format!("{} is no core panel", panel["type"]));
+        faults.push(format!("{} is not a core panel", panel["type"]));
     }
     let unit = &panel["fieldConfig"]["defaults"]["unit"];
     if !UNITS.iter().chain([&OWN_UNIT]).any(|known| unit == known) {
-        faults.push(format!("{unit} is no unit"));
+        faults.push(format!("{unit} is not a unit"));
     }
     if panel["datasource"]["uid"] != "${datasource}" {
         faults.push("not the data source ${datasource}".to_owned());
@@ -182,7 +182,7 @@ fn selector_faults(selector: &Selector<'_>, metric: &Metric<'_>) -> Vec<String> 
     }
     if let Some(interval) = selector.interval {
         if !INTERVALS.contains(&interval) {
-            faults.push(format!("[{interval}] is no interval for {name}"));
+            faults.push(format!("[{interval}] is not an interval for {name}"));
         }
         if metric.family.kind == "gauge" {
             faults.push(format!("{name} is a gauge and has no rate"));

@@ -93,8 +93,8 @@ impl Sim {
         }
     }
 
-    /// Whether the op must fail. Draws equally often for every op, so that one more failure does not change the rest
-    /// of the run.
+    /// Decides if the op must fail. Draws equally often for every op, so that one more failure does not change the rest of the
+    /// run.
     fn fate(&mut self, kind: OpKind) -> Result<(), i32> {
         let number = self.pushed;
         self.pushed += 1;

@@ -1,4 +1,4 @@
-//! The bytes behind a simulated engine, and those of them that survive a power cut.
+//! The bytes of a simulated engine, and those of them that survive a power cut.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use cleave_states::{Log, Number, SECTOR};
 /// Most writes that wait to become durable. With more, the oldest one becomes durable.
 pub(super) const UNSYNCED_MAX: usize = 256;
 
-/// The bytes behind a `Sim`: `durable` is what would survive a power cut. A write becomes durable at the latest with
+/// The bytes of a `Sim`: `durable` is what would survive a power cut. A write becomes durable at the latest with
 /// a sync that was pushed after its completion, and sometimes earlier.
 #[derive(Debug, Default)]
 pub struct SimStore {

@@ -188,7 +188,7 @@ impl Log {
         (self.requests.len(), self.ios.len())
     }
 
-    /// Whether nothing was recorded.
+    /// Returns true if nothing was recorded.
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }

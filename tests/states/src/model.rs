@@ -146,13 +146,13 @@ impl Model {
         self.times.len()
     }
 
-    /// Whether a crash at this moment may leave this value.
+    /// Returns true if a crash at this moment may leave this value.
     #[inline]
     pub(crate) fn may_be_left(&self, sector: usize, value: Value) -> bool {
         self.crash.allow(sector, value)
     }
 
-    /// Whether a reader may see this value now.
+    /// Returns true if a reader may see this value now.
     #[inline]
     pub(crate) fn may_be_read(&self, sector: usize, value: Value) -> bool {
         self.live.allow(sector, value)

@@ -20,9 +20,9 @@ pub struct Extent {
 pub struct Checked {
     /// States of the disk that were compared with the model, sector by sector.
     pub states: u64,
-    /// Of these, states that differ from what a reader would have seen at that moment.
+    /// States, of those, that differ from what a reader would have seen at that moment.
     pub lossy: u64,
-    /// Of these, states with a torn write.
+    /// States, of those, with a torn write.
     pub torn: u64,
     /// Flushes that completed on a leg.
     pub epochs: u64,

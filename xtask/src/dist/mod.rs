@@ -21,7 +21,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Where to, and from what.
 #[derive(clap::Args, Default)]
-pub(crate) struct Request {
+pub(crate) struct DistArgs {
     /// Write to this folder [default: target/dist]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -33,12 +33,12 @@ pub(crate) struct Request {
     check: bool,
 }
 
-impl Request {
-    /// As the tests ask for it.
-    pub(crate) fn checked() -> Request {
-        Request {
+impl DistArgs {
+    /// Returns the options with which the tests package.
+    pub(crate) fn checked() -> DistArgs {
+        DistArgs {
             check: true,
-            ..Request::default()
+            ..DistArgs::default()
         }
     }
 }
@@ -97,7 +97,7 @@ struct Release {
 }
 
 /// Makes all archives and `SHA256SUMS`; prints their paths.
-pub(crate) fn run(root: &Path, request: &Request) -> Result {
+pub(crate) fn run(root: &Path, request: &DistArgs) -> Result {
     setup::provide_programs(root, &["dpkg-deb", "rpmbuild", "strip"])?;
     let out = request.out.clone();
     let out = out.unwrap_or_else(|| root.join("target/dist"));
@@ -219,7 +219,7 @@ impl Release {
         Ok(self.out.join("SHA256SUMS").display().to_string())
     }
 
-    /// Size of the tree, as `du` prints it before the name.
+    /// Returns the size of the tree, as `du` prints it before the name.
     fn kib(&self) -> Result<String> {
         let said = quietly(&self.tree, "du -sk .", &[])?;
         Ok(said.split_whitespace().next().unwrap_or("0").to_owned())
@@ -233,7 +233,7 @@ fn copy(from: &Path, to: &Path, mode: u32) -> Result {
     fs::set_permissions(to, fs::Permissions::from_mode(mode)).at(to)
 }
 
-/// The newest version of glibc whose symbols the program needs; the file names each of them.
+/// Returns the newest version of glibc whose symbols the program needs; the file names each of them.
 fn glibc(program: &Path) -> Result<String> {
     let bytes = fs::read(program).at(program)?;
     let text = String::from_utf8_lossy(&bytes);

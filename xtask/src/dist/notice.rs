@@ -18,7 +18,7 @@ crates that it belongs to.
 /// How the names of files begin that hold licences and notices.
 const NOTICES: [&str; 5] = ["LICEN", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE"];
 
-/// The text of the file.
+/// Returns the text of the file.
 pub(super) fn third_party(root: &Path) -> Result<String> {
     let metadata = packages::load(root)?;
     let tree = "cargo tree --locked --package cleave-daemon --edges normal,no-proc-macro --prefix none --target {}";
@@ -53,7 +53,7 @@ pub(super) fn third_party(root: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The licences and notices that lie beside the manifest of a crate.
+/// Returns the licences and notices that lie beside the manifest of a crate.
 fn notices(package: &Package) -> Result<Vec<String>> {
     let folder = package.manifest_path.parent();
     let folder = folder.ok_or("a manifest without a folder")?;

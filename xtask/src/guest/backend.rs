@@ -10,7 +10,7 @@ use super::kit::{BackendKind, Kit};
 
 /// How the daemon of a test differs from the usual one.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum DaemonMode {
     Plain,
     Poll,
     ReadOnly,
@@ -56,7 +56,7 @@ pub(super) fn cluster(kit: &Kit, folder: &Path, bytes: u64) -> Result<DaemonProc
 }
 
 /// Starts the daemon, with the socket in a folder of its own, and waits for its socket.
-pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: Mode) -> Result<DaemonProcess> {
+pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: DaemonMode) -> Result<DaemonProcess> {
     let kit = bench.kit;
     let socket = folder.join("disk.sock");
     let (at, image, vrings) = (socket.display(), bench.image(), bench.cpus);
@@ -64,14 +64,14 @@ pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: Mode) -> Result<Daem
     let rbd = format!("rbd:rbd/guest,conf={}/ceph/conf", folder.display());
     let file = image.display().to_string();
     let disk = match (mode, kit.kind) {
-        (Mode::Nbd, BackendKind::Cleave) => nbd,
-        (Mode::Rbd, BackendKind::Cleave) => rbd,
+        (DaemonMode::Nbd, BackendKind::Cleave) => nbd,
+        (DaemonMode::Rbd, BackendKind::Cleave) => rbd,
         _ => file,
     };
     let block = bench.block_bytes;
     let mut line = match mode {
         // The group gets all rights to the files that the daemon makes.
-        Mode::Group(id) => {
+        DaemonMode::Group(id) => {
             let line = format!("umask 0007; exec setpriv --regid {id} --clear-groups -- \"$@\"");
             words("sh -c {} sh", &[&line])
         }
@@ -81,12 +81,12 @@ pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: Mode) -> Result<Daem
         BackendKind::Cleave => {
             line.push(kit.program.display().to_string());
             line.extend(words(CLEAVE, &[&at, &disk, &vrings, &vrings, &block]));
-            line.extend((mode == Mode::Poll).then(|| "--completion=poll".to_owned()));
-            line.extend((mode == Mode::ReadOnly).then(|| "--read-only".to_owned()));
+            line.extend((mode == DaemonMode::Poll).then(|| "--completion=poll".to_owned()));
+            line.extend((mode == DaemonMode::ReadOnly).then(|| "--read-only".to_owned()));
         }
         BackendKind::QemuStorageDaemon => {
             let [writable, read_only] = match mode {
-                Mode::ReadOnly => ["off", "on"],
+                DaemonMode::ReadOnly => ["off", "on"],
                 _ => ["on", "off"],
             };
             line.extend(words(

@@ -63,7 +63,7 @@ impl Bench<'_> {
         guest::boot(&self.kit.kernel.image, initramfs, parameters)
     }
 
-    /// The disk as the first that the firmware tries.
+    /// Returns the disk as the first that the firmware tries.
     pub(super) fn disk(&self) -> Vec<String> {
         let reconnect = match self.name {
             "killed" | "reconnect" => format!(",{}", self.kit.reconnect),

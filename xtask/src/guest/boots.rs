@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use cleave_rig::daemon::DaemonProcess;
 use cleave_rig::{At, Result, quietly};
 
-use super::backend::{self, Mode};
+use super::backend::{self, DaemonMode};
 use super::bench::{BOOT_LIMIT, Bench, DISK_BYTES, GROWN_BYTES, resize};
 
 /// Script of most boots.
@@ -16,8 +16,8 @@ pub(super) const DISK: &str = include_str!("scripts/disk.sh");
 pub(super) fn boot(bench: &mut Bench<'_>, script: &str, boots: &str) -> Result {
     bench.empty_image()?;
     let _server = match mode(boots) {
-        Mode::Nbd => Some(backend::nbd_server(&bench.folder, DISK_BYTES)?),
-        Mode::Rbd => Some(backend::cluster(bench.kit, &bench.folder, DISK_BYTES)?),
+        DaemonMode::Nbd => Some(backend::nbd_server(&bench.folder, DISK_BYTES)?),
+        DaemonMode::Rbd => Some(backend::cluster(bench.kit, &bench.folder, DISK_BYTES)?),
         _ => None,
     };
     let mut daemon: Option<DaemonProcess> = None;
@@ -52,7 +52,7 @@ pub(super) fn boot(bench: &mut Bench<'_>, script: &str, boots: &str) -> Result {
 fn act(
     bench: &Bench<'_>,
     daemon: &mut Option<DaemonProcess>,
-    mode: Mode,
+    mode: DaemonMode,
     mark: &(String, String),
 ) -> Result<String> {
     let image = bench.image();
@@ -83,13 +83,13 @@ fn act(
     Ok(answer)
 }
 
-/// How the daemon serves a boot.
-fn mode(boot: &str) -> Mode {
+/// Returns how the daemon serves a boot.
+fn mode(boot: &str) -> DaemonMode {
     match boot {
-        "read_only" => Mode::ReadOnly,
-        "verify_polled" => Mode::Poll,
-        "verify_nbd" => Mode::Nbd,
-        "verify_rbd" => Mode::Rbd,
-        _ => Mode::Plain,
+        "read_only" => DaemonMode::ReadOnly,
+        "verify_polled" => DaemonMode::Poll,
+        "verify_nbd" => DaemonMode::Nbd,
+        "verify_rbd" => DaemonMode::Rbd,
+        _ => DaemonMode::Plain,
     }
 }

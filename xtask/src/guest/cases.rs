@@ -5,7 +5,7 @@ use std::time::Instant;
 use cleave_rig::guest;
 use cleave_rig::{At, Result};
 
-use super::backend::{self, Mode};
+use super::backend::{self, DaemonMode};
 use super::bench::{BOOT_LIMIT, Bench};
 use super::boots::{self, DISK};
 use super::kit::Kit;
@@ -15,7 +15,7 @@ use super::{iopoll, libvirt};
 pub(crate) const RBD: &str = "fio-verify-rbd";
 
 /// A case by its name; a guest has as many CPUs as vrings, and both sizes of blocks are told to some.
-pub(super) struct Case {
+pub(super) struct GuestCase {
     pub(super) name: &'static str,
     pub(super) cpus: u32,
     pub(super) block_bytes: u32,
@@ -29,8 +29,8 @@ enum How {
     Own(fn(&mut Bench<'_>) -> Result),
 }
 
-const fn case(name: &'static str, cpus: u32, block_bytes: u32, how: How) -> Case {
-    Case {
+const fn case(name: &'static str, cpus: u32, block_bytes: u32, how: How) -> GuestCase {
+    GuestCase {
         name,
         cpus,
         block_bytes,
@@ -39,7 +39,7 @@ const fn case(name: &'static str, cpus: u32, block_bytes: u32, how: How) -> Case
 }
 
 /// The longest first, for a case that starts late should be short.
-pub(super) const ALL: &[Case] = &[
+pub(super) const ALL: &[GuestCase] = &[
     case("iopoll", 2, 512, How::Own(iopoll::run)),
     case("four-cpus", 4, 4096, How::Disk("life")),
     case("one-cpu", 1, 512, How::Disk("life crash recover read_only")),
@@ -55,7 +55,7 @@ pub(super) const ALL: &[Case] = &[
 ];
 
 /// Runs a case and prints its line; the number of its checks, unless it cannot run here.
-pub(super) fn run(kit: &Kit, case: &Case) -> Result<Option<usize>, ()> {
+pub(super) fn run(kit: &Kit, case: &GuestCase) -> Result<Option<usize>, ()> {
     let (start, name) = (Instant::now(), case.name);
     let folder = kit.folder.join(name);
     let mut bench = Bench {
@@ -111,7 +111,7 @@ fn firmware_boot(bench: &mut Bench<'_>) -> Result {
     image[510..512].copy_from_slice(&[0x55, 0xAA]);
     image[512..512 + MARK.len()].copy_from_slice(MARK);
     std::fs::write(bench.image(), image).at(bench.image())?;
-    let daemon = backend::start(bench, &bench.folder, Mode::Plain)?;
+    let daemon = backend::start(bench, &bench.folder, DaemonMode::Plain)?;
     let mut machine = bench.machine("firmware", &[bench.disk()], BOOT_LIMIT)?;
     machine.expect("second-sector")?;
     machine.kill()?;

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use cleave_rig::guest::Machine;
 use cleave_rig::{At, Result, command, quietly, words};
 
-use super::backend::{self, Mode};
+use super::backend::{self, DaemonMode};
 use super::bench::{BOOT_LIMIT, Bench};
 use super::boots::DISK;
 
@@ -45,7 +45,7 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result {
     std::fs::copy(&bench.kit.kernel.image, home.join("kernel")).at(&home)?;
 
     bench.empty_image()?;
-    let daemon = backend::start(bench, &home, Mode::Group(CLEAVE_ID))?;
+    let daemon = backend::start(bench, &home, DaemonMode::Group(CLEAVE_ID))?;
     let line = words(&format!("{UNSHARE} sh -e {{}} libvirt"), &[&script]);
     let mut command = command(&line);
     command.current_dir(folder);

@@ -17,14 +17,14 @@ use cleave_rig::built::Artifact;
 use cleave_rig::{Result, empty_folder, quietly};
 
 use crate::suite;
-use cases::Case;
+use cases::GuestCase;
 pub(crate) use cases::RBD;
 pub(crate) use kit::BackendKind;
 use kit::Kit;
 
 /// How the cases run.
 #[derive(clap::Args)]
-pub(crate) struct Request {
+pub(crate) struct GuestArgs {
     /// Keep the guests' logs and images below target/guest
     #[arg(long)]
     keep: bool,
@@ -50,7 +50,7 @@ const WIDTH: usize = 2;
 pub(crate) fn run(
     root: &Path,
     artifacts: &[Artifact],
-    request: &Request,
+    request: &GuestArgs,
     only: Option<&str>,
 ) -> Result<String> {
     if cfg!(not(target_arch = "x86_64")) {
@@ -62,8 +62,8 @@ pub(crate) fn run(
     let version = version.lines().next().unwrap_or_default();
     println!("guest: Linux {release}, accelerator {accelerator}, {version}");
     let start = Instant::now();
-    let is_chosen = |case: &&Case| only.map_or(case.name != RBD, |name| name == case.name);
-    let chosen: Vec<&Case> = cases::ALL.iter().filter(is_chosen).collect();
+    let is_chosen = |case: &&GuestCase| only.map_or(case.name != RBD, |name| name == case.name);
+    let chosen: Vec<&GuestCase> = cases::ALL.iter().filter(is_chosen).collect();
     let ended = suite::side_by_side(&chosen, WIDTH, |case| cases::run(&kit, case));
     let counts: Vec<usize> = ended.iter().flatten().copied().flatten().collect();
     let failed = ended.iter().filter(|case| case.is_err()).count();

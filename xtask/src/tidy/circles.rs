@@ -1,23 +1,20 @@
 //! Circles of files. Files of a crate that need each other, directly or through others, can be neither read nor changed one at a
 //! time.
 //!
-//! A file needs the files that define the names which it imports or writes as a path. A re-export stands for the file behind it, and
+//! A file needs the files that define the names which it imports or writes as a path. A re-export stands for the file that it leads to, and
 //! counts only if its own file uses the name. Code that only tests have does not count, nor does a method that is called on a value.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use itertools::Itertools;
 
-use super::imports::File;
+use super::tree::{Crate, Sources, joined};
 
 /// Folders of crates that still have circles. A crate without one must not be listed.
 const TIED: &[&str] = &[];
 
 /// Imports that a name is followed through, from one re-export to the next.
 const HOPS_MAX: usize = 16;
-
-/// Texts of files, by their paths.
-pub(super) type Sources = BTreeMap<String, String>;
 
 /// Returns a fault for each group of files that are tied by circles.
 pub(super) fn tied(sources: &Sources) -> Vec<String> {
@@ -28,9 +25,7 @@ pub(super) fn tied(sources: &Sources) -> Vec<String> {
 
 /// Faults of the crate whose root is this file.
 fn faults(root: &str, sources: &Sources) -> Vec<String> {
-    let mut tree = Crate::default();
-    tree.add("", root, sources);
-    let circles = tree.circles();
+    let circles = Crate::read(root, sources).circles();
     let is_listed = TIED.iter().any(|folder| root.starts_with(folder));
     match (is_listed, circles.is_empty()) {
         (true, true) => vec![format!(
@@ -41,34 +36,10 @@ fn faults(root: &str, sources: &Sources) -> Vec<String> {
     }
 }
 
-/// The files of a crate and their paths, by the names of their modules. The name of the root is empty.
-#[derive(Default)]
-struct Crate<'a>(BTreeMap<String, (&'a str, File<'a>)>);
-
 /// For each module the modules that it needs, each with the first line that does.
 type Needs<'a> = BTreeMap<&'a str, BTreeMap<&'a str, usize>>;
 
-impl<'a> Crate<'a> {
-    /// Adds a file and those of its modules.
-    fn add(&mut self, module: &str, path: &'a str, sources: &'a Sources) {
-        let file = File::parse(&sources[path]);
-        let stem = path.trim_end_matches(".rs");
-        let owners = ["/lib", "/main", "/mod"];
-        let folder = owners.iter().find_map(|owner| stem.strip_suffix(owner));
-        let folder = folder.unwrap_or(stem);
-        for name in file.modules() {
-            let places = [
-                format!("{folder}/{name}.rs"),
-                format!("{folder}/{name}/mod.rs"),
-            ];
-            let child = places.iter().find_map(|place| sources.get_key_value(place));
-            if let Some((path, _)) = child {
-                self.add(&joined(module, name), path, sources);
-            }
-        }
-        self.0.insert(module.to_owned(), (path, file));
-    }
-
+impl Crate<'_> {
     /// Describes the shortest circle of each group of files that need each other.
     fn circles(&self) -> Vec<String> {
         let needs = self.needs();
@@ -164,13 +135,6 @@ impl<'a> Trip<'a> {
             }
         }
         trip
-    }
-}
-
-fn joined(module: &str, name: &str) -> String {
-    match module {
-        "" => name.to_owned(),
-        parent => format!("{parent}::{name}"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The modules that a source file declares, and the names that it imports and uses, without those of its tests.
+//! The modules and types that a source file declares, and the names that it imports and uses, without those of its tests.
 
 use itertools::Itertools;
 
@@ -98,6 +98,30 @@ impl<'a> File<'a> {
             keyword.text == "mod" && end.text == ";"
         };
         triples.filter(is_module).map(|(_, name, _)| name.text)
+    }
+
+    /// Types that it declares outside of functions, macros and implementations: the line and name of each, and true if it is public.
+    pub(super) fn types(&self) -> Vec<(usize, &'a str, bool)> {
+        let (mut found, mut depth) = (Vec::new(), 0_usize);
+        for (at, token) in self.tokens.iter().enumerate() {
+            match token.text {
+                "{" => depth += 1,
+                "}" => depth = depth.saturating_sub(1),
+                "struct" | "enum" | "union" | "trait" | "type" if depth == 0 => {
+                    let before = self.tokens[..at].iter().rev().map(|token| token.text);
+                    let mut before = before.skip_while(|word| *word == "unsafe");
+                    let is_public = before
+                        .next()
+                        .is_some_and(|word| ["pub", ")"].contains(&word));
+                    let name = self.tokens.get(at + 1);
+                    // `union` is a keyword only here, and a method elsewhere.
+                    let name = name.filter(|name| name.text.starts_with(char::is_uppercase));
+                    found.extend(name.map(|name| (name.line, name.text, is_public)));
+                }
+                _ => {}
+            }
+        }
+        found
     }
 
     /// Paths that the file needs, each with its line. A re-export is needed if the file itself uses the name.

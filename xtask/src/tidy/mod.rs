@@ -3,7 +3,10 @@
 mod circles;
 mod imports;
 mod links;
+mod names;
 pub(crate) mod packages;
+mod tree;
+mod words;
 
 use std::path::Path;
 
@@ -56,7 +59,7 @@ pub(crate) fn check(root: &Path) -> Result<String> {
     }
     let files = "git ls-files --cached --others --exclude-standard";
     let listing = quietly(root, files, &[])?;
-    let mut sources = circles::Sources::new();
+    let mut sources = tree::Sources::new();
     for path in listing.lines() {
         // A deleted file is listed until the deletion is staged, and binary files have no rules.
         let text = std::fs::read_to_string(root.join(path)).unwrap_or_default();
@@ -70,10 +73,12 @@ pub(crate) fn check(root: &Path) -> Result<String> {
             faults.push(format!("{path}: {lines} lines of code; {limit}"));
         }
         if path.ends_with(".rs") && !text.is_empty() {
+            faults.extend(words::faults(path, &text));
             sources.insert(path.to_owned(), text);
         }
     }
     faults.extend(circles::tied(&sources));
+    faults.extend(names::doubled(&sources));
     unless(&faults, format!("{} files", listing.lines().count()))
 }
 
@@ -110,15 +115,15 @@ mod tests {
             ),
             (
                 "crates/disk/src/lib.rs",
-                "//! It forbids.\n// #![forbid(unsafe_code)]\n",
+                "//! This forbids.\n// #![forbid(unsafe_code)]\n",
                 "missing",
             ),
             (
                 "crates/worker/src/lib.rs",
-                "//! It does.\n#![forbid(unsafe_code)]\n",
+                "//! This does.\n#![forbid(unsafe_code)]\n",
                 "//!",
             ),
-            ("crates/rbd/src/lib.rs", "//! It forbids things.\n", ""),
+            ("crates/rbd/src/lib.rs", "//! This forbids things.\n", ""),
             ("xtask/src/main.rs", "", "missing"),
             ("crates/blk/src/plan.rs", "use std::{fmt, fs};", "pure"),
             ("crates/blk/src/size.rs", "use std::num::NonZero;", ""),

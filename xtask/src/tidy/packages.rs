@@ -47,7 +47,7 @@ CC0-1.0, ISC, MIT, MIT-0, Unicode-3.0, Unlicense, Zlib, (MIT OR Apache-2.0) AND 
 /// The platform that we ship to.
 pub(crate) const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 
-/// Its dependency graph.
+/// Loads its dependency graph.
 pub(crate) fn load(root: &Path) -> Result<Metadata> {
     let words = words("--locked --filter-platform {}", &[&PLATFORM]);
     let mut command = MetadataCommand::new();
@@ -86,7 +86,7 @@ pub(crate) fn check_arrows(metadata: &Metadata) -> Result<String> {
     )
 }
 
-/// The fault of a dependency of one of our packages, if it has one.
+/// Returns the fault of a dependency of one of our packages, if it has one.
 fn arrow(from: &str, to: &str, is_shipped: bool) -> Option<String> {
     let [own, need] = [from, to].map(|name| name.trim_start_matches("cleave-"));
     let mut rows = ARROWS.lines().filter_map(|row| row.split_once(':'));

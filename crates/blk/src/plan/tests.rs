@@ -36,7 +36,7 @@ fn striped(legs: u16, chunk_bytes: u32) -> Cut {
     }
 }
 
-/// Leg, offset and length of each op.
+/// Returns leg, offset and length of each op.
 fn places(request: &Request, cut: &Cut) -> Vec<(u16, u64, u64)> {
     let data = [Segment {
         addr: 0,
@@ -47,7 +47,7 @@ fn places(request: &Request, cut: &Cut) -> Vec<(u16, u64, u64)> {
         .collect()
 }
 
-/// The addresses of a stream's bytes, up to `len_bytes` of them, after the first `skip_bytes`.
+/// Returns the addresses of a stream's bytes, up to `len_bytes` of them, after the first `skip_bytes`.
 fn flatten(segments: &[Segment], skip_bytes: u32, len_bytes: u64) -> Vec<u64> {
     segments
         .iter()
@@ -118,7 +118,7 @@ fn requests_are_cut_at_the_right_offsets() {
         // A chunk or less is never cut.
         (8 << 10, 4 * K, 8 * K, &[8 * K]),
         (8 << 10, 512, 512, &[512]),
-        // Cut at multiples if that takes no extra op.
+        // Cut at multiples if that does not take an extra op.
         (8 << 10, 0, 16 * K, &[8 * K, 8 * K]),
         (8 << 10, 4 * K, 20 * K, &[4 * K, 8 * K, 8 * K]),
         (8 << 10, 4 * K, 12 * K, &[4 * K, 8 * K]),
@@ -311,7 +311,7 @@ fn layouts() -> impl Strategy<Value = (Vec<Segment>, u64, u64)> {
     })
 }
 
-/// No chunk, or one of any size.
+/// Makes no chunk, or one of any size.
 fn any_chunk() -> impl Strategy<Value = Option<NonZeroU32>> {
     prop_oneof![
         Just(None),
@@ -335,7 +335,7 @@ fn any_cut() -> impl Strategy<Value = Cut> {
     })
 }
 
-/// The disk offset of a leg's byte.
+/// Returns the disk offset of a leg's byte.
 fn disk_offset(cut: &Cut, leg: u16, offset: u64) -> u64 {
     let Some(stripe) = cut.stripe else {
         assert_eq!(leg, 0);

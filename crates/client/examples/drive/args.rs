@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use cleave_blk::spec::feature;
 use cleave_client::message::protocol;
-use cleave_client::{Layout, Offered, Options, Order, Pulse, Stop, Verify, Wait, Workload};
+use cleave_client::{
+    DeviceOptions, Layout, Offered, OffsetOrder, Pulse, ReapWait, Stop, Verify, Workload,
+};
 
 pub(crate) struct Args {
     pub(crate) sockets: Vec<PathBuf>,
@@ -25,7 +27,7 @@ pub(crate) struct Args {
     span_bytes: Option<u64>,
     pub(crate) pid: Option<u32>,
     pub(crate) json: bool,
-    pub(crate) options: Options,
+    pub(crate) options: DeviceOptions,
 }
 
 impl Args {
@@ -48,7 +50,7 @@ impl Args {
             span_bytes: None,
             pid: None,
             json: false,
-            options: Options::default(),
+            options: DeviceOptions::default(),
         };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
@@ -68,8 +70,8 @@ impl Args {
 
     fn take_flag(&mut self, word: &str) -> bool {
         match word {
-            "--poll" => self.options.wait = Wait::Poll,
-            "--sleep" => self.options.wait = Wait::Sleep,
+            "--poll" => self.options.wait = ReapWait::Poll,
+            "--sleep" => self.options.wait = ReapWait::Sleep,
             "--write" => self.read_percent = 0,
             "--sequential" => self.sequential = true,
             "--indirect" => self.indirect = true,
@@ -104,15 +106,15 @@ impl Args {
         Ok(())
     }
 
-    /// The workload for a disk of this size and some time.
+    /// Returns the workload for a disk of this size and some time.
     pub(crate) fn workload(&self, capacity_bytes: u64, seconds: f64) -> Workload<'static> {
         let span_bytes = self.span_bytes.unwrap_or(u64::MAX).min(capacity_bytes);
         Workload {
             read_percent: self.read_percent,
             order: if self.sequential {
-                Order::Sequential
+                OffsetOrder::Sequential
             } else {
-                Order::Random
+                OffsetOrder::Random
             },
             layout: if self.indirect {
                 Layout::Indirect
@@ -136,7 +138,7 @@ impl Args {
     }
 }
 
-/// `ON:OFF`, in milliseconds.
+/// Parses `ON:OFF`, in milliseconds.
 fn pulse(text: &str) -> Result<Pulse, String> {
     let (on, off) = text.split_once(':').ok_or("a pulse is ON:OFF")?;
     let time = |text: &str| Ok::<_, String>(Duration::from_secs_f64(number::<f64>(text)? / 1e3));

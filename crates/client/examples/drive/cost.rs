@@ -18,7 +18,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// Of a process by its ID. Values that cannot be read count as zero.
+    /// Reads the cost of a process by its ID. Values that cannot be read count as zero.
     pub(crate) fn of(pid: u32) -> Cost {
         let process = Path::new("/proc").join(pid.to_string());
         let mut cost = Cost::default();
@@ -33,7 +33,7 @@ impl Cost {
         cost
     }
 
-    /// Of this process, with the threads that have exited, whose wake-ups are in `ended`.
+    /// Reads the cost of this process, including threads that have exited, whose wake-ups are in `ended`.
     pub(crate) fn own(ended: Cost) -> Cost {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         let (user_ticks, kernel_ticks) = ticks(Path::new("/proc/self"));
@@ -45,7 +45,7 @@ impl Cost {
         }
     }
 
-    /// Of the calling thread since its start.
+    /// Reads the cost of the calling thread since its start.
     pub(crate) fn of_this_thread() -> Cost {
         let mut cost = Cost::default();
         cost.add_task(Path::new("/proc/thread-self"));
@@ -71,7 +71,7 @@ impl Cost {
         }
     }
 
-    /// The difference from an earlier reading.
+    /// Returns the difference from an earlier reading.
     pub(crate) fn since(self, before: Cost) -> Cost {
         Cost {
             cpu: self.cpu.saturating_sub(before.cpu),
@@ -82,7 +82,7 @@ impl Cost {
         }
     }
 
-    /// The sum of several processes.
+    /// Returns the sum of several processes.
     pub(crate) fn plus(self, other: Cost) -> Cost {
         Cost {
             cpu: self.cpu + other.cpu,
@@ -93,18 +93,18 @@ impl Cost {
         }
     }
 
-    /// Ticks of 10 ms, user and kernel together.
+    /// Returns the ticks of 10 ms, user and kernel together.
     pub(crate) fn ticks(&self) -> u64 {
         self.user_ticks + self.kernel_ticks
     }
 
-    /// Share of the CPU time that was spent in user mode; `None` if there are too few samples.
+    /// Returns the share of the CPU time that was spent in user mode; `None` if there are too few samples.
     pub(crate) fn user_share(&self) -> Option<f64> {
         (self.ticks() >= 20).then(|| self.user_ticks as f64 / self.ticks() as f64)
     }
 }
 
-/// Private memory of a process in KiB: its own pages, and its share of file pages. Guest memory, which it shares with
+/// Returns the private memory of a process in KiB: its own pages, and its share of file pages. Guest memory, which it shares with
 /// its frontend, is not included.
 pub(crate) fn own_kib(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
@@ -117,7 +117,7 @@ pub(crate) fn own_kib(pid: u32) -> u64 {
     own.sum()
 }
 
-/// User and kernel ticks of a process.
+/// Returns user and kernel ticks of a process.
 fn ticks(process: &Path) -> (u64, u64) {
     let text = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
     // The name in parentheses may contain blanks; only the fields after the last parenthesis are regular. utime is

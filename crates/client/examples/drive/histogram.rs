@@ -49,7 +49,7 @@ impl Histogram {
         self.max_ns as f64 / 1e3
     }
 
-    /// The latency that this share of the requests does not exceed, rounded up to a step.
+    /// Returns the latency that this share of the requests does not exceed, rounded up to a step.
     pub(crate) fn quantile_us(&self, share: f64) -> f64 {
         let wanted = ((self.count as f64 * share).ceil() as u64).max(1);
         let mut seen = 0;
@@ -63,14 +63,14 @@ impl Histogram {
     }
 }
 
-/// Index of the step that counts a value.
+/// Returns the index of the step that counts a value.
 fn place(ns: u64) -> usize {
     let bits = 64 - (ns | (STEPS as u64 - 1)).leading_zeros() as usize;
     let doubling = bits - STEPS.ilog2() as usize;
     doubling * (STEPS / 2) + (ns >> doubling) as usize
 }
 
-/// Largest value of a step.
+/// Returns the largest value of a step.
 fn upper(at: usize) -> u64 {
     if at < STEPS {
         return at as u64;

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use cleave_client::{Client, Order, Sample, Stop, Tally, Workload};
+use cleave_client::{Client, OffsetOrder, Sample, Stop, Workload, WorkloadTotals};
 
 use args::Args;
 use cost::Cost;
@@ -47,7 +47,7 @@ impl Drop for ThreadResults<'_> {
 
 /// Results of a measurement.
 struct Measured {
-    tallies: Vec<Tally>,
+    tallies: Vec<WorkloadTotals>,
     latencies: Histogram,
     wall: Duration,
     driver: Cost,
@@ -107,7 +107,7 @@ fn fill(args: &Args, disks: &mut [Disk]) -> Result<(), String> {
         let work = args.workload(disk.client.config().capacity_bytes(), 0.0);
         let fill = Workload {
             read_percent: 0,
-            order: Order::Sequential,
+            order: OffsetOrder::Sequential,
             offered: None,
             stop: Stop::Requests(work.span_bytes / u64::from(work.block_bytes)),
             ..work
@@ -146,7 +146,7 @@ fn run(
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
-        joined.collect::<Result<Vec<Vec<Tally>>, String>>()
+        joined.collect::<Result<Vec<Vec<WorkloadTotals>>, String>>()
     })?;
     let wall = before.2.elapsed();
     let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -167,7 +167,7 @@ fn run_disk(
     work: &Workload<'static>,
     latencies: &mut [Histogram],
     ended: &Mutex<Cost>,
-) -> Result<Vec<Tally>, String> {
+) -> Result<Vec<WorkloadTotals>, String> {
     let mut left = latencies.iter_mut();
     let tallies = disk.client.run(work, |_| {
         let mut keeper = ThreadResults {
@@ -185,13 +185,13 @@ fn run_disk(
     tallies.map_err(text)
 }
 
-/// Cost of all daemons so far; `None` if the process of one of them is unknown.
+/// Returns the cost of all daemons so far; `None` if the process of one of them is unknown.
 fn daemons(disks: &[Disk]) -> Option<Cost> {
     let costs = pids(disks)?.into_iter().map(Cost::of);
     Some(costs.fold(Cost::default(), Cost::plus))
 }
 
-/// A daemon that serves several disks counts once.
+/// Returns the processes of the daemons. A daemon that serves several disks counts once.
 fn pids(disks: &[Disk]) -> Option<Vec<u32>> {
     let mut pids: Vec<u32> = disks.iter().map(|disk| disk.pid).collect::<Option<_>>()?;
     pids.sort_unstable();
@@ -199,7 +199,7 @@ fn pids(disks: &[Disk]) -> Option<Vec<u32>> {
     Some(pids)
 }
 
-/// The process at the other end of the socket.
+/// Returns the process at the other end of the socket.
 fn peer(client: &mut Client) -> Option<u32> {
     let stream = client.frontend().socket().stream();
     let credentials = rustix::net::sockopt::socket_peercred(stream).ok()?;
@@ -228,9 +228,9 @@ fn print_idle(disks: &[Disk], before: Option<Cost>, wall: Duration) {
 }
 
 fn print(args: &Args, disks: &[Disk], measured: &Measured) {
-    let sum = |of: fn(&Tally) -> u64| measured.tallies.iter().map(of).sum::<u64>();
-    let requests = sum(Tally::requests);
-    let iops: f64 = measured.tallies.iter().map(Tally::iops).sum();
+    let sum = |of: fn(&WorkloadTotals) -> u64| measured.tallies.iter().map(of).sum::<u64>();
+    let requests = sum(WorkloadTotals::requests);
+    let iops: f64 = measured.tallies.iter().map(WorkloadTotals::iops).sum();
     let mib = iops * f64::from(args.block_bytes) / f64::from(1 << 20);
     let spread = &measured.latencies;
     let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|share| spread.quantile_us(share));
@@ -259,7 +259,7 @@ fn print(args: &Args, disks: &[Disk], measured: &Measured) {
     }
 }
 
-/// One side's cost as members of a JSON object: CPU time for each request, its user share, wake-ups a second.
+/// Returns one side's cost as members of a JSON object: CPU time for each request, its user share, wake-ups a second.
 fn side(name: &str, cost: Option<&Cost>, requests: u64, seconds: f64) -> String {
     let said = |value: Option<f64>| value.map_or("null".to_owned(), |value| format!("{value:.4}"));
     let per = cost.map(|cost| cost.cpu.as_secs_f64() * 1e6 / requests.max(1) as f64);

@@ -30,7 +30,7 @@ impl FromStr for CpuList {
     }
 }
 
-/// `3` or `2-5`.
+/// Parses `3` or `2-5`.
 fn range(part: &str) -> Result<(usize, usize), String> {
     let (first, last) = part.split_once('-').unwrap_or((part, part));
     let (first, last) = (number(first, part)?, number(last, part)?);

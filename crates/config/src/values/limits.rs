@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use cleave_disk::parse_size;
-use cleave_worker::Limits;
+use cleave_worker::RateLimits;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 use serde::ser::SerializeMap as _;
@@ -19,13 +19,13 @@ use crate::id::{ID_CHARS_MAX, is_id};
 /// The name of the group among the limits.
 const GROUP: &str = "group";
 
-/// The limits of a disk, and the group with whose disks it shares them. Zero is no limit.
+/// The limits of a disk, and the group with whose disks it shares them. Zero means no limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiskLimits {
     /// The group.
     pub group: Option<String>,
     /// What a second may have.
-    pub values: Limits,
+    pub values: RateLimits,
 }
 
 impl DiskLimits {
@@ -74,7 +74,7 @@ impl Serialize for DiskLimits {
 impl<'de> Deserialize<'de> for DiskLimits {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<DiskLimits, D::Error> {
         let (group, change) = from.deserialize_map(LimitsVisitor { has_group: true })?;
-        let values = change.applied_to(Limits::default());
+        let values = change.applied_to(RateLimits::default());
         Ok(DiskLimits {
             group,
             values: values.map_err(Error::custom)?,
@@ -125,14 +125,14 @@ impl JsonSchema for DiskLimits {
     }
 }
 
-/// Limits that are to be others; those that it does not name stay. Zero takes one away.
+/// The limits that are to change; those that it does not name stay. Zero takes one away.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct LimitChange(BTreeMap<String, u64>);
 
 impl LimitChange {
-    /// The limits after the change, if they make sense together.
-    fn applied_to(&self, mut limits: Limits) -> Result<Limits, String> {
+    /// Returns the limits after the change, if they make sense together.
+    fn applied_to(&self, mut limits: RateLimits) -> Result<RateLimits, String> {
         for (name, value) in &self.0 {
             limits.set(name, *value)?;
         }
@@ -141,7 +141,7 @@ impl LimitChange {
 
     /// Adds a limit. Returns an error if there is none of this name, or if it is there already.
     fn add(&mut self, name: &str, value: u64) -> Result<(), String> {
-        Limits::default().set(name, value)?;
+        RateLimits::default().set(name, value)?;
         match self.0.insert(name.to_owned(), value) {
             Some(_) => Err(format!("{name} is there twice")),
             None => Ok(()),
@@ -156,13 +156,13 @@ impl FromStr for LimitChange {
     fn from_str(text: &str) -> Result<LimitChange, String> {
         let mut change = LimitChange::default();
         if text == "none" {
-            change.0.extend(Limits::names().map(|name| (name, 0)));
+            change.0.extend(RateLimits::names().map(|name| (name, 0)));
             return Ok(change);
         }
         for part in text.split(',') {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             // An unknown name is the more helpful complaint.
-            Limits::default().set(name, 0)?;
+            RateLimits::default().set(name, 0)?;
             let value = parse_size(value).map_err(|_| {
                 format!("{name} takes a whole number, followed by K, M, G or T if need be")
             })?;
@@ -197,9 +197,10 @@ impl JsonSchema for LimitChange {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         let value =
-            serde_json::json!({"type": "integer", "minimum": 0, "maximum": Limits::VALUE_MAX});
-        let properties: serde_json::Map<_, _> =
-            Limits::names().map(|name| (name, value.clone())).collect();
+            serde_json::json!({"type": "integer", "minimum": 0, "maximum": RateLimits::VALUE_MAX});
+        let properties: serde_json::Map<_, _> = RateLimits::names()
+            .map(|name| (name, value.clone()))
+            .collect();
         json_schema!({"type": "object", "properties": properties, "additionalProperties": false})
     }
 }
@@ -223,7 +224,7 @@ impl<'de> Visitor<'de> for LimitsVisitor {
                 group = map.next_value_seed(GroupName(self.has_group))?;
                 continue;
             }
-            Limits::default().set(&name, 0).map_err(Error::custom)?;
+            RateLimits::default().set(&name, 0).map_err(Error::custom)?;
             let LimitValue(value) = map.next_value()?;
             change.add(&name, value).map_err(Error::custom)?;
         }

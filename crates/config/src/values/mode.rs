@@ -10,7 +10,7 @@ use super::text::{Text, shown};
 pub struct SocketMode(u32);
 
 impl SocketMode {
-    /// The bits.
+    /// Returns the bits.
     pub const fn bits(self) -> u32 {
         self.0
     }

@@ -34,7 +34,7 @@ macro_rules! as_number {
 pub struct Number<const MIN: u32, const MAX: u32, const DEFAULT: u32 = MIN>(u32);
 
 impl<const MIN: u32, const MAX: u32, const DEFAULT: u32> Number<MIN, MAX, DEFAULT> {
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -67,7 +67,7 @@ impl<const MIN: u32, const MAX: u32, const DEFAULT: u32> FromStr for Number<MIN,
     }
 }
 
-/// The number that a text of digits is; `None`: one that is too large, or below zero.
+/// Returns the number that a text of digits is; `None`: one that is too large, or below zero.
 fn digits(text: &str) -> Result<Option<u32>, String> {
     let unsigned = text.strip_prefix('-').unwrap_or(text);
     // The parser of numbers takes a sign.
@@ -90,7 +90,7 @@ impl QueueSize {
     const MIN: u16 = 4;
     const MAX: u16 = 32_768;
 
-    /// The number of entries.
+    /// Returns the number of entries.
     pub const fn get(self) -> u16 {
         self.0
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use cleave_worker::{Action, OnError};
+use cleave_worker::{ErrorAction, OnError};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
@@ -25,7 +25,7 @@ pub struct ErrorPolicy {
 
 /// The policy for one kind of error.
 #[derive(Debug, Clone, Copy)]
-struct KindPolicy(Action);
+struct KindPolicy(ErrorAction);
 
 impl FromStr for KindPolicy {
     type Err = String;
@@ -48,7 +48,7 @@ impl Text for KindPolicy {
 as_text!([] KindPolicy);
 
 impl ErrorPolicy {
-    /// The policy. A kind that is left out is reported, except that a full disk is treated as any other failed write.
+    /// Returns the policy. A kind that is left out is reported, except that a full disk is treated as any other failed write.
     pub fn policy(&self) -> OnError {
         let action = |kind: Option<KindPolicy>| kind.map(|kind| kind.0);
         let write = action(self.write).unwrap_or_default();

@@ -12,7 +12,7 @@ use super::text::Text;
 pub struct Serial(String);
 
 impl Serial {
-    /// Zero-padded, as GET_ID answers it (virtio 1.3 §5.2.6.1).
+    /// Returns the serial zero-padded, as GET_ID answers it (virtio 1.3 §5.2.6.1).
     pub fn padded(&self) -> [u8; ID_BYTES] {
         let mut padded = [0; ID_BYTES];
         if let Some(start) = padded.get_mut(..self.0.len()) {

@@ -12,7 +12,7 @@ use super::text::{Text, shown};
 pub struct Size<const MIN: u32, const MAX: u32>(u32);
 
 impl<const MIN: u32, const MAX: u32> Size<MIN, MAX> {
-    /// The bytes.
+    /// Returns the bytes.
     pub const fn bytes(self) -> u32 {
         self.0
     }

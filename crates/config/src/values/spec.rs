@@ -15,7 +15,7 @@ pub struct WrittenSpec {
 }
 
 impl WrittenSpec {
-    /// The spec that the text means.
+    /// Returns the spec that the text means.
     pub fn spec(&self) -> &DiskSpec {
         &self.spec
     }

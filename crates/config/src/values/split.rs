@@ -9,15 +9,15 @@ use cleave_worker::splitter::{CHUNK_MAX_BYTES, CHUNK_MIN_BYTES};
 
 use super::text::Text;
 
-/// Whether large requests become several smaller ones.
+/// How large requests are split.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SplitOption {
-    /// They do not.
+    /// They are not.
     Off,
-    /// They do if that pays.
+    /// They are split if that pays.
     #[default]
     Auto,
-    /// They do, in pieces of so many bytes.
+    /// They are split into pieces of so many bytes.
     Fixed(NonZeroU32),
 }
 

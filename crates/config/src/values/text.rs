@@ -14,10 +14,10 @@ const SHOWN_CHARS_MAX: usize = 40;
 pub trait Text: FromStr<Err = String> + Display {
     /// The kind of value, to complete "expected …".
     const EXPECTED: &'static str;
-    /// Whether a number stands for the text of its digits.
+    /// True if a number stands for the text of its digits.
     const TAKES_NUMBERS: bool = false;
 
-    /// All texts, if they are few.
+    /// Returns all texts, if they are few.
     fn words() -> Vec<PossibleValue> {
         Vec::new()
     }
@@ -62,7 +62,7 @@ impl<T: Text> Visitor<'_> for TextVisitor<T> {
     }
 }
 
-/// Enough of a text to recognise it in a message.
+/// Returns enough of a text to recognise it in a message.
 pub(crate) fn shown(text: &str) -> String {
     match text.char_indices().nth(SHOWN_CHARS_MAX) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),

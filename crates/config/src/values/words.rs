@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 
 use super::text::{Text, shown};
 
-/// Whether a completed write may still be in a cache.
+/// The cache mode of a disk: when a completed write is durable.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Cache {
-    /// It is durable when the guest flushes.
+    /// A write is durable when the guest flushes.
     #[default]
     Writeback,
-    /// It is durable.
+    /// A write is durable when it completes.
     Writethrough,
 }
 
-/// Whether something is done.
+/// When a feature is used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum When {
     /// Always.
@@ -33,12 +33,12 @@ pub enum When {
 
 /// How a worker waits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Wait {
-    /// It sleeps.
+pub enum CompletionOption {
+    /// A worker without work sleeps.
     Interrupt,
-    /// It spins.
+    /// A worker without work spins.
     Poll,
-    /// It does what pays.
+    /// A worker without work spins where that pays, and sleeps otherwise.
     #[default]
     Adaptive,
 }
@@ -70,7 +70,7 @@ impl<const DEFAULT: bool> ValueEnum for Switch<DEFAULT> {
     }
 }
 
-/// The names of all words of a type.
+/// Returns the names of all words of a type.
 fn names<T: ValueEnum>() -> Vec<String> {
     let each = T::value_variants().iter();
     each.map(name).collect()
@@ -125,7 +125,7 @@ macro_rules! as_word {
 
 as_word!([] Cache, "Cache");
 as_word!([] When, "When");
-as_word!([] Wait, "Wait");
+as_word!([] CompletionOption, "CompletionOption");
 as_word!([const DEFAULT: bool] Switch<DEFAULT>, "Switch");
 
 impl From<When> for cleave_disk::Direct {
@@ -138,27 +138,27 @@ impl From<When> for cleave_disk::Direct {
     }
 }
 
-impl From<Wait> for cleave_worker::Completion {
-    fn from(wait: Wait) -> cleave_worker::Completion {
+impl From<CompletionOption> for cleave_worker::CompletionPolicy {
+    fn from(wait: CompletionOption) -> cleave_worker::CompletionPolicy {
         match wait {
-            Wait::Interrupt => cleave_worker::Completion::Interrupt,
-            Wait::Poll => cleave_worker::Completion::Poll,
-            Wait::Adaptive => cleave_worker::Completion::Adaptive,
+            CompletionOption::Interrupt => cleave_worker::CompletionPolicy::Interrupt,
+            CompletionOption::Poll => cleave_worker::CompletionPolicy::Poll,
+            CompletionOption::Adaptive => cleave_worker::CompletionPolicy::Adaptive,
         }
     }
 }
 
-impl From<cleave_worker::Completion> for Wait {
-    fn from(completion: cleave_worker::Completion) -> Wait {
+impl From<cleave_worker::CompletionPolicy> for CompletionOption {
+    fn from(completion: cleave_worker::CompletionPolicy) -> CompletionOption {
         match completion {
-            cleave_worker::Completion::Interrupt => Wait::Interrupt,
-            cleave_worker::Completion::Poll => Wait::Poll,
-            cleave_worker::Completion::Adaptive => Wait::Adaptive,
+            cleave_worker::CompletionPolicy::Interrupt => CompletionOption::Interrupt,
+            cleave_worker::CompletionPolicy::Poll => CompletionOption::Poll,
+            cleave_worker::CompletionPolicy::Adaptive => CompletionOption::Adaptive,
         }
     }
 }
 
-/// Whether a disk comes back when its node starts again.
+/// True for a disk that is served again when its node starts again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Persistent(pub bool);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
 use clap::{ArgMatches, Args, FromArgMatches as _, Parser};
-use cleave_config::{DiskConfig, FILE_BYTES_MAX, Names, Switch, Wait, given_only};
+use cleave_config::{CompletionOption, DiskConfig, FILE_BYTES_MAX, Names, Switch, given_only};
 use cleave_sandbox::Identity;
 use tracing::level_filters::LevelFilter;
 
@@ -188,7 +188,7 @@ fn read_config(config: &Path) -> io::Result<String> {
 
 /// Refuses options of adaptive polling if the disk can never be adaptive.
 fn refuse_idle(config: &DiskConfig, has_control: bool) -> Result<(), Failure> {
-    if config.completion.get() == Wait::Adaptive || has_control {
+    if config.completion.get() == CompletionOption::Adaptive || has_control {
         return Ok(());
     }
     let is_idle = |field: &&str| field.starts_with("spin_");

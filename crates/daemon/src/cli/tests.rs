@@ -80,7 +80,7 @@ fn every_option_reaches_the_service() {
     assert_eq!(with("--cpus 0").session.workers_max, 1);
     assert_eq!(
         with("--completion poll").tuning.completion,
-        cleave_worker::Completion::Poll
+        cleave_worker::CompletionPolicy::Poll
     );
     assert_eq!(with("--spin-cpu-max 0").tuning.spin_cpu_max, 0);
     assert_eq!(with("--spin-cpu-total 80").tuning.spin_cpu_total, Some(80));

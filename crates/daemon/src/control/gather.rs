@@ -11,11 +11,11 @@ use cleave_api::{
     ServerConnections, SessionReport, SizeClass, SpinExperiment, SplitExperiment, SplitReport,
     StalledVring, StoreKind, StoreReport, TuningReport, VringReport, WorkerMode, ZeroReads,
 };
-use cleave_config::{Cache, Wait};
+use cleave_config::{Cache, CompletionOption};
 use cleave_disk::{Backing, Disk, FileKind, format_size};
 use cleave_worker::record::{Distribution, ErrorKind, Kind, Stage, VringRecord};
-use cleave_worker::splitter::{SplitState, SplitTried};
-use cleave_worker::{Device, Direction, LegTotals, Mode, Split, Tried};
+use cleave_worker::splitter::{SplitResult, SplitState};
+use cleave_worker::{DataDirection, Device, LegTotals, Split, TrialResult, WaitState};
 
 use super::DiskStatus;
 use crate::process::started;
@@ -228,7 +228,7 @@ fn tuning(device: &Device) -> TuningReport {
     TuningReport {
         completion: tuning.completion.into(),
         vrings: vrings
-            .map(|(index, completion)| (*index, Wait::from(*completion)))
+            .map(|(index, completion)| (*index, CompletionOption::from(*completion)))
             .collect(),
         spin_cpu_max: tuning.spin_cpu_max,
         spin_cpu_total: tuning.spin_cpu_total,
@@ -279,11 +279,11 @@ fn pacing(device: &Device) -> PacingReport {
     }
 }
 
-fn worker_mode(mode: Mode) -> WorkerMode {
+fn worker_mode(mode: WaitState) -> WorkerMode {
     match mode {
-        Mode::Sleeps => WorkerMode::Sleeps,
-        Mode::Spins => WorkerMode::Spins,
-        Mode::Polls => WorkerMode::Polls,
+        WaitState::Sleeps => WorkerMode::Sleeps,
+        WaitState::Spins => WorkerMode::Spins,
+        WaitState::Polls => WorkerMode::Polls,
     }
 }
 
@@ -293,7 +293,7 @@ fn percent(share: f32) -> f64 {
     (f64::from(share) * 1e3).round().clamp(-1e6, 1e3) / 10.0
 }
 
-pub(super) fn tried((tried, ago): (Tried, Duration)) -> SpinExperiment {
+pub(super) fn tried((tried, ago): (TrialResult, Duration)) -> SpinExperiment {
     SpinExperiment {
         spins: tried.spins,
         gain_percent: tried.gain.map(percent),
@@ -451,7 +451,7 @@ fn splitting(device: &Device) -> Vec<SplitReport> {
 }
 
 pub(super) fn split_cell(state: &SplitState, now: Duration) -> SplitReport {
-    let tried = |tried: SplitTried| {
+    let tried = |tried: SplitResult| {
         let [against_bytes, chunk_bytes] = tried.chunks_bytes;
         SplitExperiment {
             chunk_bytes,
@@ -463,8 +463,8 @@ pub(super) fn split_cell(state: &SplitState, now: Duration) -> SplitReport {
     };
     SplitReport {
         direction: match state.direction {
-            Direction::Read => RequestDirection::Read,
-            Direction::Write => RequestDirection::Write,
+            DataDirection::Read => RequestDirection::Read,
+            DataDirection::Write => RequestDirection::Write,
         },
         from_bytes: state.class_bytes,
         chunk_bytes: state.chunk_bytes,

@@ -7,7 +7,7 @@ use cleave_api::{
     DiskReport, DiskState, ImageLock, RequestClass, ServerConnections, SpinExperiment, SplitReport,
     VringReport, WorkerMode,
 };
-use cleave_config::Wait;
+use cleave_config::CompletionOption;
 use cleave_worker::record::{Distribution, Kind, Stage};
 
 use super::DiskStatus;
@@ -369,7 +369,11 @@ fn disk(text: &mut Text<'_>, report: &DiskReport) {
 
 fn pacing(text: &mut Text<'_>, report: &DiskReport) {
     let pacing = &report.pacing;
-    let modes = [Wait::Interrupt, Wait::Poll, Wait::Adaptive];
+    let modes = [
+        CompletionOption::Interrupt,
+        CompletionOption::Poll,
+        CompletionOption::Adaptive,
+    ];
     let modes = modes.map(|mode| (mode, u8::from(report.tuning.completion == mode)));
     text.by("cleave_completion_mode", "mode", modes);
     let count = |mode| pacing.workers.iter().filter(move |worker| *worker == mode);

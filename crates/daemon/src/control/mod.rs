@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use cleave_api::EventName;
 use cleave_config::DiskConfig;
-use cleave_session::Remote;
+use cleave_session::SessionHandle;
 use cleave_worker::{Device, Prior, Split};
 use serde_json::Value;
 use tokio::sync::Semaphore;
@@ -55,7 +55,7 @@ pub(crate) struct DiskStatus {
     auto: Split,
     /// The profile that this state comes from.
     profile: Option<String>,
-    session: Mutex<Option<Remote>>,
+    session: Mutex<Option<SessionHandle>>,
     sessions: AtomicU64,
     /// The disk takes no requests.
     quiet: Mutex<Option<Quiet>>,
@@ -121,7 +121,7 @@ impl DiskStatus {
     }
 
     /// A session has begun.
-    pub(crate) fn begin(&self, remote: Remote) {
+    pub(crate) fn begin(&self, remote: SessionHandle) {
         self.sessions.fetch_add(1, Ordering::Relaxed);
         *self.lock() = Some(remote);
         self.tell(EventName::Connected, Value::Null);
@@ -143,11 +143,11 @@ impl DiskStatus {
         &self.endpoint
     }
 
-    fn session(&self) -> Option<Remote> {
+    fn session(&self) -> Option<SessionHandle> {
         self.lock().clone()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Remote>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<SessionHandle>> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

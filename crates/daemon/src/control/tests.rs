@@ -7,8 +7,8 @@ use cleave_api::{RequestDirection, RequestVerb, SizeClass, StoreKind};
 use cleave_config::DiskConfig;
 use cleave_disk::{Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_worker::record::{Kind, Recording};
-use cleave_worker::splitter::{SplitState, SplitTried};
-use cleave_worker::{Device, Direction, LegTotals, Split, Tried, Tuning, WorkerConfig};
+use cleave_worker::splitter::{SplitResult, SplitState};
+use cleave_worker::{DataDirection, Device, LegTotals, Split, TrialResult, Tuning, WorkerConfig};
 use serde_json::{Value, json};
 
 use super::DiskStatus;
@@ -90,7 +90,7 @@ fn the_shape_of_the_json_is_a_promise() {
 
 #[test]
 fn what_an_experiment_found_is_told_of_the_worker_that_made_it() {
-    let found = Tried {
+    let found = TrialResult {
         spins: true,
         gain: [0.22, -0.041, f32::NEG_INFINITY],
         cores: 0.4004,
@@ -116,7 +116,7 @@ fn what_an_experiment_found_is_told_of_the_worker_that_made_it() {
 #[test]
 fn what_an_experiment_with_pieces_found_is_told_of_its_requests() {
     let mut state = SplitState {
-        direction: Direction::Write,
+        direction: DataDirection::Write,
         class_bytes: 512 << 10,
         chunk_bytes: 16 << 10,
         requests: 77,
@@ -135,7 +135,7 @@ fn what_an_experiment_with_pieces_found_is_told_of_its_requests() {
         "{metrics}"
     );
     assert!(!metrics.contains("gain_ratio{"), "{metrics}");
-    state.tried = Some(SplitTried {
+    state.tried = Some(SplitResult {
         chunks_bytes: [0, 16 << 10],
         gain: [0.351, 0.3, 0.4601],
         cores: 0.173,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cleave_client::{Client, Order, Sample, Stop, Tally, Verify, Workload};
+use cleave_client::{Client, OffsetOrder, Sample, Stop, Verify, Workload, WorkloadTotals};
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::oneshot;
@@ -34,7 +34,7 @@ pub(super) struct Step {
     pub(super) read: bool,
     pub(super) block_bytes: u32,
     pub(super) depth: u16,
-    pub(super) order: Order,
+    pub(super) order: OffsetOrder,
     pub(super) verify: bool,
     pub(super) stop: Stop,
     pub(super) size_bytes: u64,
@@ -44,7 +44,7 @@ pub(super) struct Step {
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) step: Step,
-    pub(super) tally: Tally,
+    pub(super) tally: WorkloadTotals,
     /// Nanoseconds.
     pub(super) latency: Histogram<u64>,
     /// Per request; `None` where the system does not tell.
@@ -60,7 +60,7 @@ pub(super) fn steps(size_bytes: u64, time: Duration) -> Vec<Step> {
         read,
         block_bytes: MIB,
         depth: LARGE_DEPTH,
-        order: Order::Sequential,
+        order: OffsetOrder::Sequential,
         verify: true,
         stop: Stop::Requests(size_bytes / u64::from(MIB)),
         size_bytes,
@@ -70,7 +70,7 @@ pub(super) fn steps(size_bytes: u64, time: Duration) -> Vec<Step> {
         read,
         block_bytes: 4096,
         depth,
-        order: Order::Random,
+        order: OffsetOrder::Random,
         // Writes repeat the pattern, so that all can be verified again at the end; reads are not looked
         // at here, which would be measured as the driver's CPU.
         verify: !read,

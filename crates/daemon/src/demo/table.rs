@@ -62,7 +62,7 @@ fn micros(ns: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_client::Tally;
+    use cleave_client::WorkloadTotals;
     use hdrhistogram::Histogram;
     use std::time::Duration;
 
@@ -73,11 +73,11 @@ mod tests {
             .map(|step| {
                 let mut latency = Histogram::new_with_bounds(1, 100_000_000_000, 3).unwrap();
                 latency.record(12_345_678).unwrap();
-                let tally = Tally {
+                let tally = WorkloadTotals {
                     reads: 12_345_678,
                     bytes: 123_456_789_012,
                     elapsed: Duration::from_secs(3),
-                    ..Tally::default()
+                    ..WorkloadTotals::default()
                 };
                 Row {
                     step,

@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use cleave_disk::{Content, Direct, Disk, DiskSpec, OpenError, OpenOptions, format_size};
+use cleave_disk::{ContentOrigin, Direct, Disk, DiskSpec, OpenError, OpenOptions, format_size};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -134,7 +134,7 @@ fn open(spec: &DiskSpec) -> Result<Disk, OpenError> {
         block_bytes: None,
         discard: true,
         workers: 1,
-        content: Content::Unknown,
+        content: ContentOrigin::Unknown,
     };
     Disk::open(spec, &options)
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use cleave_config::{DiskConfig, DiskLimits, FILE_BYTES_MAX, WrittenSpec, is_id};
-use cleave_worker::Limits;
+use cleave_worker::RateLimits;
 
 use crate::failure::Failure;
 
@@ -50,7 +50,7 @@ impl Files {
     }
 
     /// The limits of all groups that are kept. A file that cannot be read is as none.
-    pub(super) fn load_groups(&self) -> Result<BTreeMap<String, Limits>, Failure> {
+    pub(super) fn load_groups(&self) -> Result<BTreeMap<String, RateLimits>, Failure> {
         let found = named(&self.groups)?.into_iter();
         let read = |(name, path): (String, PathBuf)| {
             let limits = read(&path).and_then(|text| DiskLimits::from_toml(&text));
@@ -69,7 +69,7 @@ impl Files {
     }
 
     /// Keeps the limits of a group. When this returns, they survive a loss of power. A group without limits needs no file.
-    pub(super) fn keep_group(&self, name: &str, limits: Limits) -> io::Result<()> {
+    pub(super) fn keep_group(&self, name: &str, limits: RateLimits) -> io::Result<()> {
         let path = self.groups.join(format!("{name}.toml"));
         match limits.any() {
             false => remove(&path),

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cleave_config::DiskConfig;
-use cleave_worker::{LimitGroup, Limits};
+use cleave_worker::{LimitGroup, RateLimits};
 use tokio::sync::{Mutex as FileMutex, OwnedMutexGuard};
 
 use super::files::Files;
@@ -24,9 +24,9 @@ struct Group {
     /// What its disks share while they are served. A disk that was given up while it hangs may still hold that of an earlier group of
     /// this name.
     shared: LimitGroup,
-    limits: Limits,
+    limits: RateLimits,
     /// The limits that its file has. `None`: that is not known, since an earlier group of this name may have left one.
-    written: Option<Limits>,
+    written: Option<RateLimits>,
     /// Held while its file is written.
     file: Arc<FileMutex<()>>,
 }
@@ -54,7 +54,7 @@ impl Groups {
     }
 
     /// Takes the limits of a group as its file has them, or else as the file of one of its disks does.
-    pub(super) fn restore(&self, name: &str, kept: Option<Limits>, of_disk: Limits) {
+    pub(super) fn restore(&self, name: &str, kept: Option<RateLimits>, of_disk: RateLimits) {
         let mut groups = self.lock();
         let group = groups.entry(name.to_owned()).or_default();
         if let Some(kept) = kept {
@@ -124,7 +124,7 @@ impl Groups {
         if !is_last {
             return Ok(());
         }
-        write(files, name, Limits::default()).await?;
+        write(files, name, RateLimits::default()).await?;
         if let Some(group) = self.lock().get_mut(name) {
             group.written = None;
         }
@@ -142,7 +142,7 @@ impl Groups {
     }
 }
 
-async fn write(files: &Files, name: &str, limits: Limits) -> io::Result<()> {
+async fn write(files: &Files, name: &str, limits: RateLimits) -> io::Result<()> {
     let (files, name) = (files.clone(), name.to_owned());
     aside("state", move || files.keep_group(&name, limits)).await
 }

@@ -83,7 +83,7 @@ impl Node {
             // It ended with its last disk, and so do its limits.
             let gone = self
                 .files
-                .keep_group(name, cleave_worker::Limits::default());
+                .keep_group(name, cleave_worker::RateLimits::default());
             gone.map_err(|error| {
                 Failure::input(format!("cannot remove the file of group {name}: {error}"))
             })?;

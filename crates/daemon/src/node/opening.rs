@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use cleave_config::DiskConfig;
-use cleave_disk::{Content, Disk, DiskSpec};
+use cleave_disk::{ContentOrigin, Disk, DiskSpec};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
@@ -74,7 +74,7 @@ pub(super) async fn open(
         let is_noted =
             is_persistent && past == Past::CameBack && node.files.was_opened(&name, &config.disk);
         if past == Past::WasOpen || is_noted {
-            service.open.content = Content::Guest;
+            service.open.content = ContentOrigin::Guest;
         }
         let is_wanted = || !reply.is_closed();
         let opened = open_here(folder, service, &config, &node.watches, &is_wanted);

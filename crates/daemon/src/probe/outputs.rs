@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cleave_disk::DiskSpec;
-use cleave_probe::Report;
+use cleave_probe::ProbeReport;
 
 use super::settings::Probe;
 use crate::failure::Failure;
@@ -47,11 +47,14 @@ impl Outputs {
     }
 
     /// Prints and writes all.
-    pub(super) fn write(&self, report: &Report) -> Result<(), Failure> {
+    pub(super) fn write(&self, report: &ProbeReport) -> Result<(), Failure> {
         // The files first: stdout may be a pipe that nobody reads.
         for (path, text) in [
-            (&self.profile, Report::profile as fn(&Report) -> String),
-            (&self.json, Report::json),
+            (
+                &self.profile,
+                ProbeReport::profile as fn(&ProbeReport) -> String,
+            ),
+            (&self.json, ProbeReport::json),
         ] {
             if let Some(path) = path {
                 replace(path, &text(report)).map_err(|error| {

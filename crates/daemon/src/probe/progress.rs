@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use cleave_probe::Progress;
+use cleave_probe::ProbeProgress;
 
 use crate::progress::{bar, draw, note};
 
@@ -19,7 +19,7 @@ pub(super) struct Shown {
 
 impl Shown {
     /// Draws the moving line, or tells of another tenth.
-    pub(super) fn show(&mut self, progress: &Progress) {
+    pub(super) fn show(&mut self, progress: &ProbeProgress) {
         if draw(&line(progress)) {
             return;
         }
@@ -32,7 +32,7 @@ impl Shown {
     }
 }
 
-fn line(progress: &Progress) -> String {
+fn line(progress: &ProbeProgress) -> String {
     let full = progress.done * BAR_CELLS / progress.total.max(1);
     let (direction, point) = progress.now;
     format!(
@@ -64,18 +64,18 @@ pub(super) fn clock(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use cleave_probe::Point;
-    use cleave_worker::Direction;
+    use cleave_worker::DataDirection;
 
     use super::*;
 
     #[test]
     fn the_line_fits_eighty_columns() {
         for (done, depth) in [(0, 1), (209, 8192)] {
-            let text = line(&Progress {
+            let text = line(&ProbeProgress {
                 done,
                 total: 210,
                 now: (
-                    Direction::Write,
+                    DataDirection::Write,
                     Point {
                         outstanding_bytes: 4 << 20,
                         depth,

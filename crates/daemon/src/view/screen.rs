@@ -1,7 +1,7 @@
 //! Formats reports for people: lines of at most eighty columns for `top`, a page for `stats`.
 
 use cleave_api::{DiskReport, LatencySummary, SizeClass, SpinExperiment, SplitReport, WorkerMode};
-use cleave_config::Wait;
+use cleave_config::CompletionOption;
 
 use super::ask::Away;
 use super::rates::Rates;
@@ -198,7 +198,7 @@ fn limits(report: &DiskReport) -> Option<String> {
 fn verdict(report: &DiskReport, of: &str) -> Option<String> {
     let tuning = &report.tuning;
     let mut ways = tuning.vrings.values().chain([&tuning.completion]);
-    if !ways.any(|way| *way == Wait::Adaptive) {
+    if !ways.any(|way| *way == CompletionOption::Adaptive) {
         return None;
     }
     let tried: Vec<&SpinExperiment> = report.pacing.tried.iter().flatten().collect();
@@ -492,12 +492,12 @@ mod tests {
             cpu: Some(15.0),
         };
         let mut long = report("a-very-long-name-of-a-disk\x1b[2J.img", 5.0, 5, &[]);
-        long.tuning.completion = Wait::Interrupt;
+        long.tuning.completion = CompletionOption::Interrupt;
         long.totals.failed = u64::MAX / 2;
         long.store.sync_failed = true;
         long.in_flight.oldest_seconds = Some(3.04);
         long.pacing.tried = vec![tried(false, [99.4, 60.0, 100.0], 9999.0, 99.4)];
-        long.tuning.vrings.insert(1, Wait::Adaptive);
+        long.tuning.vrings.insert(1, CompletionOption::Adaptive);
         assert!(detail(&long).contains("3 in flight, oldest 3.0 s, "));
         let short = report("a.img", 5.0, 5, &[]);
         let rows = [
@@ -593,13 +593,13 @@ new                   0        0     0.0       -       -  adaptive     0.0     -
             report.pacing.tried = each;
             assert_eq!(verdict(&report, "").as_deref(), Some(expected));
         }
-        report.tuning.completion = Wait::Poll;
+        report.tuning.completion = CompletionOption::Poll;
         assert_eq!(
             verdict(&report, ""),
             None,
             "an old finding is in force no more"
         );
-        report.tuning.vrings.insert(0, Wait::Adaptive);
+        report.tuning.vrings.insert(0, CompletionOption::Adaptive);
         assert!(verdict(&report, "").is_some());
         report.pacing.tried = vec![None];
         assert_eq!(verdict(&report, ""), None, "nothing was tried yet");

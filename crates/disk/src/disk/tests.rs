@@ -17,7 +17,7 @@ const OPTIONS: OpenOptions = OpenOptions {
     block_bytes: None,
     discard: true,
     workers: 1,
-    content: Content::Unknown,
+    content: ContentOrigin::Unknown,
 };
 
 fn image(folder: &Path, name: &str, bytes: u64) -> PathBuf {

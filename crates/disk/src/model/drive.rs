@@ -28,13 +28,13 @@ pub struct Drive {
 }
 
 impl Drive {
-    /// Time of a page on a channel without jitter.
+    /// Returns the time of a page on a channel without jitter.
     pub(crate) fn page_ns(&self, is_read: bool) -> u64 {
         let cell_ns = if is_read { self.read_ns } else { self.write_ns };
         cell_ns.saturating_add(self.transfer_ns)
     }
 
-    /// The shortest time that jitter can make of `ns`.
+    /// Returns the shortest time that jitter can make of `ns`.
     pub(crate) fn least_ns(&self, ns: u64) -> u64 {
         let share = 1000_u64.saturating_sub(u64::from(self.jitter_per_mille));
         (u128::from(ns) * u128::from(share) / 1000) as u64

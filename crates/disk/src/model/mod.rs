@@ -9,6 +9,6 @@ mod spec;
 mod timing;
 
 pub use drive::Drive;
-pub use shared::{Owner, Shared};
+pub use shared::{Owner, SharedDrive};
 pub use spec::ModelSpec;
-pub use timing::{Timing, Work};
+pub use timing::{DriveWork, Timing};

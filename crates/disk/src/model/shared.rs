@@ -3,25 +3,25 @@
 use std::collections::VecDeque;
 
 use super::timing::CommandId;
-use super::{Drive, Timing, Work};
+use super::{Drive, DriveWork, Timing};
 
-/// One of those that submit to a drive; ended by [`Shared::leave`].
+/// A submitter to a drive; ended by [`SharedDrive::leave`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Owner(u16);
 
 /// A drive and its completed commands for each owner. A call that advances the time does so for all owners:
 /// completions of others wait in their queues.
 #[derive(Debug)]
-pub struct Shared {
+pub struct SharedDrive {
     timing: Timing,
     /// `None`: the number is free.
     completions: Vec<Option<VecDeque<u32>>>,
 }
 
-impl Shared {
-    /// An idle drive.
-    pub fn new(drive: Drive) -> Shared {
-        Shared {
+impl SharedDrive {
+    /// Makes an idle drive.
+    pub fn new(drive: Drive) -> SharedDrive {
+        SharedDrive {
             timing: Timing::new(drive),
             completions: Vec::new(),
         }
@@ -48,12 +48,12 @@ impl Shared {
         }
     }
 
-    /// Submits a command. [`Shared::floor_ns`] accepts the returned number until the command has completed.
+    /// Submits a command. [`SharedDrive::floor_ns`] accepts the returned number until the command has completed.
     pub fn submit(
         &mut self,
         now_ns: u64,
         (owner, token): (&Owner, u32),
-        work: Work,
+        work: DriveWork,
         offset_bytes: u64,
         len_bytes: u64,
     ) -> u32 {
@@ -78,8 +78,8 @@ impl Shared {
         }
     }
 
-    /// A lower bound for the command's completion time; later submissions can only delay it. `None`: the
-    /// command has completed.
+    /// Returns a lower bound for the command's completion time; later submissions can only delay it. `None`: the command has
+    /// completed.
     pub fn floor_ns(&self, number: u32) -> Option<u64> {
         self.timing.floor_ns(number)
     }
@@ -95,18 +95,18 @@ mod tests {
     use super::*;
     use crate::model::ModelSpec;
 
-    fn shared() -> Shared {
+    fn shared() -> SharedDrive {
         let spec: ModelSpec = "p3700,jitter=0".parse().unwrap();
-        Shared::new(spec.drive())
+        SharedDrive::new(spec.drive())
     }
 
     #[test]
     fn each_owner_gets_its_own_completions_whoever_advances_time() {
         let mut shared = shared();
         let (a, b) = (shared.join().unwrap(), shared.join().unwrap());
-        shared.submit(0, (&a, 1), Work::Read, 0, 4096);
-        shared.submit(0, (&b, 2), Work::Read, 1 << 20, 4096);
-        shared.submit(0, (&a, 3), Work::Read, 8 << 20, 4096);
+        shared.submit(0, (&a, 1), DriveWork::Read, 0, 4096);
+        shared.submit(0, (&b, 2), DriveWork::Read, 1 << 20, 4096);
+        shared.submit(0, (&a, 3), DriveWork::Read, 8 << 20, 4096);
         let (mut of_a, mut of_b) = (VecDeque::new(), VecDeque::new());
         shared.collect(1_000_000, &b, &mut of_b);
         assert_eq!((&of_a.len(), Vec::from(of_b)), (&0, vec![2]));
@@ -118,7 +118,7 @@ mod tests {
     fn a_released_number_is_reused_without_old_completions() {
         let mut shared = shared();
         let a = shared.join().unwrap();
-        shared.submit(0, (&a, 1), Work::Read, 0, 4096);
+        shared.submit(0, (&a, 1), DriveWork::Read, 0, 4096);
         let mut tokens = VecDeque::new();
         let b = shared.join().unwrap();
         shared.collect(1_000_000, &b, &mut tokens);

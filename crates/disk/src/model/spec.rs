@@ -87,18 +87,18 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// Size of the disk.
+    /// Returns the size of the disk.
     pub fn size_bytes(&self) -> u64 {
         let [size_bytes, ..] = self.values;
         size_bytes
     }
 
-    /// Name of the preset it is based on.
+    /// Returns the name of the preset it is based on.
     pub fn preset(&self) -> &'static str {
         self.preset.name
     }
 
-    /// The drive's parameters.
+    /// Returns the drive's parameters.
     pub fn drive(&self) -> Drive {
         let [
             _size_bytes,
@@ -161,7 +161,7 @@ impl FromStr for ModelSpec {
     }
 }
 
-/// The number of the key, and the value as it is stored.
+/// Returns the number of the key, and the value as it is stored.
 fn parse_part(part: &str) -> Result<(usize, u64), String> {
     let (name, text) = part
         .split_once('=')

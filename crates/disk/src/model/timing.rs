@@ -27,7 +27,7 @@ const LATEST_NS: u64 = u64::MAX / 4;
 
 /// The kinds of commands that differ in timing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Work {
+pub enum DriveWork {
     /// Pages from the channels.
     Read,
     /// Pages to the channels. With `buffered` it completes once the pages are in the write buffer, if the
@@ -53,7 +53,7 @@ pub(crate) struct CommandId {
 #[derive(Debug)]
 struct Command {
     id: CommandId,
-    work: Work,
+    work: DriveWork,
     /// Its number in the order of beginning, by which writes and syncs are compared.
     sequence: u64,
     first_page: u64,
@@ -74,7 +74,7 @@ impl Command {
     }
 
     fn is_read(&self) -> bool {
-        self.work == Work::Read
+        self.work == DriveWork::Read
     }
 }
 
@@ -131,7 +131,7 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// An idle drive.
+    /// Makes an idle drive.
     pub fn new(drive: Drive) -> Timing {
         let channels = (0..drive.channels.max(1))
             .map(|_| Channel::default())
@@ -166,7 +166,7 @@ impl Timing {
         };
     }
 
-    /// The drive's parameters.
+    /// Returns the drive's parameters.
     pub fn drive(&self) -> &Drive {
         &self.drive
     }
@@ -176,7 +176,7 @@ impl Timing {
         &mut self,
         now_ns: u64,
         token: u32,
-        work: Work,
+        work: DriveWork,
         offset_bytes: u64,
         len_bytes: u64,
     ) {
@@ -184,7 +184,7 @@ impl Timing {
         self.submit_for(now_ns, id, work, offset_bytes, len_bytes);
     }
 
-    /// The time of the next event; `None`: the drive is idle.
+    /// Returns the time of the next event; `None`: the drive is idle.
     pub fn next_ns(&self) -> Option<u64> {
         self.events.peek().map(|Reverse((at, ..))| *at)
     }
@@ -206,7 +206,7 @@ impl Timing {
         }
     }
 
-    /// The next completed command, in order of completion.
+    /// Returns the next completed command, in order of completion.
     pub fn finished(&mut self) -> Option<u32> {
         self.finished_for_any().map(|id| id.token)
     }
@@ -215,12 +215,12 @@ impl Timing {
         self.finished.pop_front()
     }
 
-    /// Like `submit`, for one of several owners. Returns the number that `floor_ns` accepts.
+    /// Submits like `submit`, for one of several owners. Returns the number that `floor_ns` accepts.
     pub(crate) fn submit_for(
         &mut self,
         now_ns: u64,
         id: CommandId,
-        work: Work,
+        work: DriveWork,
         offset_bytes: u64,
         len_bytes: u64,
     ) -> u32 {
@@ -230,8 +230,8 @@ impl Timing {
         let first_page = offset_bytes / page_bytes;
         let end_page = offset_bytes.saturating_add(len_bytes).div_ceil(page_bytes);
         let pages = match work {
-            Work::Read | Work::Write { .. } => end_page.saturating_sub(first_page).max(1),
-            Work::Sync | Work::Map => 0,
+            DriveWork::Read | DriveWork::Write { .. } => end_page.saturating_sub(first_page).max(1),
+            DriveWork::Sync | DriveWork::Map => 0,
         };
         let number = self.insert(Command {
             id,
@@ -248,18 +248,18 @@ impl Timing {
         number
     }
 
-    /// A lower bound for the command's completion time. Later submissions can only delay the command, so it
-    /// is safe to sleep until then; only `change` can make the bound too late.
+    /// Returns a lower bound for the command's completion time. Later submissions can only delay the command, so it is safe to
+    /// sleep until then; only `change` can make the bound too late.
     pub(crate) fn floor_ns(&self, number: u32) -> Option<u64> {
         let next_ns = self.next_ns()?;
         let command = self.commands.get(number as usize)?.as_ref()?;
         let page_ns = self.drive.least_ns(self.drive.page_ns(command.is_read()));
         // Each page that has not been issued follows another of the same command.
         let rounds = match command.work {
-            Work::Read | Work::Write { buffered: false } => command
+            DriveWork::Read | DriveWork::Write { buffered: false } => command
                 .unissued()
                 .div_ceil(u64::from(self.drive.window.max(1))),
-            Work::Write { buffered: true } | Work::Sync | Work::Map => 0,
+            DriveWork::Write { buffered: true } | DriveWork::Sync | DriveWork::Map => 0,
         };
         let issued_ns = next_ns.saturating_add(rounds.saturating_mul(page_ns));
         Some(command.floor_ns.max(issued_ns))
@@ -297,8 +297,8 @@ impl Timing {
         };
         command.sequence = sequence;
         match &mut command.work {
-            Work::Read => self.issue_window(now_ns, number),
-            Work::Write { buffered } => {
+            DriveWork::Read => self.issue_window(now_ns, number),
+            DriveWork::Write { buffered } => {
                 *buffered &= command.pages.saturating_mul(page_bytes) <= buffer_bytes;
                 let is_buffered = *buffered;
                 self.writes += 1;
@@ -309,9 +309,9 @@ impl Timing {
                     self.issue_window(now_ns, number);
                 }
             }
-            Work::Map => self.end(number),
-            Work::Sync if writes == 0 => self.end(number),
-            Work::Sync => self.waiting_syncs.push_back(WaitingSync {
+            DriveWork::Map => self.end(number),
+            DriveWork::Sync if writes == 0 => self.end(number),
+            DriveWork::Sync => self.waiting_syncs.push_back(WaitingSync {
                 number,
                 sequence,
                 writes,
@@ -320,7 +320,7 @@ impl Timing {
     }
 
     /// Moves writes into the buffer, in order, while there is room. Each fitted into an empty buffer when it
-    /// began. If `change` has made the buffer smaller since, an empty one accepts it all the same.
+    /// began. If `change` has made the buffer smaller since, an empty one accepts it nevertheless.
     fn admit_writes(&mut self, now_ns: u64) {
         let page_bytes = u64::from(self.drive.page_bytes);
         while let Some(&number) = self.buffer_waiters.front() {
@@ -344,7 +344,7 @@ impl Timing {
         }
     }
 
-    /// The time at which `pages` pages that are at the link now have crossed it.
+    /// Returns the time at which `pages` pages that are at the link now have crossed it.
     fn cross_link(&mut self, now_ns: u64, pages: u64) -> u64 {
         let link_ns = self.drive.link_ns.saturating_mul(pages);
         self.link_free_ns = self.link_free_ns.max(now_ns).saturating_add(link_ns);
@@ -370,7 +370,7 @@ impl Timing {
         let work = command.work;
         command.issued += 1;
         let channel = self.channel_of(page);
-        if work == (Work::Write { buffered: false }) {
+        if work == (DriveWork::Write { buffered: false }) {
             let at_ns = self.cross_link(now_ns, 1);
             self.schedule(at_ns, Event::Arrived(channel, number));
         } else {
@@ -378,7 +378,7 @@ impl Timing {
         }
     }
 
-    /// Adjacent pages are on adjacent channels; each group of 256 pages begins at another channel.
+    /// Returns the channel of a page. Adjacent pages are on adjacent channels; each group of 256 pages begins at another channel.
     fn channel_of(&self, page: u64) -> u32 {
         let shift = mix(self.drive.seed ^ mix(page >> 8));
         (page.wrapping_add(shift) % self.channels.len() as u64) as u32
@@ -418,10 +418,10 @@ impl Timing {
         self.schedule(until_ns, Event::Served(channel));
     }
 
-    /// A page of the command is on a channel until then. A buffered write ends without its pages.
+    /// Notes that a page of the command is on a channel until `floor_ns`. A buffered write ends without its pages.
     fn raise_floor(&mut self, number: u32, floor_ns: u64) {
         if let Some(command) = self.command(number)
-            && command.work != (Work::Write { buffered: true })
+            && command.work != (DriveWork::Write { buffered: true })
         {
             command.floor_ns = command.floor_ns.max(floor_ns);
         }
@@ -455,19 +455,19 @@ impl Timing {
         command.done += 1;
         let is_last = command.done == command.pages;
         match command.work {
-            Work::Read => {
+            DriveWork::Read => {
                 let at_ns = self.cross_link(now_ns, 1);
                 self.raise_floor(number, at_ns);
                 if is_last {
                     self.schedule(at_ns, Event::End(number));
                 }
             }
-            Work::Write { buffered: false } if is_last => {
+            DriveWork::Write { buffered: false } if is_last => {
                 self.write_done(number);
                 self.end(number);
             }
-            Work::Write { buffered: true } => self.drained(now_ns, number, is_last),
-            Work::Write { .. } | Work::Sync | Work::Map => {}
+            DriveWork::Write { buffered: true } => self.drained(now_ns, number, is_last),
+            DriveWork::Write { .. } | DriveWork::Sync | DriveWork::Map => {}
         }
     }
 
@@ -527,7 +527,7 @@ impl Timing {
     }
 }
 
-/// The final step of SplitMix64, which spreads adjacent values far apart.
+/// Returns the final step of SplitMix64, which spreads adjacent values far apart.
 fn mix(value: u64) -> u64 {
     let z = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

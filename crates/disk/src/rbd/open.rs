@@ -1,10 +1,10 @@
 //! Opens an image, and finds the limits of the disk.
 
 use cleave_blk::Limits;
-use cleave_rbd::{Access, Image};
+use cleave_rbd::{Image, ImageAccess};
 
 use super::RbdSpec;
-use crate::probe::{Remote, probe_remote};
+use crate::detect::{RemoteProperties, probe_remote};
 use crate::{OpenError, OpenOptions};
 
 /// The unit in which librbd gives space back (`rbd_discard_granularity_bytes`).
@@ -15,20 +15,20 @@ const BLOCK_BYTES: u32 = 4096;
 /// Opens an image; for writing, with its exclusive lock.
 pub(crate) fn open(spec: &RbdSpec, name: &str, read_only: bool) -> Result<Image, OpenError> {
     let access = match read_only {
-        true => Access::Read,
+        true => ImageAccess::Read,
         false if spec.place.snapshot.is_some() => {
             return Err(OpenError::Snapshot(name.to_owned()));
         }
-        false => Access::Write,
+        false => ImageAccess::Write,
     };
     Image::open(&spec.place, access)
         .map_err(|error| OpenError::Rbd(name.to_owned(), Box::new(error)))
 }
 
-/// The limits of a disk that is this image.
+/// Returns the limits of a disk that is this image.
 pub(crate) fn probe(image: &Image, name: &str, options: &OpenOptions) -> Result<Limits, OpenError> {
     let object_bytes = image.object_bytes();
-    let remote = Remote {
+    let remote = RemoteProperties {
         size_bytes: image.size_bytes(),
         physical_bytes: BLOCK_BYTES,
         optimal_bytes: u32::try_from(object_bytes).unwrap_or(0),

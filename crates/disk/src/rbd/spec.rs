@@ -1,10 +1,10 @@
-//! The syntax of an RBD disk: that of `rbd` itself, with options of ours behind commas.
+//! The syntax of an RBD disk: that of `rbd` itself, with options of ours after commas.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use cleave_rbd::Place;
+use cleave_rbd::ImagePlace;
 
 /// The beginning of such a spec.
 const PREFIX: &str = "rbd:";
@@ -13,8 +13,8 @@ const PREFIX: &str = "rbd:";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RbdSpec {
     /// Where it is.
-    pub place: Place,
-    /// It may be written to although it is one leg of a stripe.
+    pub place: ImagePlace,
+    /// True if it may be written to although it is one leg of a stripe.
     pub is_raw: bool,
 }
 
@@ -24,7 +24,7 @@ impl FromStr for RbdSpec {
     fn from_str(text: &str) -> Result<RbdSpec, String> {
         let refuse = |why: &str| {
             format!(
-                "`{text}` is no RBD disk: {why}; write rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][,id=USER][,conf=PATH][,raw=on]"
+                "`{text}` is not an RBD disk: {why}; write rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][,id=USER][,conf=PATH][,raw=on]"
             )
         };
         let rest = text
@@ -58,7 +58,7 @@ impl FromStr for RbdSpec {
             return Err(refuse("it contains a zero byte"));
         }
         Ok(RbdSpec {
-            place: Place {
+            place: ImagePlace {
                 pool: pool.to_owned(),
                 namespace: namespace.map(str::to_owned),
                 image: image.to_owned(),
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(raw.to_string(), "rbd:vms/web,id=cleave,raw=on");
         assert_eq!(
             spec.place,
-            Place {
+            ImagePlace {
                 pool: "vms".to_owned(),
                 namespace: Some("blue".to_owned()),
                 image: "web".to_owned(),

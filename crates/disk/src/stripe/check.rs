@@ -4,13 +4,13 @@ use cleave_blk::Stripe;
 
 use super::error::{StripeError, wrong_count};
 use crate::size::format_size;
-use crate::superblock::{Found, SUPERBLOCK_BYTES, Superblock};
+use crate::superblock::{SUPERBLOCK_BYTES, Superblock, SuperblockState};
 
 /// Name, size and superblock of a leg.
-pub(super) struct Member<'a> {
+pub(super) struct StripeMember<'a> {
     pub(super) name: &'a str,
     pub(super) size_bytes: u64,
-    pub(super) found: Found,
+    pub(super) found: SuperblockState,
 }
 
 /// A stripe whose legs are all present and in order.
@@ -22,10 +22,13 @@ pub(super) struct Whole {
 }
 
 /// Checks legs that are served without superblocks: none may have one.
-pub(super) fn raw(members: &[Member<'_>]) -> Result<(), StripeError> {
-    match members.iter().find(|member| member.found != Found::Nothing) {
+pub(super) fn raw(members: &[StripeMember<'_>]) -> Result<(), StripeError> {
+    match members
+        .iter()
+        .find(|member| member.found != SuperblockState::Nothing)
+    {
         None => Ok(()),
-        Some(Member { name, .. }) => Err(StripeError(format!(
+        Some(StripeMember { name, .. }) => Err(StripeError(format!(
             "leg {name} has a stripe's superblock, which --stripe-raw would let the guest overwrite; serve \
              the stripe without --stripe-raw"
         ))),
@@ -34,7 +37,7 @@ pub(super) fn raw(members: &[Member<'_>]) -> Result<(), StripeError> {
 
 /// Checks the legs in the given order. `chunk_bytes`: the stripe's chunk according to the operator.
 pub(super) fn whole(
-    members: &[Member<'_>],
+    members: &[StripeMember<'_>],
     chunk_bytes: Option<u32>,
 ) -> Result<Whole, StripeError> {
     let majority = majority(members)?;
@@ -72,14 +75,14 @@ fn same_set(a: &Superblock, b: &Superblock) -> bool {
     a.set == b.set && a.stripe == b.stripe && a.data_bytes == b.data_bytes
 }
 
-fn majority<'a>(members: &[Member<'a>]) -> Result<Majority<'a>, StripeError> {
+fn majority<'a>(members: &[StripeMember<'a>]) -> Result<Majority<'a>, StripeError> {
     let mut best: Option<(usize, Majority<'a>)> = None;
     for member in members {
-        let Found::Whole(superblock) = member.found else {
+        let SuperblockState::Whole(superblock) = member.found else {
             continue;
         };
-        let is_like = |other: &&Member<'_>| match &other.found {
-            Found::Whole(theirs) => same_set(theirs, &superblock),
+        let is_like = |other: &&StripeMember<'_>| match &other.found {
+            SuperblockState::Whole(theirs) => same_set(theirs, &superblock),
             _ => false,
         };
         let votes = members.iter().filter(is_like).count();
@@ -92,7 +95,9 @@ fn majority<'a>(members: &[Member<'a>]) -> Result<Majority<'a>, StripeError> {
         return Ok(majority);
     }
     // None is whole. A leg with a damaged superblock gives a better message than one without.
-    let something = members.iter().find(|member| member.found != Found::Nothing);
+    let something = members
+        .iter()
+        .find(|member| member.found != SuperblockState::Nothing);
     Err(match something.or(members.first()) {
         Some(member) => refusal(member, 0).unwrap_or_else(|| {
             StripeError(format!(
@@ -105,14 +110,14 @@ fn majority<'a>(members: &[Member<'a>]) -> Result<Majority<'a>, StripeError> {
     })
 }
 
-/// Why a leg cannot be used in any set; `None` if it has a whole superblock or none.
-fn refusal(member: &Member<'_>, wanted_bytes: u64) -> Option<StripeError> {
+/// Returns why a leg cannot be used in any set; `None` if it has a whole superblock or none.
+fn refusal(member: &StripeMember<'_>, wanted_bytes: u64) -> Option<StripeError> {
     let (name, size_bytes) = (member.name, member.size_bytes);
     let why = match member.found {
-        Found::Damaged => {
+        SuperblockState::Damaged => {
             format!("the superblock of leg {name} is damaged; restore its last 4 KiB from a copy")
         }
-        Found::Version(version) => format!(
+        SuperblockState::Version(version) => format!(
             "the superblock of leg {name} has version {version}; serve it with a newer cleave"
         ),
         _ if size_bytes < wanted_bytes => format!(
@@ -124,10 +129,10 @@ fn refusal(member: &Member<'_>, wanted_bytes: u64) -> Option<StripeError> {
     Some(StripeError(why))
 }
 
-fn of_set(member: &Member<'_>, majority: &Majority<'_>) -> Result<Superblock, StripeError> {
+fn of_set(member: &StripeMember<'_>, majority: &Majority<'_>) -> Result<Superblock, StripeError> {
     let (name, other) = (member.name, majority.name);
     let why = match member.found {
-        Found::Whole(found) if !same_set(&found, &majority.superblock) => {
+        SuperblockState::Whole(found) if !same_set(&found, &majority.superblock) => {
             format!(
                 "leg {name} belongs to another stripe than {other}; name the legs of one stripe"
             )
@@ -138,7 +143,7 @@ fn of_set(member: &Member<'_>, majority: &Majority<'_>) -> Result<Superblock, St
         ) {
             // This also refuses a leg that has a copy of a superblock without the data.
             (Some(refused), _) => return Err(refused),
-            (None, Found::Whole(found)) => return Ok(found),
+            (None, SuperblockState::Whole(found)) => return Ok(found),
             (None, _) => format!(
                 "leg {name} has no superblock at its end: it does not belong to this stripe, or its size was \
                  changed; name the right one, or give it the size that it had"
@@ -211,10 +216,13 @@ mod tests {
         }
     }
 
-    fn check(found: &[(&str, u64, Found)], chunk: Option<u32>) -> Result<Whole, StripeError> {
+    fn check(
+        found: &[(&str, u64, SuperblockState)],
+        chunk: Option<u32>,
+    ) -> Result<Whole, StripeError> {
         let members: Vec<_> = found
             .iter()
-            .map(|&(name, size_bytes, found)| Member {
+            .map(|&(name, size_bytes, found)| StripeMember {
                 name,
                 size_bytes,
                 found,
@@ -225,7 +233,13 @@ mod tests {
 
     #[test]
     fn whole_and_in_order_is_a_stripe() {
-        let legs = [0, 1, 2].map(|n| (["a", "b", "c"][n as usize], MIB, Found::Whole(leg(n))));
+        let legs = [0, 1, 2].map(|n| {
+            (
+                ["a", "b", "c"][n as usize],
+                MIB,
+                SuperblockState::Whole(leg(n)),
+            )
+        });
         for chunk in [None, Some(64 << 10)] {
             let whole = check(&legs, chunk).unwrap();
             assert_eq!((whole.set, whole.data_bytes), ([7; 16], MIB - (64 << 10)));
@@ -236,17 +250,17 @@ mod tests {
     #[test]
     #[allow(clippy::too_many_lines)] // a table
     fn wrong_legs_are_refused_by_leg_and_remedy() {
-        let good = |n: u32| Found::Whole(leg(n));
-        let foreign = Found::Whole(Superblock {
+        let good = |n: u32| SuperblockState::Whole(leg(n));
+        let foreign = SuperblockState::Whole(Superblock {
             set: [8; 16],
             ..leg(1)
         });
-        let other_chunk = Found::Whole(Superblock {
+        let other_chunk = SuperblockState::Whole(Superblock {
             stripe: Stripe::new(3, 4096).unwrap(),
             ..leg(1)
         });
-        let none = Found::Nothing;
-        type Row<'a> = (&'a [(&'a str, u64, Found)], &'a [&'a str]);
+        let none = SuperblockState::Nothing;
+        type Row<'a> = (&'a [(&'a str, u64, SuperblockState)], &'a [&'a str]);
         let table: [Row<'_>; 16] = [
             (
                 &[
@@ -325,7 +339,7 @@ mod tests {
             (
                 &[
                     ("a", MIB, good(0)),
-                    ("b", MIB, Found::Damaged),
+                    ("b", MIB, SuperblockState::Damaged),
                     ("c", MIB, good(2)),
                 ],
                 &["superblock of leg b is damaged"],
@@ -333,7 +347,7 @@ mod tests {
             (
                 &[
                     ("a", MIB, good(0)),
-                    ("b", MIB, Found::Version(2)),
+                    ("b", MIB, SuperblockState::Version(2)),
                     ("c", MIB, good(2)),
                 ],
                 &["leg b has version 2", "newer"],
@@ -347,11 +361,11 @@ mod tests {
                 ],
             ),
             (
-                &[("a", MIB, none), ("b", MIB, Found::Damaged)],
+                &[("a", MIB, none), ("b", MIB, SuperblockState::Damaged)],
                 &["superblock of leg b is damaged"],
             ),
             (
-                &[("a", MIB, none), ("b", MIB, Found::Version(9))],
+                &[("a", MIB, none), ("b", MIB, SuperblockState::Version(9))],
                 &["leg b has version 9"],
             ),
             (&[], &["2 to 64 legs"]),
@@ -367,7 +381,7 @@ mod tests {
 
     #[test]
     fn the_error_for_a_wrong_chunk_names_the_right_one() {
-        let legs = [0, 1, 2].map(|n| ("a", MIB, Found::Whole(leg(n))));
+        let legs = [0, 1, 2].map(|n| ("a", MIB, SuperblockState::Whole(leg(n))));
         let line = check(&legs, Some(128 << 10)).unwrap_err().to_string();
         assert!(
             line.contains("chunks of 64K, not 128K; serve it with --stripe 64K"),
@@ -377,14 +391,18 @@ mod tests {
 
     #[test]
     fn raw_legs_have_no_superblock() {
-        let member = |found| Member {
+        let member = |found| StripeMember {
             name: "b",
             size_bytes: MIB,
             found,
         };
-        assert_eq!(raw(&[member(Found::Nothing)]), Ok(()));
-        for found in [Found::Whole(leg(0)), Found::Damaged, Found::Version(2)] {
-            let line = raw(&[member(Found::Nothing), member(found)])
+        assert_eq!(raw(&[member(SuperblockState::Nothing)]), Ok(()));
+        for found in [
+            SuperblockState::Whole(leg(0)),
+            SuperblockState::Damaged,
+            SuperblockState::Version(2),
+        ] {
+            let line = raw(&[member(SuperblockState::Nothing), member(found)])
                 .unwrap_err()
                 .to_string();
             assert!(

@@ -5,7 +5,7 @@
 #[error("{0}")]
 pub struct StripeError(pub(super) String);
 
-/// Too few legs, or too many.
+/// Makes the error for too few legs, or too many.
 pub(super) fn wrong_count(legs: u16) -> StripeError {
     StripeError(format!(
         "a stripe has 2 to 64 legs, but this one would have {legs}; name each of its legs"

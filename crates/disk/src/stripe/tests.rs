@@ -10,7 +10,7 @@ use crate::superblock::SUPERBLOCK_BYTES;
 const CHUNK: u32 = 64 << 10;
 const LEG: u64 = 4 << 20;
 
-/// A file of zeroes.
+/// Makes a file of zeroes.
 fn leg(folder: &TempDir, name: &str, bytes: u64) -> DiskSpec {
     let path = folder.path().join(name);
     File::create(&path).unwrap().set_len(bytes).unwrap();
@@ -90,7 +90,7 @@ fn legs_of_no_stripe_are_refused_with_the_remedy() {
         file.set_len(bytes).unwrap();
         says(open(&[&a, &b]), wanted);
     }
-    // A new stripe over two old ones: the remaining legs of each are no stripe.
+    // A new stripe over two old ones: the remaining legs of each are not a stripe.
     create_stripe(&[a.clone(), c.clone()], CHUNK, Overwrite::Yes).unwrap();
     open(&[&a, &c]).unwrap();
     says(open(&[&c, &d]), "belongs to another stripe");
@@ -114,7 +114,7 @@ fn set_last_block(leg: &DiskSpec, block: &Block) {
     file.write_all_at(block, SMALL - SUPERBLOCK_BYTES).unwrap();
 }
 
-/// The sectors in the mask are those of `new`, the others those of `old`.
+/// Returns a block whose sectors in the mask are those of `new`, the others those of `old`.
 fn torn(old: &Block, new: &Block, mask: u8) -> Block {
     let mut block = *old;
     for sector in (0..8).filter(|sector| mask >> sector & 1 == 1) {
@@ -178,7 +178,7 @@ fn a_crash_during_creation_leaves_the_old_stripe_or_the_new_one_or_none() {
     assert_eq!((states, served), (4 * 48, [2 * 6, 4 * 6, 2 * 6 + 4 * 36]));
 }
 
-/// Which sectors behind the first one are written; different on each leg.
+/// Returns the sectors after the first one that are written; different on each leg.
 fn tail(tear: u8, leg: usize) -> u8 {
     tear.rotate_left(leg as u32) & !1
 }

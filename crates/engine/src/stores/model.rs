@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind};
-use cleave_disk::model::{Owner, Shared, Work};
+use cleave_disk::model::{DriveWork, Owner, SharedDrive};
 use cleave_disk::{Backing, Disk};
 use cleave_guest::Epoch;
 use rustix::time::{ClockId, clock_gettime};
@@ -54,7 +54,7 @@ fn is_early(entry: &Entry<Driven>) -> bool {
 pub struct Model {
     disk: Arc<Disk>,
     bytes: Bytes,
-    drive: Arc<Mutex<Shared>>,
+    drive: Arc<Mutex<SharedDrive>>,
     owner: Owner,
     ops: OpQueue<Driven>,
     /// Ops that the drive has completed and that are not finished yet.
@@ -94,7 +94,7 @@ impl Model {
     }
 
     /// The drive, for inspection or for a change while it runs.
-    pub fn drive(&self) -> MutexGuard<'_, Shared> {
+    pub fn drive(&self) -> MutexGuard<'_, SharedDrive> {
         lock(&self.drive)
     }
 
@@ -277,17 +277,17 @@ impl Drop for Model {
 }
 
 /// The drive's kind of work for an op. Zeroing is a map update, with or without `unmap`.
-fn work(kind: OpKind) -> Work {
+fn work(kind: OpKind) -> DriveWork {
     match kind {
-        OpKind::Read => Work::Read,
-        OpKind::Write { durable } => Work::Write { buffered: !durable },
-        OpKind::Sync => Work::Sync,
-        OpKind::Discard | OpKind::Zero { .. } => Work::Map,
+        OpKind::Read => DriveWork::Read,
+        OpKind::Write { durable } => DriveWork::Write { buffered: !durable },
+        OpKind::Sync => DriveWork::Sync,
+        OpKind::Discard | OpKind::Zero { .. } => DriveWork::Map,
     }
 }
 
 /// A panic elsewhere leaves the drive between two events; at worst, a time is wrong.
-fn lock(drive: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+fn lock(drive: &Mutex<SharedDrive>) -> MutexGuard<'_, SharedDrive> {
     drive.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

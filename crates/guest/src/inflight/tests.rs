@@ -12,7 +12,7 @@ const SIZE: u16 = 8;
 /// Just before the indices wrap.
 const BASE: u16 = 65_530;
 
-/// A region for one vring, and the file that outlives whoever maps it.
+/// Returns a region for one vring, and the file that outlives every process that maps it.
 fn region() -> (Inflight, File) {
     let layout = InflightLayout::new(1, SIZE);
     let file = Inflight::create(layout).unwrap();
@@ -72,7 +72,7 @@ impl Guest {
         }
     }
 
-    /// A daemon that begins.
+    /// Begins a daemon.
     fn serve(&self, base: u16) -> Vring {
         let memory = self.driver.memory.clone();
         let layout = self.driver.layout;
@@ -100,7 +100,7 @@ fn take_all(vring: &mut Vring) -> Vec<u16> {
     heads
 }
 
-/// A daemon's work on what `guest` has made available, in batches of different sizes and out of order.
+/// Does a daemon's work on what `guest` has made available, in batches of different sizes and out of order.
 fn work(vring: &mut Vring, turn: usize) {
     // The first is given back, as one that may not go yet is.
     if vring.again() == 0
@@ -142,7 +142,7 @@ fn a_daemon_that_dies_between_any_two_stores_loses_nothing_and_repeats_nothing()
                     }
                 });
                 drop(vring);
-                // The guest goes on meanwhile, with heads that have just become free.
+                // The guest continues meanwhile, with heads that have just become free.
                 guest.collect();
                 guest.offer(2);
                 let mut vring = None;
@@ -393,7 +393,7 @@ fn the_length_of_a_region_decides_how_large_its_parts_are() {
         (4 * 4160, 128, 256),
         // These parts are as large as those of twice the size.
         (4 * 64, 1, 1),
-        // Rounded up to pages by whoever made it.
+        // Rounded up to pages by the program that made it.
         (3 * 4096, 128, 128),
         (4 * 16448 - 64, 256, 256),
     ];
@@ -406,7 +406,7 @@ fn the_length_of_a_region_decides_how_large_its_parts_are() {
     }
 }
 
-/// A region whose only part has fewer entries than the ring of [`Guest`], and the file that outlives whoever maps it.
+/// Returns a region whose only part has fewer entries than the ring of [`Guest`], and the file that outlives every process that maps it.
 fn small_region() -> Inflight {
     let layout = InflightLayout::new(1, SIZE / 2);
     Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap()
@@ -420,7 +420,7 @@ impl Guest {
         }
     }
 
-    /// A daemon that begins, and the number of requests that it gives up.
+    /// Begins a daemon. Returns the number of requests that it gives up, too.
     fn serve_unrecorded(&self, base: u16) -> (Vring, u16) {
         let memory = self.driver.memory.clone();
         let layout = self.driver.layout;
@@ -448,7 +448,7 @@ fn a_vring_larger_than_its_part_is_served_and_continues_after_an_orderly_stop() 
         base = vring.base();
         guest.collect();
         assert!(guest.waiting.is_empty());
-        // The guest goes on while nobody serves it.
+        // The guest continues while nobody serves it.
         guest.offer(2);
     }
 }

@@ -6,16 +6,16 @@ use std::cell::Cell;
 
 use super::Positions;
 use crate::inflight::{goes_on_at, shown_since};
-use crate::signals::{Signals, Words};
+use crate::signals::{RingWords, VringSignals};
 
-/// Distance from one free-running index to another that is not behind it, computed differently from the code
-/// under test.
+/// Returns the distance from one free-running index to another that is not behind it, computed differently from the code under
+/// test.
 fn distance(from: u16, to: u16) -> u32 {
     (i32::from(to) - i32::from(from)).rem_euclid(1 << 16) as u32
 }
 
-/// Whether `event` is one of `count` entries from `from` on, which are the only ones for which a notification
-/// was requested.
+/// Returns true if `event` is one of `count` entries from `from` on, which are the only ones for which a notification was
+/// requested.
 fn is_among(event: u16, from: u16, count: u16) -> bool {
     distance(from, event) < u32::from(count)
 }
@@ -25,7 +25,7 @@ impl Positions {
         self.mask + 1
     }
 
-    /// Used entries that were added and not published.
+    /// Returns the number of used entries that were added and not published.
     fn added(&self) -> u16 {
         self.next_used.wrapping_sub(self.published)
     }
@@ -39,14 +39,14 @@ impl Positions {
             && self.added() <= self.outstanding
     }
 
-    /// Every chain before the next one is either published as used or outstanding. Holds if both rings began
-    /// at the same index.
+    /// Returns true if every chain before the next one is either published as used or outstanding. Holds if both rings began at
+    /// the same index.
     fn is_level(&self) -> bool {
         distance(self.published, self.next_avail) == u32::from(self.outstanding)
     }
 }
 
-/// A sound state, made from any values. `outstanding`, `left` and `added` are reduced to possible values.
+/// Returns a sound state, made from any values. `outstanding`, `left` and `added` are reduced to possible values.
 fn sound(size_log: u8, [next_avail, published]: [u16; 2], counts: [u16; 3]) -> Positions {
     let size = 1 << (size_log % 16);
     let [outstanding, left, added] = counts;
@@ -65,7 +65,7 @@ fn sound(size_log: u8, [next_avail, published]: [u16; 2], counts: [u16; 3]) -> P
     positions
 }
 
-/// A sound state of a vring both of whose rings began at the same index.
+/// Returns a sound state of a vring both of whose rings began at the same index.
 fn sound_and_level(size_log: u8, next_avail: u16, counts: [u16; 3]) -> Positions {
     let positions = sound(size_log, [next_avail, 0], counts);
     let published = next_avail.wrapping_sub(positions.outstanding);
@@ -217,7 +217,7 @@ struct Still {
     is_unfenced: Cell<bool>,
 }
 
-impl Words for Still {
+impl RingWords for Still {
     fn avail_index(&self) -> u16 {
         assert!(!self.is_unfenced.get(), "reads without a fence");
         self.avail_index
@@ -248,7 +248,7 @@ impl Words for Still {
 }
 
 impl Still {
-    /// Whether a driver that adds `count` entries from `from` on has to kick (virtio 1.3 §2.7.10).
+    /// Returns true if a driver that adds `count` entries from `from` on has to kick (virtio 1.3 §2.7.10).
     fn wants_kick(&self, event_idx: bool, from: u16, count: u16) -> bool {
         match event_idx {
             true => is_among(self.avail_event.get(), from, count),
@@ -271,7 +271,7 @@ fn a_call_is_made_exactly_when_it_is_asked_for(
         avail_flags,
         ..Still::default()
     };
-    let mut signals = Signals::new(&words, event_idx, 0);
+    let mut signals = VringSignals::new(&words, event_idx, 0);
     let new = old.wrapping_add(count);
     let is_asked = match event_idx {
         true => is_among(used_event, old, count),
@@ -298,11 +298,11 @@ fn kicks_come_only_where_they_are_asked_for(
             used_flags: Cell::new(1),
             ..Still::default()
         };
-        let mut signals = Signals::new(&still, event_idx, before);
+        let mut signals = VringSignals::new(&still, event_idx, before);
         signals.disarm(&still, before);
         signals.ask(&still, position);
         still.fence();
-        assert!(!Signals::has_come(&still, position), "nothing came");
+        assert!(!VringSignals::has_come(&still, position), "nothing came");
         assert!(still.wants_kick(event_idx, position, count));
         let next = position.wrapping_add(taken);
         signals.disarm(&still, next);
@@ -310,7 +310,7 @@ fn kicks_come_only_where_they_are_asked_for(
         signals.ask(&still, next);
         still.fence();
         assert_eq!(
-            Signals::has_come(&still, next),
+            VringSignals::has_come(&still, next),
             next != position,
             "came meanwhile"
         );
@@ -320,15 +320,15 @@ fn kicks_come_only_where_they_are_asked_for(
 
 /// A ring of a few entries, with both of its sides.
 trait SharedRing {
-    /// The guest makes a chain available.
+    /// Makes a chain available, as the guest.
     fn offer(&mut self, head: u16);
-    /// The worker takes a chain; see [`crate::Vring`].
+    /// Takes a chain, as the worker; see [`crate::Vring`].
     fn take(&mut self) -> Option<u16>;
     fn push_used(&mut self, head: u16);
     fn publish(&mut self);
-    /// The guest takes the next used entry.
+    /// Takes the next used entry, as the guest.
     fn reap(&mut self) -> Option<u16>;
-    /// The worker dies, and another one replaces it.
+    /// Replaces the worker, which dies, by another one.
     fn restart(&mut self);
 }
 
@@ -430,7 +430,7 @@ struct BareRing {
 }
 
 impl BareRing {
-    /// Both rings begin at `base`.
+    /// Makes a vring both rings of which begin at `base`.
     fn new(size: u16, base: u16) -> BareRing {
         let mut positions = Positions::new(size, base);
         positions.begin(base);

@@ -6,7 +6,7 @@ use crate::rig::{Desc, Driver, INDIRECT, NEXT, WRITE, memory, read, segment, wri
 
 const EVENT_IDX: u64 = feature::EVENT_IDX;
 
-/// A vring at 0 in 1 MiB, descriptor `n` being one readable byte-range at 0x80000 + 16 n.
+/// Returns a vring at 0 in 1 MiB, descriptor `n` being one readable byte-range at 0x80000 + 16 n.
 fn pair(size: u16, base: u16, features: u64) -> (Driver, Vring, Chain) {
     let memory = memory(1 << 20);
     let driver = Driver::new(&memory, 0, size, base);
@@ -28,7 +28,7 @@ fn chains_come_in_order_and_go_back_across_the_index_wrap() {
         for step in 0..=round % 8 {
             let head = (round + step) % 8;
             let taken = vring.take(&mut chain).unwrap().unwrap();
-            assert_eq!(taken, Taken { head, fault: None });
+            assert_eq!(taken, TakenChain { head, fault: None });
             let expected = segment(0x8_0000 + 16 * u64::from(head), 16);
             assert_eq!(chain.readable(), [expected]);
             vring.push_used(head, u32::from(round));
@@ -58,7 +58,7 @@ fn a_chain_is_taken_again_as_it_is_now_and_positions_stay() {
     assert_eq!((vring.base(), vring.seen()), before);
     driver.set(3, Desc(0x9_0000, 32, NEXT, 3));
     let fault = Some(crate::ChainFault::Endless);
-    let endless = Taken { head: 3, fault };
+    let endless = TakenChain { head: 3, fault };
     assert_eq!(vring.retake(3, &mut chain), Ok(endless));
     let beyond = VringFault::Head { head: 8, size: 8 };
     assert_eq!(vring.retake(8, &mut chain), Err(beyond));
@@ -89,7 +89,7 @@ fn an_indirect_table_after_a_direct_descriptor_is_one_chain() {
     let taken = vring.take(&mut chain).unwrap().unwrap();
     assert_eq!(
         taken,
-        Taken {
+        TakenChain {
             head: 3,
             fault: None
         }

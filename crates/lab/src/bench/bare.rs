@@ -5,12 +5,12 @@ use std::path::Path;
 use cleave_rig::{Result, execute, words};
 use serde_json::{Value, json};
 
-use super::load::Load;
+use super::load::RandomLoad;
 use crate::fio::{figure, report};
 
 /// fio's command line for a load on a disk, with as many in flight as of the driver, from one thread for each vring. Its
 /// engine is io_uring, with the file and the buffers registered.
-pub(super) fn line(disk: &Path, load: &Load, cpu: &str) -> Vec<String> {
+pub(super) fn line(disk: &Path, load: &RandomLoad, cpu: &str) -> Vec<String> {
     let (bytes, depth, queues) = (load.block_bytes, load.depth, load.queues);
     let mix = match load.read_percent {
         100 => "--rw=randread".to_owned(),
@@ -29,12 +29,12 @@ pub(super) fn line(disk: &Path, load: &Load, cpu: &str) -> Vec<String> {
 }
 
 /// Runs such a line; the result has the names of the driver's.
-pub(super) fn run(folder: &Path, line: &[String], load: &Load) -> Result<Value> {
+pub(super) fn run(folder: &Path, line: &[String], load: &RandomLoad) -> Result<Value> {
     let said = execute(folder, line)?;
     result(&report(&said)?["jobs"][0], load.depth * load.queues)
 }
 
-/// A job's figures in the driver's words.
+/// Returns a job's figures in the driver's words.
 ///
 /// The mean response time is the number in flight divided by the rate: fio makes each request anew when it ends. Its own
 /// mean agrees to a per cent at depths that are powers of two, and is too long by a quarter at others (20 in flight at

@@ -29,7 +29,7 @@ impl Cpus {
         Cpus::among(&allowed, &listed(&read(&path)))
     }
 
-    /// Both CPUs for each side, so that the scheduler places them as it likes.
+    /// Returns both CPUs for each side, so that the scheduler places them as it likes.
     pub(super) fn shared(&self) -> Cpus {
         let both = format!("{},{}", self.driver, self.daemon);
         Cpus {

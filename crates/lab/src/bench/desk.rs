@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 
 use super::bare;
 use super::cpus::Cpus;
-use super::load::{Case, Load};
-use super::options::{Options, Suite};
-use super::subject::{BARE, SOCKET, SPDK, Spdk, Store, line};
+use super::load::{Case, RandomLoad};
+use super::options::{BenchOptions, Suite};
+use super::subject::{BARE, SOCKET, SPDK, ServedDisk, Spdk, line};
 use crate::filled;
-use crate::pace::Pace;
+use crate::pace::BenchPace;
 use crate::run_folder::{Run, environment, merged};
 
 const FILE_BYTES: u64 = 2 << 30;
@@ -29,17 +29,17 @@ pub(super) struct Desk {
     pub(super) cleave: PathBuf,
     drive: PathBuf,
     pub(super) cpus: Cpus,
-    pub(super) pace: Pace,
+    pub(super) pace: BenchPace,
     pub(super) rounds: u32,
     pub(super) seconds: f64,
     pub(super) run: Run,
     pub(super) spdk: Option<Spdk>,
-    pub(super) options: Options,
+    pub(super) options: BenchOptions,
 }
 
 /// How long a daemon runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Served {
+pub(super) enum DaemonLifetime {
     /// For one measurement.
     Anew,
     /// To the end of the rounds: idle daemons cost nothing.
@@ -51,7 +51,7 @@ type Running = BTreeMap<Vec<Vec<String>>, Vec<DaemonProcess>>;
 
 impl Desk {
     /// Provides and builds the programs, begins the run.
-    pub(super) fn set_up(root: &Path, options: &Options) -> Result<Desk> {
+    pub(super) fn set_up(root: &Path, options: &BenchOptions) -> Result<Desk> {
         // Before a build of minutes, not after it.
         let (pace, rounds) = (options.pace(), options.rounds()?);
         if let Some(disk) = &options.disk {
@@ -62,8 +62,8 @@ impl Desk {
         let cpus = Cpus::choose()?;
         println!("building");
         let [cleave, drive] = match pace {
-            Pace::Smoke => built::programs(root)?,
-            Pace::Full | Pace::Quick => built::for_release(root)?,
+            BenchPace::Smoke => built::programs(root)?,
+            BenchPace::Full | BenchPace::Quick => built::for_release(root)?,
         };
         let built_for = pace.pick("release", "release", "tests: its figures say nothing");
         let facts = json!({ "pinning": {
@@ -83,7 +83,7 @@ impl Desk {
         if let Some(caveat) = &cpus.caveat {
             run.warn("all", caveat)?;
         }
-        if pace == Pace::Smoke {
+        if pace == BenchPace::Smoke {
             let text = "a smoke run: it shows that the suites work, its figures say nothing";
             run.warn("all", text)?;
         }
@@ -135,18 +135,18 @@ impl Desk {
 
     fn own_file(&self) -> Result<PathBuf> {
         let (name, bytes) = match self.pace {
-            Pace::Smoke => ("smoke.img", SMOKE_FILE_BYTES),
-            Pace::Full | Pace::Quick => ("random.img", FILE_BYTES),
+            BenchPace::Smoke => ("smoke.img", SMOKE_FILE_BYTES),
+            BenchPace::Full | BenchPace::Quick => ("random.img", FILE_BYTES),
         };
         filled::random_file(&self.root.join("target/bench").join(name), bytes)
     }
 
-    /// These subjects at a point, and SPDK if there is one.
+    /// Returns the cases of these subjects at a point, and SPDK if there is one.
     pub(super) fn cases(
         &self,
         point: &str,
-        store: &Store,
-        load: &Load,
+        store: &ServedDisk,
+        load: &RandomLoad,
         subjects: &[&str],
     ) -> Result<Vec<Case>> {
         let subjects = subjects.iter().copied();
@@ -158,13 +158,13 @@ impl Desk {
     pub(super) fn case(
         &self,
         point: &str,
-        store: &Store,
-        load: &Load,
+        store: &ServedDisk,
+        load: &RandomLoad,
         subject: &str,
     ) -> Result<Case> {
         let line = match (subject, store, &self.spdk) {
             (SPDK, _, Some(spdk)) => spdk.line(self.run.folder(), &self.cpus.daemon, store)?,
-            (BARE, Store::Disk(disk), _) => bare::line(disk, load, &self.cpus.driver),
+            (BARE, ServedDisk::Disk(disk), _) => bare::line(disk, load, &self.cpus.driver),
             _ => line(&self.cleave, subject, &store.words(), load.queues),
         };
         Ok(Case {
@@ -181,7 +181,7 @@ impl Desk {
     /// Measures all cases with fresh daemons, after a warm-up unless that would take longer than all the rest.
     pub(super) fn rounds_anew(&mut self, suite: &str, cases: &[Case]) -> Result {
         let first = self.pace.pick(0, 0, 1);
-        self.rounds(suite, first..=self.rounds, cases, Served::Anew)
+        self.rounds(suite, first..=self.rounds, cases, DaemonLifetime::Anew)
     }
 
     /// Measures all cases in each of the rounds, the cases of a point forth and back, so that whatever drifts meets each as
@@ -191,7 +191,7 @@ impl Desk {
         suite: &str,
         rounds: RangeInclusive<u32>,
         cases: &[Case],
-        served: Served,
+        served: DaemonLifetime,
     ) -> Result {
         let mut running = Running::new();
         let last = *rounds.end();
@@ -203,14 +203,14 @@ impl Desk {
                 }
                 for case in order {
                     let result = self.measure(case, &mut running)?;
-                    if served == Served::Anew {
+                    if served == DaemonLifetime::Anew {
                         end(std::mem::take(&mut running))?;
                         Spdk::clean(self.run.folder());
                     }
                     self.note(suite, case, round, &result)?;
                 }
             }
-            if self.pace != Pace::Smoke {
+            if self.pace != BenchPace::Smoke {
                 println!("{suite}: round {round} of {last} done");
             }
         }
@@ -230,7 +230,7 @@ impl Desk {
         self.run.note(suite, &line)
     }
 
-    /// A case by itself, outside of the rounds.
+    /// Measures a case by itself, outside of the rounds.
     pub(super) fn once(&self, case: &Case) -> Result<Value> {
         let mut running = Running::new();
         let result = self.measure(case, &mut running)?;
@@ -247,7 +247,7 @@ impl Desk {
             let daemons = daemons.map(|(line, number)| self.start(line, number));
             let daemons = daemons.collect::<Result<Vec<_>>>()?;
             if case.learns > 0.0 {
-                let load = Load {
+                let load = RandomLoad {
                     seconds: case.learns,
                     ..case.load.clone()
                 };
@@ -263,7 +263,7 @@ impl Desk {
         DaemonProcess::start(&self.pinned(line, number), self.socket(number))
     }
 
-    /// Its command line on its CPU.
+    /// Returns its command line on its CPU.
     pub(super) fn pinned(&self, line: &[String], number: usize) -> Vec<String> {
         let socket = self.socket(number).display().to_string();
         let mut pinned = words("taskset --cpu-list {}", &[&self.cpus.daemon]);
@@ -275,7 +275,7 @@ impl Desk {
         self.run.folder().join(format!("disk{number}.sock"))
     }
 
-    /// The driver's output for a load on the disks of these daemons.
+    /// Runs the driver, and returns its output for a load on the disks of these daemons.
     pub(super) fn drive(&self, daemons: &[DaemonProcess], load: &str) -> Result<Value> {
         let line = "taskset --cpu-list {} {} --json";
         let mut line = words(line, &[&self.cpus.driver, &self.drive.display()]);

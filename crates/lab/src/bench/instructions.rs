@@ -12,7 +12,7 @@ use cleave_rig::setup;
 use cleave_rig::{At, Result, quietly};
 use serde_json::{Value, json};
 
-use crate::run_folder::{Recorded, Run, environment};
+use crate::run_folder::{RecordedRun, Run, environment};
 
 /// File of the reference counts; rewritten by `--accept`.
 const REFERENCE: &str = "benches/instructions.toml";
@@ -163,7 +163,7 @@ fn judge(counts: &BTreeMap<String, Count>, reference: &Known, are_all: bool) -> 
     }
     if are_all {
         let gone = reference.keys().filter(|case| !counts.contains_key(*case));
-        faults.extend(gone.map(|case| format!("{REFERENCE} has `{case}`, which is no case")));
+        faults.extend(gone.map(|case| format!("{REFERENCE} has `{case}`, which is not a case")));
     }
     let remedy =
         "find them with --annotate; where they are worth it, --accept and say why in the commit";
@@ -197,9 +197,9 @@ fn store(
     Ok(())
 }
 
-/// The counts of an earlier run, as far as its lines can be read.
+/// Returns the counts of an earlier run, as far as its lines can be read.
 fn last_run(folder: &Path) -> Known {
-    let run = Recorded::read(folder).unwrap_or_default();
+    let run = RecordedRun::read(folder).unwrap_or_default();
     let lines = run.of("instructions").into_iter();
     let read = |line: &Value| {
         let count = line["result"]["own_per_io"].as_f64()?;
@@ -208,11 +208,11 @@ fn last_run(folder: &Path) -> Known {
     lines.filter_map(read).collect()
 }
 
-/// The committed counts; none where the file is not there.
+/// Returns the committed counts; none where the file is not there.
 fn reference(text: &str) -> Result<Known> {
     let known: Known = toml::from_str(text).at(REFERENCE)?;
     match known.iter().find(|(_, count)| **count <= 0.0) {
-        Some((case, count)) => Err(format!("{REFERENCE}: {case} = {count} is no count")),
+        Some((case, count)) => Err(format!("{REFERENCE}: {case} = {count} is not a count")),
         None => Ok(known),
     }
 }

@@ -5,21 +5,21 @@ use serde_json::Value;
 
 /// How the driving side waits for completions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub(super) enum Wait {
+pub(super) enum LoadWait {
     /// Waits in the kernel, as a guest does.
     Sleep,
-    /// Spins on the used ring. fio waits in the kernel all the same: that is what the bare disk is.
+    /// Spins on the used ring. fio waits in the kernel in any case, because that is how a bare disk is used.
     Poll,
 }
 
 /// Random requests for some time. A raw line has the fields that tell it from others of its suite.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Load {
+pub(super) struct RandomLoad {
     pub(super) block_bytes: u32,
     /// In flight on each vring.
     pub(super) depth: u32,
     pub(super) queues: u32,
-    pub(super) wait: Wait,
+    pub(super) wait: LoadWait,
     pub(super) read_percent: u32,
     #[serde(skip)]
     pub(super) seconds: f64,
@@ -39,17 +39,17 @@ pub(super) struct Case {
     /// The daemons' command lines, with [`SOCKET`](super::subject::SOCKET) for the path; of
     /// [`BARE`](super::subject::BARE) that of fio.
     pub(super) daemons: Vec<Vec<String>>,
-    pub(super) load: Load,
+    pub(super) load: RandomLoad,
     /// Driven once before the rounds, for so many seconds.
     pub(super) learns: f64,
     /// Further facts for a reader of the raw line.
     pub(super) facts: Value,
 }
 
-impl Load {
+impl RandomLoad {
     /// 4 KiB reads on one vring.
-    pub(super) fn reads(depth: u32, wait: Wait, seconds: f64) -> Load {
-        Load {
+    pub(super) fn reads(depth: u32, wait: LoadWait, seconds: f64) -> RandomLoad {
+        RandomLoad {
             block_bytes: 4096,
             depth,
             queues: 1,
@@ -61,7 +61,7 @@ impl Load {
         }
     }
 
-    /// The driver's options.
+    /// Returns the driver's options.
     pub(super) fn words(&self) -> String {
         let wait = format!("{:?}", self.wait).to_lowercase();
         let (seconds, warm_up, more) = (self.seconds, self.warm_up, &self.more);
@@ -78,7 +78,7 @@ impl Case {
         point: String,
         subject: String,
         daemons: Vec<Vec<String>>,
-        load: Load,
+        load: RandomLoad,
     ) -> Case {
         Case {
             point,

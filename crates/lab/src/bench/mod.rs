@@ -18,15 +18,15 @@ use std::time::Instant;
 
 use cleave_rig::Result;
 
-use crate::pace::Pace;
+use crate::pace::BenchPace;
 use crate::report;
 use desk::Desk;
-pub(crate) use options::Options;
+pub(crate) use options::BenchOptions;
 use options::Suite;
-use others::Used;
+use others::CpuUsage;
 
 /// Measures, and leaves a folder with raw data, figures and a page.
-pub(crate) fn run(root: &Path, options: &Options) -> Result {
+pub(crate) fn run(root: &Path, options: &BenchOptions) -> Result {
     if options.named == [Suite::Instructions] {
         return instructions::run(root, &options.counting);
     }
@@ -44,7 +44,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result {
         desk.run.finish()?;
     }
     let page = report::draw(std::slice::from_ref(&folder))?;
-    if pace != Pace::Smoke {
+    if pace != BenchPace::Smoke {
         report::print_verdicts(&folder)?;
     }
     println!("{}", page.display());
@@ -58,9 +58,9 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result {
 fn measure_one(suite: Suite, desk: &mut Desk) -> Result<bool> {
     let name = suite.name();
     println!("{name}");
-    let (start, used) = (Instant::now(), Used::now());
+    let (start, used) = (Instant::now(), CpuUsage::now());
     let done = measure(suite, desk);
-    let is_judged = desk.pace != Pace::Smoke;
+    let is_judged = desk.pace != BenchPace::Smoke;
     if let Some(complaint) = used.complaint().filter(|_| is_judged) {
         desk.run.warn(&name, &complaint)?;
     }

@@ -6,8 +6,8 @@ use itertools::iproduct;
 use serde_json::json;
 
 use super::desk::Desk;
-use super::load::{Case, Load, Wait};
-use super::subject::{ADAPTIVE, INTERRUPT, QSD, QSD_IO_THREAD, Words, line};
+use super::load::{Case, LoadWait, RandomLoad};
+use super::subject::{ADAPTIVE, DiskSpelling, INTERRUPT, QSD, QSD_IO_THREAD, line};
 
 /// T13: ours and QEMU's client of the same server. The driver, the daemon and the server share two CPUs, and nothing is
 /// pinned to one of them.
@@ -30,14 +30,14 @@ fn measure_unpinned(desk: &mut Desk) -> Result {
     let mut stores = vec![
         (
             "NBD, unix",
-            Words {
+            DiskSpelling {
                 ours: format!("nbd+unix:///?socket={socket}"),
                 qemus: format!("driver=nbd,server.type=unix,server.path={socket}"),
             },
         ),
         (
             "NBD, TCP",
-            Words {
+            DiskSpelling {
                 ours: format!("nbd://127.0.0.1:{port}"),
                 qemus: format!(
                     "driver=nbd,server.type=inet,server.host=127.0.0.1,server.port={port}"
@@ -54,12 +54,12 @@ fn measure_unpinned(desk: &mut Desk) -> Result {
     let kinds = [("reads", 100), ("writes", 0)];
     let mut cases = Vec::new();
     for ((store, disk), (kib, depth), (kind, read_percent)) in iproduct!(&stores, loads, kinds) {
-        let load = Load {
+        let load = RandomLoad {
             block_bytes: kib << 10,
             read_percent,
             // A worker first tries spinning and splitting, which may take a second.
             warm_up: desk.pace.pick(1.5, 1.5, 0.0),
-            ..Load::reads(*depth, Wait::Sleep, desk.seconds)
+            ..RandomLoad::reads(*depth, LoadWait::Sleep, desk.seconds)
         };
         for subject in [QSD, QSD_IO_THREAD, INTERRUPT, ADAPTIVE] {
             let daemon = line(&desk.cleave, subject, disk, 1);
@@ -88,14 +88,14 @@ fn start(
     DaemonProcess::start_until(&line, ready.clone(), || ready.exists())
 }
 
-/// A TCP port that nobody listens on.
+/// Returns a TCP port that nobody listens on.
 fn free_port() -> Result<u16> {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).at("a TCP port")?;
     Ok(listener.local_addr().at("a TCP port")?.port())
 }
 
 /// `rbd:POOL[/NAMESPACE]/IMAGE[,id=USER][,conf=PATH]`
-fn image_words(image: &str) -> Result<Words> {
+fn image_words(image: &str) -> Result<DiskSpelling> {
     let unknown = || format!("--rbd {image}: not rbd:POOL[/NAMESPACE]/IMAGE[,id=USER][,conf=PATH]");
     let (path, options) = image.split_once(',').unwrap_or((image, ""));
     let path: Vec<&str> = path
@@ -115,7 +115,7 @@ fn image_words(image: &str) -> Result<Words> {
             _ => return Err(unknown()),
         }
     }
-    Ok(Words {
+    Ok(DiskSpelling {
         ours: image.to_owned(),
         qemus,
     })

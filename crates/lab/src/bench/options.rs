@@ -7,11 +7,11 @@ use cleave_rig::Result;
 use itertools::Itertools;
 
 use super::instructions;
-use crate::pace::Pace;
+use crate::pace::BenchPace;
 
 /// Suites, and how they are run.
 #[derive(Debug, Clone, Parser)]
-pub(crate) struct Options {
+pub(crate) struct BenchOptions {
     /// The suites; all of them if none is named
     #[arg(value_name = "SUITE")]
     pub(super) named: Vec<Suite>,
@@ -66,7 +66,7 @@ pub(super) enum Suite {
     Idle,
     /// One disk and 64, one vring and 16
     Scale,
-    /// Disks behind NBD servers and in a Ceph cluster
+    /// Disks of NBD servers and of a Ceph cluster
     Network,
     /// From exec to the first answer
     Start,
@@ -85,7 +85,7 @@ impl Suite {
     }
 }
 
-impl Options {
+impl BenchOptions {
     /// Returns each suite once, in the order of the arguments.
     pub(super) fn suites(&self) -> Vec<Suite> {
         let all = Suite::value_variants();
@@ -99,8 +99,8 @@ impl Options {
         }
     }
 
-    pub(super) fn pace(&self) -> Pace {
-        Pace::of(self.smoke, self.quick)
+    pub(super) fn pace(&self) -> BenchPace {
+        BenchPace::of(self.smoke, self.quick)
     }
 
     /// Returns the number of rounds. It refuses fewer than make a spread.
@@ -137,9 +137,9 @@ fn seconds(text: &str) -> Result<f64> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Options> {
+    fn parse(line: &str) -> Result<BenchOptions> {
         let words = format!("bench {line}");
-        Options::try_parse_from(words.split_whitespace()).map_err(|error| error.to_string())
+        BenchOptions::try_parse_from(words.split_whitespace()).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(all.suites(), parse("all").unwrap().suites());
         let two = parse("--rounds 9 cpu --quick tax cpu").unwrap();
         assert_eq!(two.suites(), [Suite::Cpu, Suite::Tax]);
-        assert_eq!((two.rounds(), two.pace()), (Ok(9), Pace::Quick));
+        assert_eq!((two.rounds(), two.pace()), (Ok(9), BenchPace::Quick));
         let one = parse("idle --smoke --disk b --allow-thin").unwrap();
         assert_eq!(one.name(), "idle-smoke");
     }

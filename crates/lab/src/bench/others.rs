@@ -14,36 +14,36 @@ const STOLEN_MAX: f64 = 0.1;
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// CPU time up to the moment of reading.
-pub(super) struct Used {
+pub(super) struct CpuUsage {
     at: Instant,
-    ticks: Ticks,
+    ticks: ForeignTicks,
 }
 
 /// Ticks of others on this machine, and those that the host gave to others than this machine.
-type Ticks = [u64; 2];
+type ForeignTicks = [u64; 2];
 
-impl Used {
+impl CpuUsage {
     /// Reads the counters.
-    pub(super) fn now() -> Used {
+    pub(super) fn now() -> CpuUsage {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        Used {
+        CpuUsage {
             at: Instant::now(),
             ticks: parse(&read("/proc/stat"), &read("/proc/self/stat")),
         }
     }
 
-    /// A remark for the reader about the usage since then, if it matters.
+    /// Returns a remark for the reader about the usage since then, if it matters.
     pub(super) fn complaint(&self) -> Option<String> {
         complaint(
             self.ticks,
-            Used::now().ticks,
+            CpuUsage::now().ticks,
             self.at.elapsed().as_secs_f64(),
         )
     }
 }
 
-/// Time by all processes, less that of this one and of those that it started and that have ended.
-fn parse(stat: &str, own: &str) -> Ticks {
+/// Returns the time by all processes, less that of this one and of those that it started and that have ended.
+fn parse(stat: &str, own: &str) -> ForeignTicks {
     // cpu user nice system idle iowait irq softirq steal …; the time of interrupts is charged to no process.
     let fields = stat.lines().next().unwrap_or_default().split_whitespace();
     let cpu: Vec<u64> = fields.filter_map(|field| field.parse().ok()).collect();
@@ -56,7 +56,7 @@ fn parse(stat: &str, own: &str) -> Ticks {
     [all.saturating_sub(own), cpu.get(7).copied().unwrap_or(0)]
 }
 
-fn complaint(before: Ticks, now: Ticks, seconds: f64) -> Option<String> {
+fn complaint(before: ForeignTicks, now: ForeignTicks, seconds: f64) -> Option<String> {
     let share = |at: usize| {
         now[at].saturating_sub(before[at]) as f64 / TICKS_PER_SECOND / seconds.max(1e-9)
     };

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use super::desk::Desk;
 use super::instructions;
-use super::load::{Load, Wait};
-use super::subject::{ADAPTIVE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, Store};
-use crate::pace::Pace;
-use crate::run_folder::{Recorded, merged};
+use super::load::{LoadWait, RandomLoad};
+use super::subject::{ADAPTIVE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, ServedDisk};
+use crate::pace::BenchPace;
+use crate::run_folder::{RecordedRun, merged};
 
 /// T7: disks that were asked a little and are then left alone, all subjects in the same seconds: idle ones do not disturb
 /// each other, and one that is not idle is found out.
@@ -24,15 +24,15 @@ pub(super) fn idle(desk: &mut Desk) -> Result {
     let all = [QSD, QSD_IO_THREAD, INTERRUPT, ADAPTIVE, POLL];
     watch(desk, disks, seconds, &all)?;
     match desk.pace {
-        Pace::Full => watch(desk, 256, seconds, &[ADAPTIVE]),
-        Pace::Quick | Pace::Smoke => Ok(()),
+        BenchPace::Full => watch(desk, 256, seconds, &[ADAPTIVE]),
+        BenchPace::Quick | BenchPace::Smoke => Ok(()),
     }
 }
 
 fn watch(desk: &mut Desk, disks: usize, seconds: f64, subjects: &[&str]) -> Result {
     let mut served = Vec::new();
     for (place, subject) in subjects.iter().enumerate() {
-        let line = line(desk, &Store::Null, subject)?;
+        let line = line(desk, &ServedDisk::Null, subject)?;
         let daemons = (0..disks).map(|number| desk.start(&line, place * disks + number));
         served.push(daemons.collect::<Result<Vec<DaemonProcess>>>()?);
     }
@@ -59,9 +59,9 @@ fn watch(desk: &mut Desk, disks: usize, seconds: f64, subjects: &[&str]) -> Resu
     Ok(())
 }
 
-/// A daemon's command line for a disk with one vring.
-fn line(desk: &Desk, store: &Store, subject: &str) -> Result<Vec<String>> {
-    let any = Load::reads(1, Wait::Sleep, 1.0);
+/// Returns a daemon's command line for a disk with one vring.
+fn line(desk: &Desk, store: &ServedDisk, subject: &str) -> Result<Vec<String>> {
+    let any = RandomLoad::reads(1, LoadWait::Sleep, 1.0);
     Ok(desk.case("", store, &any, subject)?.daemons.concat())
 }
 
@@ -72,7 +72,7 @@ const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 /// T10: from exec to the first answer, and the memory of a daemon at rest. On the real disk, for opening it is part of the
 /// start. Round 0, the first start, reads the program from the disk.
 pub(super) fn start(desk: &mut Desk) -> Result {
-    let store = Store::Disk(desk.disk("start")?);
+    let store = ServedDisk::Disk(desk.disk("start")?);
     for round in 0..=desk.pace.pick(20, 10, 1) {
         for subject in [QSD, QSD_IO_THREAD, ADAPTIVE] {
             let command = line(desk, &store, subject)?;
@@ -105,7 +105,7 @@ fn start_one(desk: &Desk, line: &[String]) -> Result<Value> {
     Ok(merged(times, &memory))
 }
 
-/// When it took a connection, and when it answered its first message.
+/// Returns when it took a connection, and when it answered its first message.
 fn await_answer(socket: &Path, before: Instant) -> std::io::Result<[Duration; 2]> {
     let mut stream = loop {
         match UnixStream::connect(socket) {
@@ -134,14 +134,14 @@ fn memory(pid: u32) -> Value {
 /// T11: every case beside the counts that are kept. A rise beyond the tolerance is a warning here, and a fault in CI.
 pub(super) fn instructions(desk: &mut Desk) -> Result {
     // A count takes a release build and callgrind; CI runs it by itself.
-    if desk.pace == Pace::Smoke {
+    if desk.pace == BenchPace::Smoke {
         return Ok(());
     }
     if let Err(why) = instructions::run(&desk.root, &instructions::Counting::default()) {
         desk.run.warn("instructions", &why)?;
     }
     let folder = desk.root.join("target/bench/instructions");
-    for line in Recorded::read(&folder)?.of("instructions") {
+    for line in RecordedRun::read(&folder)?.of("instructions") {
         desk.run.note("instructions", line)?;
     }
     Ok(())

@@ -19,7 +19,7 @@ pub(super) const ADAPTIVE: &str = "cleave adaptive";
 
 /// The disk that is served.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Store {
+pub(super) enum ServedDisk {
     /// Touches no data.
     Null,
     /// A file or a block device.
@@ -27,30 +27,30 @@ pub(super) enum Store {
 }
 
 /// A disk in the words of each side.
-pub(super) struct Words {
+pub(super) struct DiskSpelling {
     /// As `cleave serve --disk` takes it.
     pub(super) ours: String,
     /// As QEMU's `--blockdev` takes it; the node's name is `disk`.
     pub(super) qemus: String,
 }
 
-impl Store {
-    pub(super) fn words(&self) -> Words {
+impl ServedDisk {
+    pub(super) fn words(&self) -> DiskSpelling {
         match self {
             // Both leave the memory of reads alone.
-            Store::Null => Words {
+            ServedDisk::Null => DiskSpelling {
                 ours: "null:1G,read-zeroes=off".to_owned(),
                 qemus: "driver=null-co,size=1073741824,read-zeroes=off".to_owned(),
             },
             // The protocol node itself: a `raw` node above it would only add a layer. QEMU tells files and devices apart by
             // name, and wants a comma within a value doubled.
-            Store::Disk(path) => {
+            ServedDisk::Disk(path) => {
                 let is_device = path.starts_with("/dev");
                 let driver = if is_device { "host_device" } else { "file" };
                 let path = path.to_string_lossy();
                 let name = path.replace(',', ",,");
                 let cache = "aio=io_uring,cache.direct=on,cache.no-flush=off";
-                Words {
+                DiskSpelling {
                     qemus: format!("driver={driver},filename={name},{cache}"),
                     ours: path.into_owned(),
                 }
@@ -59,8 +59,8 @@ impl Store {
     }
 }
 
-/// The command line of a daemon, QEMU's or ours.
-pub(super) fn line(cleave: &Path, subject: &str, disk: &Words, queues: u32) -> Vec<String> {
+/// Returns the command line of a daemon, QEMU's or ours.
+pub(super) fn line(cleave: &Path, subject: &str, disk: &DiskSpelling, queues: u32) -> Vec<String> {
     let completion = match subject {
         QSD => return qemu_storage_daemon(disk, queues, "", ""),
         QSD_IO_THREAD => {
@@ -85,7 +85,12 @@ pub(super) fn serve<P: AsRef<Path>>(cleave: &Path, options: &str, disks: &[P]) -
     line
 }
 
-fn qemu_storage_daemon(disk: &Words, queues: u32, object: &str, thread: &str) -> Vec<String> {
+fn qemu_storage_daemon(
+    disk: &DiskSpelling,
+    queues: u32,
+    object: &str,
+    thread: &str,
+) -> Vec<String> {
     let line = format!(
         "{QSD}{object} --blockdev node-name=disk,{{}} --export type=vhost-user-blk,id=export,node-name=disk,writable=on,\
          num-queues={queues}{thread},addr.type=unix,addr.path={SOCKET}"
@@ -127,10 +132,10 @@ impl Spdk {
 
     /// Writes its configuration, and returns the command line that reads it. Without huge pages it serves as well: the
     /// driver's memory is not its own.
-    pub(super) fn line(&self, run: &Path, cpu: &str, store: &Store) -> Result<Vec<String>> {
+    pub(super) fn line(&self, run: &Path, cpu: &str, store: &ServedDisk) -> Result<Vec<String>> {
         let config = run.join(match store {
-            Store::Null => "spdk-null.json",
-            Store::Disk(_) => "spdk-disk.json",
+            ServedDisk::Null => "spdk-null.json",
+            ServedDisk::Disk(_) => "spdk-disk.json",
         });
         std::fs::write(&config, configuration(store).to_string()).at(&config)?;
         let (program, socket) = (self.folder.join("build/bin/vhost"), run.join(SPDK_FILES[1]));
@@ -146,15 +151,15 @@ impl Spdk {
     }
 }
 
-/// A disk and its controller.
-fn configuration(store: &Store) -> Value {
+/// Returns a disk and its controller.
+fn configuration(store: &ServedDisk) -> Value {
     let (method, disk) = match store {
-        Store::Null => (
+        ServedDisk::Null => (
             "bdev_null_create",
             json!({ "name": "disk", "num_blocks": 1u32 << 18, "block_size": 4096 }),
         ),
         // The faster one at depth 32 of its two drivers for files.
-        Store::Disk(path) => (
+        ServedDisk::Disk(path) => (
             "bdev_aio_create",
             json!({ "name": "disk", "filename": path, "block_size": 512 }),
         ),
@@ -173,7 +178,7 @@ mod tests {
 
     #[test]
     fn names_with_commas_and_blanks_survive() {
-        let store = Store::Disk(PathBuf::from("/a b,c.img"));
+        let store = ServedDisk::Disk(PathBuf::from("/a b,c.img"));
         let line = |subject| line(Path::new("cleave"), subject, &store.words(), 2);
         assert!(line(QSD)[2].contains("filename=/a b,,c.img,"));
         let ours = line(POLL);

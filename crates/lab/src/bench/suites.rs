@@ -10,16 +10,16 @@ use serde_json::{Value, json};
 
 use super::bare;
 use super::cpus::Cpus;
-use super::desk::{Desk, Served};
-use super::load::{Case, Load, Wait};
-use super::subject::{ADAPTIVE, BARE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, Store, serve};
+use super::desk::{DaemonLifetime, Desk};
+use super::load::{Case, LoadWait, RandomLoad};
+use super::subject::{ADAPTIVE, BARE, INTERRUPT, POLL, QSD, QSD_IO_THREAD, ServedDisk, serve};
 use crate::filled;
 use crate::offered::two_digits;
-use crate::pace::Pace;
+use crate::pace::BenchPace;
 use crate::run_folder::merged;
 
 /// Depth, and how the driver waits, as points are named.
-fn waits(depth: u32, wait: Wait) -> String {
+fn waits(depth: u32, wait: LoadWait) -> String {
     let wait = format!("{wait:?}").to_lowercase();
     format!("depth {depth}, driver {wait}s")
 }
@@ -27,32 +27,32 @@ fn waits(depth: u32, wait: Wait) -> String {
 /// T1: 4 KiB random reads on one vring of a disk that touches no data, so that the ring alone is measured.
 pub(super) fn transport(desk: &mut Desk) -> Result {
     let mut cases = Vec::new();
-    for (depth, wait) in iproduct!([1, 32, 128], [Wait::Sleep, Wait::Poll]) {
-        let load = Load::reads(depth, wait, desk.seconds);
+    for (depth, wait) in iproduct!([1, 32, 128], [LoadWait::Sleep, LoadWait::Poll]) {
+        let load = RandomLoad::reads(depth, wait, desk.seconds);
         let subjects = [QSD, QSD_IO_THREAD, INTERRUPT, POLL, ADAPTIVE];
-        cases.extend(desk.cases(&waits(depth, wait), &Store::Null, &load, &subjects)?);
+        cases.extend(desk.cases(&waits(depth, wait), &ServedDisk::Null, &load, &subjects)?);
     }
     desk.rounds_anew("transport", &cases)
 }
 
 /// T2, study B: the CPU time of a request on a real disk. A second of a disk says little, for its speed drifts more slowly.
 pub(super) fn cpu(desk: &mut Desk) -> Result {
-    let store = Store::Disk(desk.disk("cpu")?);
+    let store = ServedDisk::Disk(desk.disk("cpu")?);
     let depths: &[u32] = desk.pace.pick(&[1, 32, 128], &[32, 128], &[32]);
     let mut cases = Vec::new();
     for depth in depths {
-        let mut load = Load::reads(*depth, Wait::Sleep, desk.seconds * 2.0);
+        let mut load = RandomLoad::reads(*depth, LoadWait::Sleep, desk.seconds * 2.0);
         // Adaptive tries spinning in the first second of a load, and the scheduler settles in the next.
         load.warm_up = desk.pace.pick(2.0, 2.0, load.warm_up);
         let subjects = [BARE, QSD, QSD_IO_THREAD, INTERRUPT, POLL, ADAPTIVE];
-        cases.extend(desk.cases(&waits(*depth, Wait::Sleep), &store, &load, &subjects)?);
+        cases.extend(desk.cases(&waits(*depth, LoadWait::Sleep), &store, &load, &subjects)?);
     }
     desk.rounds_anew("cpu", &cases)
 }
 
 /// T3, study D: random 60/40 from 2 to 20 in flight, and one at a time; then one file against a stripe of 28.
 pub(super) fn tax(desk: &mut Desk) -> Result {
-    let store = Store::Disk(desk.disk_to_write("tax")?);
+    let store = ServedDisk::Disk(desk.disk_to_write("tax")?);
     let seconds = desk.seconds * 1.5;
     let all: &[(u32, &[u32])] = desk.pace.pick(
         &[(4, &[2, 4, 8, 12, 16, 20]), (8, &[2, 4, 8, 12, 16, 20])],
@@ -63,12 +63,12 @@ pub(super) fn tax(desk: &mut Desk) -> Result {
     let mut cases = Vec::new();
     for (kib, threads) in all {
         for threads in *threads {
-            let load = mixed(*kib, *threads, Wait::Sleep, seconds);
+            let load = mixed(*kib, *threads, LoadWait::Sleep, seconds);
             let point = format!("{kib} KiB, {threads} in flight");
             cases.extend(desk.cases(&point, &store, &load, &subjects)?);
         }
     }
-    for wait in [Wait::Sleep, Wait::Poll] {
+    for wait in [LoadWait::Sleep, LoadWait::Poll] {
         let load = mixed(4, 1, wait, seconds);
         let subjects = [&subjects[..], &[POLL]].concat();
         cases.extend(desk.cases(&waits(1, wait), &store, &load, &subjects)?);
@@ -78,11 +78,11 @@ pub(super) fn tax(desk: &mut Desk) -> Result {
 }
 
 /// 60 % reads.
-fn mixed(kib: u32, depth: u32, wait: Wait, seconds: f64) -> Load {
-    Load {
+fn mixed(kib: u32, depth: u32, wait: LoadWait, seconds: f64) -> RandomLoad {
+    RandomLoad {
         block_bytes: kib << 10,
         read_percent: 60,
-        ..Load::reads(depth, wait, seconds)
+        ..RandomLoad::reads(depth, wait, seconds)
     }
 }
 
@@ -103,14 +103,14 @@ fn legs(desk: &mut Desk, seconds: f64) -> Result {
         ] {
             let daemons = vec![serve(&desk.cleave, options, disks)];
             let point = format!("{depth} in flight");
-            let load = mixed(4, depth, Wait::Sleep, seconds);
+            let load = mixed(4, depth, LoadWait::Sleep, seconds);
             cases.push(Case::new(point, subject.to_owned(), daemons, load));
         }
     }
     desk.rounds_anew("legs", &cases)
 }
 
-/// A disk to be split: a modelled drive, not this machine's, or the real one.
+/// Returns a disk to be split: a modelled drive, not this machine's, or the real one.
 fn drive_name(spec: &str) -> String {
     match spec.strip_prefix("model:") {
         Some(model) => format!("{model} (modelled)"),
@@ -136,9 +136,9 @@ pub(super) fn split(desk: &mut Desk) -> Result {
         (&*real_spec, 1, "off auto"),
         (&*real_spec, 64, "off auto"),
     ] {
-        let load = Load {
+        let load = RandomLoad {
             block_bytes: 512 << 10,
-            ..Load::reads(depth, Wait::Poll, desk.seconds)
+            ..RandomLoad::reads(depth, LoadWait::Poll, desk.seconds)
         };
         let case = |subject: &str, daemons| Case {
             facts: json!({ "is_modelled": spec != real_spec, "request_bytes": 512 << 10 }),
@@ -164,7 +164,7 @@ pub(super) fn split(desk: &mut Desk) -> Result {
             let fio = bare::line(&real, &load, &desk.cpus.driver);
             cases.push(case(BARE, vec![fio]));
         }
-        desk.rounds("split", 1..=desk.rounds, &cases, Served::Throughout)?;
+        desk.rounds("split", 1..=desk.rounds, &cases, DaemonLifetime::Throughout)?;
     }
     study_a(desk, "model:p3700")?;
     study_a(desk, &real_spec)
@@ -202,9 +202,9 @@ fn study_a(desk: &mut Desk, spec: &str) -> Result {
     let seconds = pace.pick(0.3, 0.12, 0.02);
     let mut cases = Vec::new();
     for ((bytes, depth), way) in iproduct!(cells, ["off", "auto"]) {
-        let load = Load {
+        let load = RandomLoad {
             block_bytes: bytes / depth,
-            ..Load::reads(depth, Wait::Poll, seconds)
+            ..RandomLoad::reads(depth, LoadWait::Poll, seconds)
         };
         let facts = cell_facts(spec, (bytes, depth));
         let point = facts["point"].as_str().unwrap_or_default().to_owned();
@@ -217,7 +217,7 @@ fn study_a(desk: &mut Desk, spec: &str) -> Result {
         cases.push(case);
     }
     let rounds = 1..=pace.pick(3, 1, 1);
-    desk.rounds("study-a", rounds, &cases, Served::Throughout)
+    desk.rounds("study-a", rounds, &cases, DaemonLifetime::Throughout)
 }
 
 /// Outstanding bytes, and the number of requests that they are divided into; below 4 KiB is a question for the probe.
@@ -265,8 +265,8 @@ const OPEN_DEPTH: u32 = 128;
 /// H1 to H3: interrupt, poll and adaptive beside each other, with a fixed number in flight and at offered rates, in each
 /// placement.
 pub(super) fn pacing(desk: &mut Desk) -> Result {
-    let disk = Store::Disk(desk.disk("pacing")?);
-    let stores = [("null", Store::Null), ("disk", disk)];
+    let disk = ServedDisk::Disk(desk.disk("pacing")?);
+    let stores = [("null", ServedDisk::Null), ("disk", disk)];
     let apart = desk.cpus.clone();
     let together = Cpus {
         daemon: apart.driver.clone(),
@@ -289,7 +289,7 @@ pub(super) fn pacing(desk: &mut Desk) -> Result {
 }
 
 /// Measures all loads in one placement.
-fn placed(desk: &mut Desk, name: &str, store: &Store, placement: &str) -> Result {
+fn placed(desk: &mut Desk, name: &str, store: &ServedDisk, placement: &str) -> Result {
     let _hog = match placement {
         HOG => Some(start_hog(desk)?),
         _ => None,
@@ -309,7 +309,12 @@ fn placed(desk: &mut Desk, name: &str, store: &Store, placement: &str) -> Result
             Ok(case)
         });
         let cases = cases.into_iter().collect::<Result<Vec<Case>>>()?;
-        desk.rounds("pacing", 1..=desk.rounds, &cases, Served::Throughout)?;
+        desk.rounds(
+            "pacing",
+            1..=desk.rounds,
+            &cases,
+            DaemonLifetime::Throughout,
+        )?;
     }
     Ok(())
 }
@@ -325,9 +330,9 @@ fn start_hog(desk: &Desk) -> Result<DaemonProcess> {
 fn paced_loads(
     desk: &Desk,
     name: &str,
-    store: &Store,
+    store: &ServedDisk,
     placement: &str,
-) -> Result<Vec<(String, Load, Value)>> {
+) -> Result<Vec<(String, RandomLoad, Value)>> {
     let mut loads = Vec::new();
     let depths: &[u32] = desk.pace.pick(&[1, 8, 32, 128], &[1, 32], &[1]);
     for depth in depths {
@@ -335,7 +340,7 @@ fn paced_loads(
         loads.push((format!("depth {depth}"), paced(desk, *depth), facts));
     }
     for rate in rates(desk, store)? {
-        let load = Load {
+        let load = RandomLoad {
             more: format!(" --rate {rate}"),
             ..paced(desk, OPEN_DEPTH)
         };
@@ -345,8 +350,8 @@ fn paced_loads(
     if (name, placement) == ("null", APART) {
         // A millisecond at a hundred thousand a second, nine of silence. The driver polls: one that sleeps would be late
         // by more than all that is to be seen.
-        let load = Load {
-            wait: Wait::Poll,
+        let load = RandomLoad {
+            wait: LoadWait::Poll,
             more: " --rate 100000 --pulse 1:9".to_owned(),
             ..paced(desk, OPEN_DEPTH)
         };
@@ -356,15 +361,15 @@ fn paced_loads(
 }
 
 /// Returns 4 KiB reads with time for the scheduler: it takes up to a second to bring a worker that sleeps and its driver together.
-fn paced(desk: &Desk, depth: u32) -> Load {
-    Load {
+fn paced(desk: &Desk, depth: u32) -> RandomLoad {
+    RandomLoad {
         warm_up: desk.pace.pick(1.0, 0.2, 0.0),
-        ..Load::reads(depth, Wait::Sleep, desk.seconds / 1.5)
+        ..RandomLoad::reads(depth, LoadWait::Sleep, desk.seconds / 1.5)
     }
 }
 
 /// Returns rates from two hundred a second, in even steps of the logarithm, to four fifths of the most that interrupts reach.
-fn rates(desk: &Desk, store: &Store) -> Result<Vec<f64>> {
+fn rates(desk: &Desk, store: &ServedDisk) -> Result<Vec<f64>> {
     const FIRST: f64 = 200.0;
     let case = desk.case("", store, &paced(desk, 32), INTERRUPT)?;
     let most = desk.once(&case)?["iops"].as_f64().unwrap_or(0.0) * 0.8;
@@ -388,12 +393,12 @@ pub(super) fn scale(desk: &mut Desk) -> Result {
     let mut cases = Vec::new();
     for (disks, vrings) in points {
         let point = format!("{}, {}", many(disks, "disk"), many(vrings, "vring"));
-        let load = Load {
+        let load = RandomLoad {
             queues: vrings,
-            ..Load::reads(32, Wait::Sleep, desk.seconds)
+            ..RandomLoad::reads(32, LoadWait::Sleep, desk.seconds)
         };
         for subject in [QSD, QSD_IO_THREAD, INTERRUPT, ADAPTIVE] {
-            let mut case = desk.case(&point, &Store::Null, &load, subject)?;
+            let mut case = desk.case(&point, &ServedDisk::Null, &load, subject)?;
             case.daemons = vec![case.daemons.concat(); disks as usize];
             case.facts = json!({ "disks": disks, "vrings": vrings });
             cases.push(case);
@@ -409,28 +414,28 @@ pub(super) fn recording(desk: &mut Desk) -> Result {
     let seconds = desk.seconds / f64::from(pieces);
     let mut cases = Vec::new();
     let ways = [
-        (Wait::Poll, POLL, "driver and daemon"),
-        (Wait::Sleep, ADAPTIVE, "driver"),
+        (LoadWait::Poll, POLL, "driver and daemon"),
+        (LoadWait::Sleep, ADAPTIVE, "driver"),
     ];
     for (depth, (wait, subject, both)) in iproduct!([1, 32], ways) {
         // A piece's tenth may be too short for a worker to start.
-        let load = Load {
+        let load = RandomLoad {
             warm_up: f64::min(0.05, seconds),
-            ..Load::reads(depth, wait, seconds)
+            ..RandomLoad::reads(depth, wait, seconds)
         };
         let point = waits(depth, wait).replace("driver", both);
         for stats in ["on", "off"] {
-            let mut case = desk.case(&point, &Store::Null, &load, subject)?;
+            let mut case = desk.case(&point, &ServedDisk::Null, &load, subject)?;
             case.subject = format!("--stats {stats}");
             case.extend(&["--stats", stats]);
             cases.push(case);
         }
     }
     let rounds = match desk.pace {
-        Pace::Smoke => 1..=1,
+        BenchPace::Smoke => 1..=1,
         _ => 0..=desk.rounds * pieces,
     };
-    desk.rounds("recording", rounds, &cases, Served::Anew)
+    desk.rounds("recording", rounds, &cases, DaemonLifetime::Anew)
 }
 
 #[cfg(test)]

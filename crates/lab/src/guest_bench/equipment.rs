@@ -8,7 +8,7 @@ use cleave_rig::guest::{self, Accelerator, Initramfs, Kernel, QEMU, boot};
 use cleave_rig::setup;
 use cleave_rig::{At, Result, quietly};
 
-use super::options::{Options, Wanted};
+use super::options::{AcceleratorChoice, GuestBenchOptions};
 use super::subject::Subject;
 use crate::filled::random_file;
 
@@ -31,7 +31,7 @@ pub(super) struct Equipment {
 }
 
 impl Equipment {
-    pub(super) fn set_up(root: &Path, options: &Options) -> Result<Equipment> {
+    pub(super) fn set_up(root: &Path, options: &GuestBenchOptions) -> Result<Equipment> {
         if cfg!(not(target_arch = "x86_64")) {
             return Err("the guests boot an x86-64 kernel and need an x86-64 machine".to_owned());
         }
@@ -69,7 +69,7 @@ impl Equipment {
         })
     }
 
-    /// Why a subject cannot be measured here.
+    /// Returns why a subject cannot be measured here.
     pub(super) fn lacks(&self, subject: &Subject) -> Option<String> {
         let (driver, device, release) = (&subject.driver, &subject.device, &self.kernel.release);
         match self.devices.contains(&format!("name \"{device}\"")) {
@@ -92,7 +92,7 @@ impl Equipment {
         Ok(boot(&self.image, &path, ""))
     }
 
-    /// A file of the disk's size without a block in it.
+    /// Makes a file of the disk's size without a block in it.
     pub(super) fn thin(&self, bytes: u64) -> Result<PathBuf> {
         let path = self.folder.join("thin.img");
         let file = File::create(&path).and_then(|file| file.set_len(bytes));
@@ -130,16 +130,16 @@ fn lock(path: &Path) -> Result<File> {
 }
 
 fn accelerator(
-    wanted: Wanted,
+    wanted: AcceleratorChoice,
     kernel: &Kernel,
     initramfs: &Initramfs,
     folder: &Path,
 ) -> Result<Accelerator> {
-    if wanted == Wanted::Tcg {
+    if wanted == AcceleratorChoice::Tcg {
         return Ok(Accelerator::Tcg);
     }
     match guest::probe(QEMU, kernel, initramfs, folder)? {
-        Accelerator::Tcg if wanted == Wanted::Kvm => {
+        Accelerator::Tcg if wanted == AcceleratorChoice::Kvm => {
             Err("no guest boots with KVM here; `--accel tcg` needs none".to_owned())
         }
         found => Ok(found),

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use super::equipment::Equipment;
 use super::jobs::{Jobs, Output, dots};
-use super::stages::{Sample, Watch};
-use super::subject::{Attached, Subject};
+use super::stages::{CpuSample, WatchedThreads};
+use super::subject::{AttachedDisk, Subject};
 
 /// The guest's CPU has one of the machine's for itself; whatever serves its disk has another.
 pub(super) const GUEST_CPU: &str = "0";
@@ -30,10 +30,10 @@ const PORT: &str = "-name bench,debug-threads=on -device virtio-serial-pci \
 -chardev file,id=results,path={} -device virtserialport,chardev=results";
 
 /// A guest that waits for jobs.
-pub(super) struct Guest {
+pub(super) struct WaitingGuest {
     machine: Machine,
     daemons: Vec<DaemonProcess>,
-    watch: Watch,
+    watch: WatchedThreads,
     accelerator: Accelerator,
     results: PathBuf,
     results_read: u64,
@@ -57,24 +57,24 @@ type Counts = [f64; 3];
 /// Between the marks around a job.
 #[derive(Default)]
 struct Span {
-    begin: Option<(Sample, Counts)>,
-    end: Option<Sample>,
+    begin: Option<(CpuSample, Counts)>,
+    end: Option<CpuSample>,
     counted: Option<Counts>,
 }
 
-impl Guest {
+impl WaitingGuest {
     /// Boots a guest with a subject's disks, the first of them alone or several together.
     pub(super) fn boot(
         kit: &Equipment,
         subject: &Subject,
-        disks: Vec<Attached<'_>>,
-    ) -> Result<Guest> {
+        disks: Vec<AttachedDisk<'_>>,
+    ) -> Result<WaitingGuest> {
         let sockets = (0..disks.len()).map(|n| kit.folder.join(format!("disk{n}.sock")));
         let sockets = sockets.collect_vec();
         let disks = disks
             .into_iter()
             .zip(sockets.iter().map(|socket| &**socket));
-        let disks: Vec<(Attached<'_>, &Path)> = disks.collect();
+        let disks: Vec<(AttachedDisk<'_>, &Path)> = disks.collect();
         let (mut daemons, mut lines) = (Vec::new(), Vec::new());
         for (disk, socket) in &disks {
             let Some(line) = subject.daemon(&kit.cleave, disk, socket) else {
@@ -94,7 +94,7 @@ impl Guest {
         let line = [words(PINNED, &[&SERVER_CPU]), line].concat();
         let log = kit.folder.join(format!("{}.log", subject.name));
         let mut machine = Machine::run(command(&line), &log, BOOT_LIMIT)?;
-        let watch = Watch {
+        let watch = WatchedThreads {
             qemu: machine.process(),
             daemons: daemons.iter().map(DaemonProcess::process).collect(),
             io_thread: subject.io_thread(),
@@ -108,7 +108,7 @@ impl Guest {
         // A main loop that only delivers interrupts belongs to the guest's side; beside a daemon that polls it
         // would wait for its CPU. One that does the I/O itself stays with those that do.
         watch.pin(GUEST_CPU, subject.is_served_by_main_loop())?;
-        Ok(Guest {
+        Ok(WaitingGuest {
             machine,
             daemons,
             watch,
@@ -155,7 +155,7 @@ impl Guest {
         }
     }
 
-    /// From now on the guest counts its kicks, which costs it a little at each.
+    /// Makes the guest count its kicks from now on, which costs it a little at each.
     pub(super) fn count_kicks(&mut self) -> Result {
         self.machine.say("probe\n")?;
         match self.machine.expect("probing")?.as_str() {
@@ -184,7 +184,7 @@ impl Guest {
         Ok(faults.find_map(|(name, result)| Some(format!("{name}: {}", result.err()?))))
     }
 
-    /// The next bytes that the guest sent through its port.
+    /// Reads the next bytes that the guest sent through its port.
     fn read(&mut self, bytes: &str) -> Result<String> {
         let wanted: usize = bytes.trim().parse().at("the guest's count of bytes")?;
         let end = Instant::now() + SLACK;
@@ -226,7 +226,7 @@ impl Ran {
         Ok(())
     }
 
-    /// The progress, as the end of a sentence.
+    /// Returns the progress, as the end of a sentence.
     fn last_seen(&self, names: &[String]) -> String {
         let is_open = |name: &&String| self.spans.get(*name).is_some_and(|span| span.end.is_none());
         match (names.iter().find(is_open), names) {
@@ -256,7 +256,7 @@ fn counts_in(values: &str) -> Counts {
     })
 }
 
-/// The first line of a machine's explanation. The rest is the end of logs, which stay on the disk.
+/// Returns the first line of a machine's explanation. The rest is the end of logs, which stay on the disk.
 fn first_line(why: &str) -> String {
     why.lines().next().unwrap_or_default().to_owned()
 }

@@ -57,7 +57,7 @@ impl Jobs {
         self.measured(&name, disk, seconds, &lines);
     }
 
-    /// As many mixed requests as the disk takes, 32 in flight.
+    /// Adds a job of as many mixed requests as the disk takes, 32 in flight.
     pub(super) fn mixed(&mut self, disk: &str, seconds: f64) {
         self.measured(MIXED_DEPTH, disk, seconds, &format!("{MIXED}iodepth=32\n"));
     }
@@ -73,7 +73,7 @@ impl Jobs {
         self.job(&format!("threads-{count}"), disk, seconds, &lines);
     }
 
-    /// One job that reads all disks in turn.
+    /// Adds a job that reads all disks in turn.
     pub(super) fn over_all(&mut self, disks: &[String], depth: u32, seconds: f64) {
         let lines = format!("file_service_type=roundrobin\n{}", reads(depth));
         self.job("over-all", &disks.join(":/dev/"), seconds, &lines);
@@ -129,7 +129,7 @@ impl Output {
         Ok(Output { whole, jobs })
     }
 
-    /// A figure of a job.
+    /// Returns a figure of a job.
     pub(super) fn figure(&self, job: &str, name: &str) -> Option<f64> {
         let found = self.jobs.iter().find(|found| found.0 == job);
         found.and_then(|(_, figures)| figures[name].as_f64())

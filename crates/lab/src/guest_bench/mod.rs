@@ -21,14 +21,14 @@ use crate::report;
 use crate::run_folder::{Run, environment};
 use equipment::Equipment;
 use guest::{GUEST_CPU, SERVER_CPU};
-pub(crate) use options::Options;
-use rounds::{Rounds, SUITE};
+pub(crate) use options::GuestBenchOptions;
+use rounds::{GuestRun, SUITE};
 
 /// Fewer rounds say nothing about the spread.
 const ROUNDS_MIN: u32 = 5;
 
 /// Measures, and leaves raw data and a page in `target/bench/guest` or where it was told.
-pub(crate) fn run(root: &Path, options: &Options) -> Result {
+pub(crate) fn run(root: &Path, options: &GuestBenchOptions) -> Result {
     let kit = Equipment::set_up(root, options)?;
     let out = options.out.clone();
     let out = out.unwrap_or_else(|| root.join("target/bench/guest"));
@@ -65,8 +65,8 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result {
     }
 }
 
-/// How many controllers or turns are missing.
-fn measure(kit: &Equipment, options: &Options, run: &mut Run) -> Result<usize> {
+/// Measures, and returns how many controllers or turns are missing.
+fn measure(kit: &Equipment, options: &GuestBenchOptions, run: &mut Run) -> Result<usize> {
     let effort = options.effort();
     if effort.rounds < ROUNDS_MIN && !options.smoke {
         let rounds = effort.rounds;
@@ -92,7 +92,7 @@ fn measure(kit: &Equipment, options: &Options, run: &mut Run) -> Result<usize> {
         }
     }
     let missing = asked.len() - subjects.len();
-    let mut rounds = Rounds {
+    let mut rounds = GuestRun {
         kit,
         effort: &effort,
         subjects,

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 
 use super::subject::{self, ALL, Subject};
-use crate::pace::Pace;
+use crate::pace::BenchPace;
 
 /// How guests are measured, and which.
 #[derive(Debug, Clone, Parser)]
-pub(crate) struct Options {
+pub(crate) struct GuestBenchOptions {
     /// Take ten minutes instead of an hour
     #[arg(long, conflicts_with = "smoke")]
     pub(super) quick: bool,
@@ -18,7 +18,7 @@ pub(crate) struct Options {
     pub(super) smoke: bool,
     /// Choose the accelerator; auto boots a guest to see whether KVM works
     #[arg(long = "accel", value_name = "NAME", default_value = "auto")]
-    pub(super) accelerator: Wanted,
+    pub(super) accelerator: AcceleratorChoice,
     /// Measure only these ways of attaching the disk
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = subject::find)]
     pub(super) only: Vec<&'static Subject>,
@@ -36,9 +36,9 @@ pub(crate) struct Options {
     pub(super) rounds: Option<u32>,
 }
 
-/// Which accelerator.
+/// The accelerator that the operator asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(super) enum Wanted {
+pub(super) enum AcceleratorChoice {
     Auto,
     Kvm,
     Tcg,
@@ -61,7 +61,7 @@ pub(super) struct Effort {
 /// Subjects of a smoke run.
 const SMOKE: [&str; 2] = ["ahci", "cleave"];
 
-impl Options {
+impl GuestBenchOptions {
     pub(super) fn subjects(&self) -> Vec<&'static Subject> {
         let is_asked = |one: &&Subject| match (self.only.as_slice(), self.smoke) {
             ([], true) => SMOKE.contains(&one.name.as_str()),
@@ -72,7 +72,7 @@ impl Options {
     }
 
     pub(super) fn effort(&self) -> Effort {
-        let pace = Pace::of(self.smoke, self.quick);
+        let pace = BenchPace::of(self.smoke, self.quick);
         Effort {
             rounds: self.rounds.unwrap_or(pace.pick(5, 3, 1)),
             seconds: pace.pick(3.0, 0.8, 0.5),
@@ -90,9 +90,10 @@ mod tests {
 
     use super::*;
 
-    fn parse(line: &str) -> Result<Options> {
+    fn parse(line: &str) -> Result<GuestBenchOptions> {
         let words = format!("guest-bench {line}");
-        Options::try_parse_from(words.split_whitespace()).map_err(|error| error.to_string())
+        GuestBenchOptions::try_parse_from(words.split_whitespace())
+            .map_err(|error| error.to_string())
     }
 
     #[test]

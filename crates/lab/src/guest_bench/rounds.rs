@@ -6,10 +6,10 @@ use cleave_rig::Result;
 use serde_json::{Value, json};
 
 use super::equipment::Equipment;
-use super::guest::{Guest, Ran};
+use super::guest::{Ran, WaitingGuest};
 use super::jobs::{Jobs, MIXED_DEPTH};
 use super::options::Effort;
-use super::subject::{Attached, Subject};
+use super::subject::{AttachedDisk, Subject};
 use crate::offered::two_digits;
 use crate::run_folder::{Run, merged};
 
@@ -38,7 +38,7 @@ const SLOW_IOPS: u32 = 200;
 const TOGETHER_DEPTH: u32 = 16;
 
 /// A run under way.
-pub(super) struct Rounds<'a> {
+pub(super) struct GuestRun<'a> {
     pub(super) kit: &'a Equipment,
     pub(super) effort: &'a Effort,
     pub(super) subjects: Vec<&'static Subject>,
@@ -54,7 +54,7 @@ struct Turn {
     round: u32,
 }
 
-impl Rounds<'_> {
+impl GuestRun<'_> {
     /// Everything; the caller draws it.
     pub(super) fn measure(&mut self) -> Result {
         let rates = self.calibrate()?;
@@ -79,7 +79,7 @@ impl Rounds<'_> {
         Ok(())
     }
 
-    /// A subject's turn; one that fails is written down and costs only itself. Where the cause is that nothing more can
+    /// Attempts a subject's turn; one that fails is written down and costs only itself. Where the cause is that nothing more can
     /// be written down, that fails too, and ends the run.
     fn attempt<T>(
         &mut self,
@@ -132,7 +132,7 @@ impl Rounds<'_> {
         Ok(rates)
     }
 
-    /// The fewest mixed requests at 32 in flight, and whose they are.
+    /// Finds the fewest mixed requests at 32 in flight, and whose they are.
     fn slowest_of(
         &mut self,
         subjects: Vec<&'static Subject>,
@@ -160,14 +160,14 @@ impl Rounds<'_> {
         iops.ok_or("fio ran no mixed job".to_owned())
     }
 
-    /// A guest with the filled disk, and the disk's name in it.
-    fn boot_alone(&self, subject: &Subject) -> Result<(Guest, String)> {
-        let disk = Attached {
+    /// Boots a guest with the filled disk, and the disk's name in it.
+    fn boot_alone(&self, subject: &Subject) -> Result<(WaitingGuest, String)> {
+        let disk = AttachedDisk {
             image: &self.kit.filled,
             throttle: None,
             is_shared: false,
         };
-        let guest = Guest::boot(self.kit, subject, vec![disk])?;
+        let guest = WaitingGuest::boot(self.kit, subject, vec![disk])?;
         let (name, _) = guest.disks.first().cloned().unwrap_or_default();
         Ok((guest, name))
     }
@@ -203,7 +203,7 @@ impl Rounds<'_> {
     }
 
     /// Kicks for each request.
-    fn kicks(&mut self, guest: &mut Guest, disk: &str, turn: Turn) -> Result {
+    fn kicks(&mut self, guest: &mut WaitingGuest, disk: &str, turn: Turn) -> Result {
         if let Err(why) = guest.count_kicks() {
             return self.warn(turn, &why);
         }
@@ -232,12 +232,12 @@ impl Rounds<'_> {
         let disks = [(filled, None), (filled, None), (filled, None)];
         let slow = (filled, Some((SLOW_IOPS, slow_bytes)));
         let disks = disks.into_iter().chain([slow, (&*thin, None)]);
-        let disks = disks.map(|(image, throttle)| Attached {
+        let disks = disks.map(|(image, throttle)| AttachedDisk {
             image,
             throttle,
             is_shared: true,
         });
-        let mut guest = Guest::boot(self.kit, turn.subject, disks.collect())?;
+        let mut guest = WaitingGuest::boot(self.kit, turn.subject, disks.collect())?;
         let disks = [guest.disks_of(bytes), guest.disks_of(slow_bytes)].concat();
         let thin = guest.disks_of(thin_bytes);
         let ([filled, _, _, _], [thin]) = (disks.as_slice(), thin.as_slice()) else {
@@ -252,8 +252,8 @@ impl Rounds<'_> {
         self.put_away(guest, turn)
     }
 
-    /// One job over all disks, which share its depth; then a job for each, with its part of the depth.
-    fn two_forms(&mut self, guest: &mut Guest, turn: Turn, disks: &[String]) -> Result {
+    /// Runs one job over all disks, which share its depth; then a job for each, with its part of the depth.
+    fn two_forms(&mut self, guest: &mut WaitingGuest, turn: Turn, disks: &[String]) -> Result {
         let mut jobs = Jobs::new(turn.round);
         jobs.over_all(disks, TOGETHER_DEPTH, self.effort.seconds);
         let over_all = guest.run(&jobs)?.output;
@@ -291,7 +291,7 @@ impl Rounds<'_> {
         self.run.note(SUITE, &merged(line, facts))
     }
 
-    fn note_jobs(&mut self, guest: &Guest, ran: &Ran, turn: Turn) -> Result {
+    fn note_jobs(&mut self, guest: &WaitingGuest, ran: &Ran, turn: Turn) -> Result {
         for (name, figures) in ran.output.jobs.iter().filter(|(name, _)| name != "warm") {
             let ios = figures["ios"].as_f64().unwrap_or(0.0).max(1.0);
             let stages = guest.stages(ran, name, ios).unwrap_or_default();
@@ -310,7 +310,7 @@ impl Rounds<'_> {
         Ok(())
     }
 
-    fn put_away(&mut self, guest: Guest, turn: Turn) -> Result {
+    fn put_away(&mut self, guest: WaitingGuest, turn: Turn) -> Result {
         match guest.end()? {
             None => Ok(()),
             Some(why) => self.warn(turn, &format!("the guest's kernel complained: {why}")),
@@ -318,7 +318,7 @@ impl Rounds<'_> {
     }
 }
 
-/// Some per cent of a limit, of two figures: nobody needs more.
+/// Some per cent of a limit, rounded to two figures.
 fn rate(limit: f64, percent: u32) -> u32 {
     two_digits((limit * f64::from(percent) / 100.0).max(10.0)) as u32
 }

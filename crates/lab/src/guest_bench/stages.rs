@@ -12,33 +12,37 @@ const TICK_US: f64 = 10_000.0;
 
 /// Ticks, as they stood at one moment: in user mode, which with KVM includes the guest's own code; in the kernel; and the
 /// guest's part of the first, which only KVM tells.
-type Ticks = [u64; 3];
+type CpuTicks = [u64; 3];
 
 /// All that is counted for one guest at one moment.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Sample {
-    vcpus: Ticks,
+pub(super) struct CpuSample {
+    vcpus: CpuTicks,
     /// QEMU's I/O thread, or the daemons: the threads that serve the disk.
-    backend: Ticks,
+    backend: CpuTicks,
     /// All of QEMU.
-    qemu: Ticks,
+    qemu: CpuTicks,
 }
 
 /// The processes and threads to read.
-pub(super) struct Watch {
+pub(super) struct WatchedThreads {
     pub(super) qemu: u32,
     pub(super) daemons: Vec<u32>,
     /// How the names of QEMU's own I/O threads begin, where it has them.
     pub(super) io_thread: Option<&'static str>,
 }
 
-impl Watch {
+impl WatchedThreads {
     /// Reads the clocks; a thread that ended meanwhile counts with its process only.
-    pub(super) fn sample(&self) -> Sample {
+    pub(super) fn sample(&self) -> CpuSample {
         let process = |id: &u32| ticks_in(&format!("/proc/{id}/stat"));
-        let mut sample = Sample {
-            vcpus: Ticks::default(),
-            backend: self.daemons.iter().map(process).fold(Ticks::default(), add),
+        let mut sample = CpuSample {
+            vcpus: CpuTicks::default(),
+            backend: self
+                .daemons
+                .iter()
+                .map(process)
+                .fold(CpuTicks::default(), add),
             qemu: process(&self.qemu),
         };
         let threads = threads(self.qemu);
@@ -73,11 +77,11 @@ impl Watch {
     }
 }
 
-impl Sample {
+impl CpuSample {
     /// Microseconds of CPU in each stage until another sample, for each of so many requests.
     pub(super) fn until(
         &self,
-        end: &Sample,
+        end: &CpuSample,
         accelerator: Accelerator,
         io_in_qemu: bool,
         ios: f64,
@@ -106,22 +110,23 @@ impl Sample {
     }
 }
 
-fn add(one: Ticks, other: Ticks) -> Ticks {
+fn add(one: CpuTicks, other: CpuTicks) -> CpuTicks {
     [0, 1, 2].map(|at| one[at] + other[at])
 }
 
-fn since(now: Ticks, before: Ticks) -> Ticks {
+fn since(now: CpuTicks, before: CpuTicks) -> CpuTicks {
     [0, 1, 2].map(|at| now[at].saturating_sub(before[at]))
 }
 
-/// The kernel's io_uring workers are named after the thread that they work for.
+/// Returns true if a thread is an io_uring worker of these. The kernel's io_uring workers are named after the thread that they
+/// work for.
 fn is_worker_of(comm: &str, threads: &[&str]) -> bool {
     let of = comm.strip_prefix("iou-wrk-");
     of.is_some_and(|id| threads.contains(&id))
 }
 
 /// User, kernel and guest time of a process or thread; none where it has ended.
-fn ticks_in(path: &str) -> Ticks {
+fn ticks_in(path: &str) -> CpuTicks {
     let stat = std::fs::read_to_string(path).unwrap_or_default();
     let found = ticks(&stat, &[14, 15, 43]).and_then(|found| found.try_into().ok());
     found.unwrap_or_default()
@@ -133,9 +138,9 @@ mod tests {
 
     #[test]
     fn stages_add_up_to_the_time_of_all_processes() {
-        let start = Sample::default();
+        let start = CpuSample::default();
         let (vcpus, backend, qemu) = ([60, 20, 40], [7, 3, 0], [70, 30, 40]);
-        let end = Sample {
+        let end = CpuSample {
             vcpus,
             backend,
             qemu,

@@ -39,7 +39,7 @@ pub(super) static ALL: LazyLock<Vec<Subject>> = LazyLock::new(|| {
         .unwrap_or_else(|error| panic!("subjects.toml: {error}"))
 });
 
-/// One of them by its name.
+/// Finds a subject by its name.
 pub(super) fn find(name: &str) -> Result<&'static Subject> {
     ALL.iter().find(|one| one.name == name).ok_or_else(|| {
         let names = ALL.iter().map(|one| &one.name).join(", ");
@@ -48,7 +48,7 @@ pub(super) fn find(name: &str) -> Result<&'static Subject> {
 }
 
 /// A disk to be attached, in the order of the guest's numbering.
-pub(super) struct Attached<'a> {
+pub(super) struct AttachedDisk<'a> {
     pub(super) image: &'a Path,
     /// The most requests a second, and the size that the disk shows, in bytes.
     pub(super) throttle: Option<(u32, u64)>,
@@ -57,11 +57,11 @@ pub(super) struct Attached<'a> {
 }
 
 impl Subject {
-    /// The command line of the daemon that serves a disk; none where QEMU serves.
+    /// Returns the command line of the daemon that serves a disk; none where QEMU serves.
     pub(super) fn daemon(
         &self,
         cleave: &Path,
-        disk: &Attached<'_>,
+        disk: &AttachedDisk<'_>,
         socket: &Path,
     ) -> Option<Vec<String>> {
         match (&self.qemu, &self.cleave) {
@@ -72,7 +72,7 @@ impl Subject {
     }
 
     /// QEMU's words for its disks, each with the socket of its daemon.
-    pub(super) fn devices(&self, disks: &[(Attached<'_>, &Path)]) -> Vec<String> {
+    pub(super) fn devices(&self, disks: &[(AttachedDisk<'_>, &Path)]) -> Vec<String> {
         let mut line = self.qemu.clone().unwrap_or_default();
         for (n, (disk, socket)) in disks.iter().enumerate() {
             if self.qemu.is_none() {
@@ -104,8 +104,8 @@ impl Subject {
     }
 }
 
-/// QEMU's words for a file, behind a throttle where it is to be slow. QEMU takes one dash, its daemon two.
-fn block_nodes(dash: &str, disk: &Attached<'_>, n: usize, name: &str) -> Vec<String> {
+/// QEMU's words for a file, with a throttle where it is to be slow. QEMU takes one dash, its daemon two.
+fn block_nodes(dash: &str, disk: &AttachedDisk<'_>, n: usize, name: &str) -> Vec<String> {
     // A comma in a path is doubled, or it would begin the next property.
     let path = disk.image.to_string_lossy().replace(',', ",,");
     let locking = if disk.is_shared { "off" } else { "auto" };
@@ -127,7 +127,7 @@ fn block_nodes(dash: &str, disk: &Attached<'_>, n: usize, name: &str) -> Vec<Str
     words(&line, &[&path, &group])
 }
 
-fn qsd_line(disk: &Attached<'_>, socket: &Path) -> Vec<String> {
+fn qsd_line(disk: &AttachedDisk<'_>, socket: &Path) -> Vec<String> {
     let mut line = words("qemu-storage-daemon", &[]);
     line.extend(block_nodes("--", disk, 0, "node0"));
     let export = "--export type=vhost-user-blk,id=disk,node-name=node0,writable=on,num-queues=1,addr.type=unix,addr.path={}";
@@ -138,7 +138,7 @@ fn qsd_line(disk: &Attached<'_>, socket: &Path) -> Vec<String> {
 fn cleave_line(
     program: &Path,
     options: &[String],
-    disk: &Attached<'_>,
+    disk: &AttachedDisk<'_>,
     socket: &Path,
 ) -> Vec<String> {
     let spec = match disk.throttle {

@@ -8,7 +8,7 @@ use super::rounds::{Rounds, number};
 /// A figure, or one for each text that `each` makes of the lines.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct View {
+pub(super) struct FigureView {
     name: String,
     /// May contain `{each}`.
     title: String,
@@ -97,8 +97,8 @@ fn subject() -> String {
     "{subject}".to_owned()
 }
 
-impl View {
-    /// Only those of which something was measured.
+impl FigureView {
+    /// Makes the figures of which something was measured.
     pub(super) fn figures(&self, rounds: &Rounds<'_>, subtitle: &str) -> Vec<Figure> {
         let parts = rounds.divided(&self.each).into_iter().enumerate();
         let figures = parts.map(|(number, (each, rounds))| {
@@ -175,7 +175,7 @@ impl PanelView {
         all.filter(|series| !series.points.is_empty()).collect()
     }
 
-    /// The points of the suite, from left to right.
+    /// Returns the points of the suite, from left to right.
     fn line(&self, rounds: &Rounds<'_>, own: &Rounds<'_>) -> Vec<(f64, Spread)> {
         let points = own.divided("{point}").into_iter();
         let points = points.filter_map(|(_, here)| {

@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 use cleave_chart::svg;
 use cleave_rig::{At, Result};
 
-use crate::run_folder::Recorded;
+use crate::run_folder::RecordedRun;
 use view::Section;
 
-/// The sections that the page shows of a run. A suite without lines has no section.
-fn sections(run: &Recorded) -> Vec<Section> {
+/// Returns the sections that the page shows of a run. A suite without lines has no section.
+fn sections(run: &RecordedRun) -> Vec<Section> {
     let views = view::SECTIONS.iter();
     views.filter_map(|view| view.section(run)).collect()
 }
@@ -36,8 +36,8 @@ pub(crate) fn draw_all(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
 /// which is returned.
 pub(crate) fn draw(folders: &[PathBuf]) -> Result<PathBuf> {
     let first = folders.first().ok_or("name the folder of a run")?;
-    let runs = folders.iter().map(|folder| Recorded::read(folder));
-    let runs = runs.collect::<Result<Vec<Recorded>>>()?;
+    let runs = folders.iter().map(|folder| RecordedRun::read(folder));
+    let runs = runs.collect::<Result<Vec<RecordedRun>>>()?;
     let drawn: Vec<Vec<Section>> = runs.iter().map(sections).collect();
     for (run, sections) in runs.iter().zip(&drawn) {
         keep_figures(run, sections)?;
@@ -49,7 +49,7 @@ pub(crate) fn draw(folders: &[PathBuf]) -> Result<PathBuf> {
 
 /// The verdicts of a run, for the terminal.
 pub(crate) fn print_verdicts(folder: &Path) -> Result {
-    for section in sections(&Recorded::read(folder)?) {
+    for section in sections(&RecordedRun::read(folder)?) {
         for verdict in section.verdicts {
             println!("{verdict}");
         }
@@ -58,7 +58,7 @@ pub(crate) fn print_verdicts(folder: &Path) -> Result {
 }
 
 /// Writes the figures as files. One of an earlier run does not stay where the suite was disturbed.
-fn keep_figures(run: &Recorded, sections: &[Section]) -> Result {
+fn keep_figures(run: &RecordedRun, sections: &[Section]) -> Result {
     let folder = run.folder.join("figures");
     std::fs::create_dir_all(&folder).at(&folder)?;
     for section in sections {
@@ -103,7 +103,7 @@ mod tests {
             }
             run.finish().unwrap();
             draw(std::slice::from_ref(&folder)).unwrap();
-            let sections = sections(&Recorded::read(&folder).unwrap());
+            let sections = sections(&RecordedRun::read(&folder).unwrap());
             let verdicts = sections.iter().flat_map(|section| &section.verdicts);
             let is_passed = verdicts
                 .map(|row| row.standing())

@@ -5,8 +5,8 @@ use itertools::Itertools;
 use serde_json::Value;
 
 use super::verdict::{Standing, Verdict};
-use super::view::{Section, Table};
-use crate::run_folder::Recorded;
+use super::view::{Section, WordTable};
+use crate::run_folder::RecordedRun;
 
 const STYLE: &str = "body{font:15px/1.5 'DejaVu Sans',Verdana,sans-serif;color:#222;max-width:1040px;margin:24px auto;\
 padding:0 16px}h1{font-size:26px}h2{font-size:20px;margin-top:48px;border-bottom:1px solid #ccc}h3{font-size:15px}\
@@ -17,8 +17,8 @@ text-align:left;vertical-align:top}td+td{font-variant-numeric:tabular-nums}svg{m
 .incomplete{background:#fde0e0;border-left:4px solid #b00020;padding:6px 12px;margin:8px 0}\
 figure{margin:20px 0}nav a{margin-right:14px}.wide{overflow-x:auto}";
 
-/// The page of one run, or of several side by side; `drawn` are each run's sections.
-pub(super) fn html(runs: &[Recorded], drawn: &[Vec<Section>]) -> String {
+/// Returns the page of one run, or of several side by side; `drawn` are each run's sections.
+pub(super) fn html(runs: &[RecordedRun], drawn: &[Vec<Section>]) -> String {
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width\">\n<title>Cleave: measurements</title>\n\
@@ -44,7 +44,7 @@ pub(super) fn html(runs: &[Recorded], drawn: &[Vec<Section>]) -> String {
     out + "</body>\n</html>\n"
 }
 
-fn state(run: &Recorded) -> String {
+fn state(run: &RecordedRun) -> String {
     let name = escaped(&run.name());
     let mut out = String::new();
     if !run.is_complete {
@@ -66,8 +66,8 @@ fn state(run: &Recorded) -> String {
     out
 }
 
-/// The rows T1 to T13, then H1 to H3, with a column for each run.
-fn verdicts(runs: &[Recorded], drawn: &[Vec<Section>]) -> String {
+/// Returns the rows T1 to T13, then H1 to H3, with a column for each run.
+fn verdicts(runs: &[RecordedRun], drawn: &[Vec<Section>]) -> String {
     let columns = drawn.iter();
     let columns = columns.map(|sections| sections.iter().flat_map(|own| &own.verdicts));
     let columns: Vec<Vec<&Verdict>> = columns.map(Iterator::collect).collect();
@@ -101,7 +101,7 @@ fn verdicts(runs: &[Recorded], drawn: &[Vec<Section>]) -> String {
     )
 }
 
-/// The cell with the aim of the row at this place. Rows with one aim below each other share the cell.
+/// Returns the cell with the aim of the row at this place. Rows with one aim below each other share the cell.
 fn aim(rows: &[&&Verdict], at: usize) -> String {
     let key = |at: usize| rows.get(at).map(|row| (&row.id, &row.aim));
     if at > 0 && key(at - 1) == key(at) {
@@ -135,7 +135,7 @@ fn section(whose: &str, section: &Section) -> String {
     out.extend(notes.map(|note| format!("<p>{}</p>\n", escaped(note))));
     let figures = section.figures.iter().map(svg);
     out.extend(figures.map(|svg| format!("<figure>\n{svg}</figure>\n")));
-    for Table { title, head, rows } in &section.tables {
+    for WordTable { title, head, rows } in &section.tables {
         let (title, rows) = (escaped(title), table(Some(head), rows));
         out += &format!("<h3>{title}</h3>\n<div class=\"wide\">{rows}</div>\n");
     }
@@ -153,8 +153,8 @@ fn table(head: Option<&Vec<String>>, rows: &[Vec<String>]) -> String {
     format!("<table>\n{head}{rows}</table>\n")
 }
 
-/// The machine that a run was made on, and the arguments of the run.
-fn machine(run: &Recorded) -> String {
+/// Returns the machine that a run was made on, and the arguments of the run.
+fn machine(run: &RecordedRun) -> String {
     let asked = [("asked for".to_owned(), &run.asked)];
     let facts = run.environment.as_object().into_iter().flatten();
     let facts = facts.map(|(name, value)| (name.replace('_', " "), value));
@@ -186,7 +186,7 @@ mod tests {
                 is_count: false,
                 note: "modelled".to_owned(),
             }],
-            tables: vec![Table {
+            tables: vec![WordTable {
                 title: "All <of> it".to_owned(),
                 head: vec!["a".to_owned()],
                 rows: vec![vec!["1".to_owned()]],
@@ -197,17 +197,17 @@ mod tests {
 
     #[test]
     fn runs_stand_side_by_side_and_a_killed_one_says_so() {
-        let whole = Recorded {
+        let whole = RecordedRun {
             folder: "b/whole".into(),
             is_complete: true,
             environment: serde_json::json!({"cpu": "a <b>"}),
-            ..Recorded::default()
+            ..RecordedRun::default()
         };
-        let killed = Recorded {
+        let killed = RecordedRun {
             folder: "b/killed".into(),
             warnings: vec![("cpu".to_owned(), "a thin disk".to_owned())],
             torn: 1,
-            ..Recorded::default()
+            ..RecordedRun::default()
         };
         let page = html(&[whole, killed], &[sections(3.5), sections(2.0)]);
         for (part, count) in [
@@ -233,7 +233,7 @@ mod tests {
             row.aim = aim.to_owned();
             all[0].verdicts.push(row);
         }
-        let page = html(&[Recorded::default()], &[all]);
+        let page = html(&[RecordedRun::default()], &[all]);
         for (part, count) in [
             ("<td rowspan=\"2\">past it</td>", 1),
             ("past it", 1),
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn nothing_measured_is_still_a_page() {
-        let page = html(&[Recorded::default()], &[Vec::new()]);
+        let page = html(&[RecordedRun::default()], &[Vec::new()]);
         assert!(page.ends_with("</html>\n") && !page.contains("What it must show"));
     }
 }

@@ -74,7 +74,7 @@ pub(super) fn draw(file: &Path) -> Result<PathBuf> {
 }
 
 impl Probe {
-    /// A panel for each direction.
+    /// Returns a panel for each direction.
     fn figure(&self) -> Figure {
         let modelled = match self.modelled {
             true => " (modelled, not a drive)",
@@ -157,7 +157,7 @@ impl Measured {
     }
 }
 
-/// The line of the points with the same bytes outstanding.
+/// Returns the line of the points with the same bytes outstanding.
 fn line(row: &[Measured]) -> Series<(f64, Spread)> {
     let outstanding = row.first().map_or(0, |m| m.outstanding_bytes);
     let series = Series::new(size(outstanding), row.iter().map(Measured::point).collect());
@@ -170,7 +170,7 @@ fn line(row: &[Measured]) -> Series<(f64, Spread)> {
     }
 }
 
-/// One request and, where it lies apart, the best that the row reaches.
+/// Returns the notes at one request and, where it lies apart, at the best that the row reaches.
 fn notes(row: &[Measured]) -> Vec<(usize, String)> {
     let all = || row.iter().enumerate();
     let whole = all().find(|(_, m)| m.depth == 1);
@@ -194,15 +194,15 @@ fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use cleave_probe::{
-        Circumstances, Extent, Identity, Matrix, Measured as Found, Pace, Report, points,
+        Circumstances, DiskIdentity, Extent, Matrix, Measured as Found, Pace, ProbeReport, points,
     };
-    use cleave_worker::Direction;
+    use cleave_worker::DataDirection;
 
     use super::*;
 
-    /// The JSON that the probe itself makes of a disk which gains from more requests, up to 64.
-    fn json(directions: &[Direction], points_max: usize) -> String {
-        let matrix = |direction: &Direction| {
+    /// Returns the JSON that the probe itself makes of a disk which gains from more requests, up to 64.
+    fn json(directions: &[DataDirection], points_max: usize) -> String {
+        let matrix = |direction: &DataDirection| {
             let mut matrix = Matrix::new(*direction);
             for point in points(512, 1 << 40) {
                 matrix.add(Found {
@@ -215,7 +215,7 @@ mod tests {
             matrix.measured.truncate(points_max);
             matrix
         };
-        let device = Identity {
+        let device = DiskIdentity {
             name: "/dev/<a & \"b\">".to_owned(),
             serial: "cl0123456789abcdef".to_owned(),
             kind: "model".to_owned(),
@@ -230,7 +230,7 @@ mod tests {
             seed: 1,
             partial: false,
         };
-        Report::new(device, directions.iter().map(matrix).collect(), &around).json()
+        ProbeReport::new(device, directions.iter().map(matrix).collect(), &around).json()
     }
 
     fn drawn(json: &str) -> String {
@@ -240,7 +240,10 @@ mod tests {
 
     #[test]
     fn a_figure_has_all_points_of_the_probes_json_and_names_a_model() {
-        let text = drawn(&json(&[Direction::Read, Direction::Write], usize::MAX));
+        let text = drawn(&json(
+            &[DataDirection::Read, DataDirection::Write],
+            usize::MAX,
+        ));
         assert_eq!(text.matches("<title>").count(), 210);
         assert!(text.contains("modelled") && text.contains("&lt;a &amp; &quot;b&quot;&gt;"));
         assert!(text.contains("1 × 512 KiB: ") && text.contains("Random writes"));
@@ -248,7 +251,7 @@ mod tests {
 
     #[test]
     fn little_or_nothing_measured_is_still_a_figure() {
-        for (directions, points) in [(&[][..], 0), (&[Direction::Read], 1)] {
+        for (directions, points) in [(&[][..], 0), (&[DataDirection::Read], 1)] {
             let text = drawn(&json(directions, points));
             assert_eq!(text.matches("<title>").count(), points);
         }
@@ -258,7 +261,7 @@ mod tests {
     fn a_figure_lies_beside_its_json_and_other_files_are_refused() {
         let name = format!("xtask-probe-{}.json", std::process::id());
         let file = std::env::temp_dir().join(name);
-        for (text, is_drawn) in [(&*json(&[Direction::Read], 9), true), ("{}", false)] {
+        for (text, is_drawn) in [(&*json(&[DataDirection::Read], 9), true), ("{}", false)] {
             std::fs::write(&file, text).unwrap();
             match draw(&file) {
                 Ok(figure) => {

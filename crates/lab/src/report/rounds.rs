@@ -10,7 +10,7 @@ use cleave_chart::Spread;
 use itertools::Itertools;
 use serde_json::Value;
 
-use crate::run_folder::Recorded;
+use crate::run_folder::RecordedRun;
 
 /// Some of a suite's measurements.
 #[derive(Clone)]
@@ -19,31 +19,31 @@ pub(super) struct Rounds<'a> {
 }
 
 impl<'a> Rounds<'a> {
-    /// The lines of a suite; none where it left nothing.
-    pub(super) fn of(run: &'a Recorded, suite: &str) -> Option<Rounds<'a>> {
+    /// Returns the lines of a suite; none where it left nothing.
+    pub(super) fn of(run: &'a RecordedRun, suite: &str) -> Option<Rounds<'a>> {
         let lines = run.of(suite);
         (!lines.is_empty()).then_some(Rounds { lines })
     }
 
-    /// The lines for which all of the conditions hold.
+    /// Returns the lines for which all of the conditions hold.
     pub(super) fn only(&self, conditions: &[String]) -> Rounds<'a> {
         self.filter(|line| conditions.iter().all(|condition| holds(line, condition)))
     }
 
-    /// All texts that a template makes of the lines, in the order in which they were measured.
+    /// Returns all texts that a template makes of the lines, in the order in which they were measured.
     pub(super) fn texts(&self, template: &str) -> Vec<String> {
         let texts = self.lines.iter().map(|line| filled(template, line));
         texts.unique().collect()
     }
 
-    /// The lines by such texts; an empty template makes an empty text of all.
+    /// Returns the lines by such texts; an empty template makes an empty text of all.
     pub(super) fn divided(&self, template: &str) -> Vec<(String, Rounds<'a>)> {
         let texts = self.texts(template).into_iter();
         let parts = texts.map(|text| (text.clone(), self.that_say(template, &text)));
         parts.collect()
     }
 
-    /// The lines of which a template makes this text.
+    /// Returns the lines of which a template makes this text.
     pub(super) fn that_say(&self, template: &str, text: &str) -> Rounds<'a> {
         self.filter(|line| filled(template, line) == text)
     }
@@ -72,7 +72,7 @@ impl<'a> Rounds<'a> {
         Spread::of(&values.collect::<Vec<f64>>())
     }
 
-    /// The ratios of these lines to those of `base`, in each of the rounds that both have.
+    /// Returns the ratios of these lines to those of `base`, in each of the rounds that both have.
     pub(super) fn ratio(&self, base: &Rounds<'_>, of: &str) -> Option<Spread> {
         let base = base.by_round(of);
         let own = self.by_round(of).into_iter();
@@ -89,9 +89,8 @@ impl<'a> Rounds<'a> {
     }
 }
 
-/// The value of an expression: `daemon_wakes_s + driver_wakes_s / iops` is the sum by the rate. `a or b` is b where a is
-/// missing; `a?` is 0 where it is missing. A word that is not a number is a field of
-/// the line, or of its result.
+/// Returns the value of an expression: `daemon_wakes_s + driver_wakes_s / iops` is the sum by the rate. `a or b` is b where a is
+/// missing; `a?` is 0 where it is missing. A word that is not a number is a field of the line, or of its result.
 pub(super) fn number(line: &Value, expression: &str) -> Option<f64> {
     let mut words = expression.split_whitespace();
     let mut value = word(line, words.next()?);
@@ -119,7 +118,7 @@ fn word(line: &Value, word: &str) -> Option<f64> {
     found.or((name != word).then_some(0.0))
 }
 
-/// A template with the line's own values in place of `{expression}`.
+/// Returns a template with the line's own values in place of `{expression}`.
 pub(super) fn filled(template: &str, line: &Value) -> String {
     let mut parts = template.split('{');
     let mut text = parts.next().unwrap_or_default().to_owned();
@@ -170,7 +169,7 @@ pub(super) fn matches(text: &str, patterns: &str) -> bool {
     patterns.split('|').any(is_it)
 }
 
-/// A number as a table shows it, with its spread.
+/// Returns a number as a table shows it, with its spread.
 pub(super) fn said(spread: Option<Spread>, digits: usize) -> String {
     let Some(spread) = spread else {
         return "–".to_owned();
@@ -182,7 +181,7 @@ pub(super) fn said(spread: Option<Spread>, digits: usize) -> String {
     }
 }
 
-/// A ratio as a table shows it; one whose rounds lie on both sides of 1 shows no difference.
+/// Returns a ratio as a table shows it; one whose rounds lie on both sides of 1 shows no difference.
 pub(super) fn said_ratio(ratio: Option<Spread>) -> String {
     match ratio {
         Some(spread) if spread.min < 1.0 && 1.0 < spread.max => {

@@ -10,14 +10,14 @@ use serde::Deserialize;
 use super::figure;
 use super::rounds::{Rounds, filled, matches, said, said_ratio};
 use super::verdict::{Bar, Verdict};
-use crate::run_folder::Recorded;
+use crate::run_folder::RecordedRun;
 
 /// All sections, in the order of the page.
-pub(super) static SECTIONS: LazyLock<Vec<View>> = LazyLock::new(|| {
+pub(super) static SECTIONS: LazyLock<Vec<SectionView>> = LazyLock::new(|| {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct All {
-        section: Vec<View>,
+        section: Vec<SectionView>,
     }
     let all: Result<All, _> = toml::from_str(include_str!("views.toml"));
     #[expect(clippy::panic, reason = "the file is built in, and a test reads it")]
@@ -28,7 +28,7 @@ pub(super) static SECTIONS: LazyLock<Vec<View>> = LazyLock::new(|| {
 /// A section of the page.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct View {
+pub(super) struct SectionView {
     /// The suite whose lines it shows, and the page's anchor.
     pub(super) suite: String,
     title: String,
@@ -39,7 +39,7 @@ pub(super) struct View {
     #[serde(default)]
     table: Vec<TableView>,
     #[serde(default)]
-    pub(super) figure: Vec<figure::View>,
+    pub(super) figure: Vec<figure::FigureView>,
     #[serde(default)]
     verdict: Vec<VerdictView>,
 }
@@ -99,20 +99,20 @@ pub(super) struct Section {
     pub(super) title: String,
     pub(super) notes: Vec<String>,
     pub(super) verdicts: Vec<Verdict>,
-    pub(super) tables: Vec<Table>,
+    pub(super) tables: Vec<WordTable>,
     pub(super) figures: Vec<Figure>,
 }
 
 /// Words in rows; the first column names the row.
-pub(super) struct Table {
+pub(super) struct WordTable {
     pub(super) title: String,
     pub(super) head: Vec<String>,
     pub(super) rows: Vec<Vec<String>>,
 }
 
-impl View {
-    /// None where the suite left no lines.
-    pub(super) fn section(&self, run: &Recorded) -> Option<Section> {
+impl SectionView {
+    /// Makes the section. `None`: the suite left no lines.
+    pub(super) fn section(&self, run: &RecordedRun) -> Option<Section> {
         let rounds = Rounds::of(run, &self.suite)?;
         let of = |suite: &Option<String>| Rounds::of(run, suite.as_ref().unwrap_or(&self.suite));
         let told = |text: &String| filled(text, &run.environment);
@@ -143,8 +143,8 @@ impl View {
     }
 }
 
-/// The line under a figure's title: the machine that was measured.
-fn machine(run: &Recorded) -> String {
+/// Returns the line under a figure's title: the machine that was measured.
+fn machine(run: &RecordedRun) -> String {
     let fact = |name: &str| run.environment[name].as_str().unwrap_or("unknown");
     let pace = match run.asked["pace"].as_str() {
         Some("Smoke") => " · SMOKE RUN: its figures say nothing",
@@ -157,7 +157,7 @@ fn machine(run: &Recorded) -> String {
 }
 
 impl TableView {
-    fn table(&self, rounds: &Rounds<'_>) -> Table {
+    fn table(&self, rounds: &Rounds<'_>) -> WordTable {
         let rounds = rounds.only(&self.conditions);
         let columns = self.columns.iter();
         let columns = columns.map(|column| column.split(" | ").collect_vec());
@@ -174,7 +174,7 @@ impl TableView {
         }
         let head = columns.iter().filter_map(|column| column.first().copied());
         let head = ["point", "who"].into_iter().chain(head);
-        Table {
+        WordTable {
             title: self.title.clone(),
             head: head.map(str::to_owned).collect(),
             rows,
@@ -214,7 +214,7 @@ impl VerdictView {
         all.collect()
     }
 
-    /// None where one of the two was not measured.
+    /// Compares two subjects. `None`: one of the two was not measured.
     fn verdict(&self, rounds: &Rounds<'_>, point: &str, own: &str) -> Option<Verdict> {
         let lines = rounds.at(point, own);
         let mut base_name = String::new();
@@ -264,7 +264,7 @@ impl VerdictView {
     }
 }
 
-/// The subject at a point that others are compared with: by its name, or the one that is best there, as in `most iops of
+/// Returns the subject at a point that others are compared with: by its name, or the one that is best there, as in `most iops of
 /// qemu*|spdk`; none where nothing fits.
 fn base(asked: &str, rounds: &Rounds<'_>, point: &str) -> Option<String> {
     let (sign, rest) = match asked.split_once(' ') {

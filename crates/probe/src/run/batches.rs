@@ -25,7 +25,7 @@ pub(super) struct Batches {
 }
 
 impl Batches {
-    /// `size`: requests of the first batches, as many as are in flight.
+    /// Makes the batches of a point. `size`: requests of the first batches, as many as are in flight.
     pub(super) fn new(size: u64) -> Batches {
         Batches {
             size: size.max(1),
@@ -39,7 +39,7 @@ impl Batches {
         }
     }
 
-    /// Nothing is counted yet, because the device's queue still fills.
+    /// Returns true if nothing is counted yet, because the device's queue still fills.
     pub(super) fn is_warming(&self) -> bool {
         self.began.is_none()
     }
@@ -51,7 +51,7 @@ impl Batches {
         (self.opened, self.last) = (at, at);
     }
 
-    /// `ended` requests had completed at `at`.
+    /// Notes that `ended` requests had completed at `at`.
     pub(super) fn add(&mut self, ended: u64, at: Duration) {
         self.seen += ended;
         if ended == 0 || self.is_warming() {
@@ -74,23 +74,23 @@ impl Batches {
         }
     }
 
-    /// All completed requests, warm-up included.
+    /// Returns all completed requests, warm-up included.
     pub(super) fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// Requests that were counted.
+    /// Returns the number of requests that were counted.
     pub(super) fn requests(&self) -> u64 {
         self.requests
     }
 
-    /// Time in which they completed.
+    /// Returns the time in which they completed.
     pub(super) fn elapsed(&self) -> Duration {
         self.last.saturating_sub(self.began.unwrap_or(self.last))
     }
 
-    /// Half the 95 % confidence interval of the mean time per request, as a share of it. `None`: there are too
-    /// few batches.
+    /// Returns half the 95 % confidence interval of the mean time per request, as a share of it. `None`: there are too few
+    /// batches.
     pub(super) fn error(&self) -> Option<f64> {
         if self.full.len() < BATCHES_MIN {
             return None;

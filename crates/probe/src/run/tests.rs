@@ -15,10 +15,10 @@ fn open(spec: &str) -> Arc<Disk> {
     Arc::new(Disk::open(&spec, &options).unwrap())
 }
 
-/// Limits the time of each point, not of the whole, so that a stalled machine costs no points.
-fn source(directions: &[Direction], ms: u64) -> Source {
+/// Makes settings that limit the time of each point, not of the whole, so that a stalled machine costs no points.
+fn settings(directions: &[DataDirection], ms: u64) -> ProbeSettings {
     let time = Duration::from_millis(ms);
-    Source {
+    ProbeSettings {
         directions: directions.to_vec(),
         pace: Pace {
             point_min: time / 500,
@@ -29,14 +29,17 @@ fn source(directions: &[Direction], ms: u64) -> Source {
     }
 }
 
-fn go(disk: &Arc<Disk>, source: &Source) -> (Vec<Matrix>, bool) {
-    run(disk, source, &AtomicBool::new(false), &mut |_| {}).unwrap()
+fn go(disk: &Arc<Disk>, settings: &ProbeSettings) -> (Vec<Matrix>, bool) {
+    run(disk, settings, &AtomicBool::new(false), &mut |_| {}).unwrap()
 }
 
 #[test]
 fn a_ram_disk_is_measured_at_every_point() {
     let disk = open("ram:8M");
-    let (matrices, whole) = go(&disk, &source(&[Direction::Read, Direction::Write], 6000));
+    let (matrices, whole) = go(
+        &disk,
+        &settings(&[DataDirection::Read, DataDirection::Write], 6000),
+    );
     assert!(whole);
     assert_eq!(matrices.len(), 2);
     for matrix in &matrices {
@@ -60,7 +63,7 @@ fn a_small_file_is_measured_and_its_zeroes_are_detected() {
     file.write_all(&vec![7; 4 << 20]).unwrap();
     file.as_file().set_len(8 << 20).unwrap();
     let disk = open(file.path().to_str().unwrap());
-    let (matrices, _) = go(&disk, &source(&[Direction::Read], 3000));
+    let (matrices, _) = go(&disk, &settings(&[DataDirection::Read], 3000));
     let matrix = &matrices[0];
     let row: Vec<u32> = matrix.row(512 << 10).map(|m| m.point.depth).collect();
     assert!(row.starts_with(&[1, 2, 4, 8]), "{row:?}");
@@ -70,11 +73,11 @@ fn a_small_file_is_measured_and_its_zeroes_are_detected() {
 
 #[test]
 fn writing_leaves_random_bytes_and_reading_none() {
-    for (direction, changed) in [(Direction::Read, false), (Direction::Write, true)] {
+    for (direction, changed) in [(DataDirection::Read, false), (DataDirection::Write, true)] {
         let file = tempfile::NamedTempFile::new_in(".").unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         let disk = open(file.path().to_str().unwrap());
-        go(&disk, &source(&[direction], 500));
+        go(&disk, &settings(&[direction], 500));
         drop(disk);
         let bytes = std::fs::read(file.path()).unwrap();
         assert_eq!(
@@ -91,18 +94,28 @@ fn measurements_before_a_stop_are_kept() {
     let disk = open("null:1G");
     let stop = AtomicBool::new(false);
     let mut reports = Vec::new();
-    let mut report = |progress: &Progress| {
+    let mut report = |progress: &ProbeProgress| {
         reports.push(*progress);
         stop.store(progress.done == 3, Ordering::Relaxed);
     };
-    let (matrices, whole) =
-        run(&disk, &source(&[Direction::Read], 5000), &stop, &mut report).unwrap();
+    let (matrices, whole) = run(
+        &disk,
+        &settings(&[DataDirection::Read], 5000),
+        &stop,
+        &mut report,
+    )
+    .unwrap();
     assert!(!whole);
     assert_eq!(matrices[0].measured.len(), 3);
     assert!(reports.iter().all(|p| p.total == 105 && p.left <= AGES));
     // Stopped at once: no points at all.
-    let (matrices, whole) =
-        run(&disk, &source(&[Direction::Read], 5000), &stop, &mut |_| {}).unwrap();
+    let (matrices, whole) = run(
+        &disk,
+        &settings(&[DataDirection::Read], 5000),
+        &stop,
+        &mut |_| {},
+    )
+    .unwrap();
     assert_eq!((matrices.len(), whole), (0, false));
 }
 
@@ -110,7 +123,7 @@ fn measurements_before_a_stop_are_kept() {
 fn the_time_limit_ends_the_measurement() {
     let disk = open("null:1G");
     // A fifth of a second, of the hundred that its points would take.
-    let mut brief = source(&[Direction::Read], 0);
+    let mut brief = settings(&[DataDirection::Read], 0);
     brief.pace = Pace {
         point_min: Duration::from_secs(1),
         point_max: Duration::from_secs(1),
@@ -131,7 +144,13 @@ fn an_error_of_the_disk_names_the_place() {
     // Truncated meanwhile: reads beyond the end are errors, not zeroes.
     file.as_file().set_len(0).unwrap();
     let stop = AtomicBool::new(false);
-    let error = run(&disk, &source(&[Direction::Read], 500), &stop, &mut |_| {}).unwrap_err();
+    let error = run(
+        &disk,
+        &settings(&[DataDirection::Read], 500),
+        &stop,
+        &mut |_| {},
+    )
+    .unwrap_err();
     let text = error.to_string();
     assert!(
         text.contains("read of") && text.contains(disk.name()),
@@ -143,7 +162,7 @@ fn an_error_of_the_disk_names_the_place() {
 #[test]
 fn a_model_is_measured_by_its_own_arithmetic() {
     let disk = open("model:p3700,size=64M");
-    let (matrices, _) = go(&disk, &source(&[Direction::Read], 4000));
+    let (matrices, _) = go(&disk, &settings(&[DataDirection::Read], 4000));
     let measured = &matrices[0].measured;
     assert!(measured.len() > 50, "{}", measured.len());
     let alone = measured
@@ -161,8 +180,8 @@ fn a_model_is_measured_by_its_own_arithmetic() {
 /// the n-th time, if it is another one. Returns the matrix and how often each point was measured.
 fn measured_by(rate: impl Fn(Point, u32) -> Option<f64>) -> (Matrix, HashMap<(u64, u32), u32>) {
     let points = points(512, 1 << 30);
-    let mut clock = Clock::new(source(&[Direction::Read], 6000).pace, points.len());
-    let mut matrix = Matrix::new(Direction::Read);
+    let mut clock = Clock::new(settings(&[DataDirection::Read], 6000).pace, points.len());
+    let mut matrix = Matrix::new(DataDirection::Read);
     let mut times: HashMap<(u64, u32), u32> = HashMap::new();
     measure_all(
         &mut matrix,

@@ -1,5 +1,5 @@
 //! The guest's initial file system: busybox, a few real tools with their libraries, the modules, and a script. The kernel
-//! unpacks archives that stand behind each other.
+//! unpacks archives that follow each other.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -167,7 +167,7 @@ impl Machine {
     pub fn say(&mut self, lines: &str) -> Result {
         let sent = self.input.write_all(lines.as_bytes());
         let sent = sent.and_then(|()| self.input.flush());
-        sent.map_err(|error| self.explain(&format!("takes no answer: {error}")))
+        sent.map_err(|error| self.explain(&format!("does not take an answer: {error}")))
     }
 
     /// Sets a new time limit, which starts now.
@@ -197,7 +197,7 @@ impl Machine {
         })
     }
 
-    /// A sentence for the report, with the checks that failed and the end of the logs.
+    /// Returns a sentence for the report, with the checks that failed and the end of the logs.
     fn explain(&self, what: &str) -> String {
         let errors = self.log.with_extension("qemu");
         let logs: [&dyn Display; 2] = [&self.log.display(), &errors.display()];
@@ -225,7 +225,7 @@ fn copy_lines(mut from: impl BufRead, mut log: File, to: &Sender<String>) {
     }
 }
 
-/// Kind, name and the rest of a guest's report; the kernel may have printed something before it.
+/// Returns kind, name and the rest of a guest's report; the kernel may have printed something before it.
 fn report(line: &str) -> Option<(&str, &str, &str)> {
     let split = |text| str::split_once(text, ' ').unwrap_or((text, ""));
     let (kind, rest) = split(line.split_once("CLEAVE-")?.1);

@@ -139,7 +139,7 @@ fn leave(file: &File, vring: u64) {
     file.write_all_at(&[1], at + 16).unwrap();
 }
 
-/// A frontend that brings a region with a request of vring 2 that an earlier daemon left.
+/// Returns a frontend that brings a region with a request of vring 2 that an earlier daemon left.
 fn left_request() -> (Frontend, Driver, File) {
     let file = memory_file(REGION_BYTES);
     let mut frontend = Frontend::with_memory();
@@ -237,7 +237,7 @@ fn random_bytes_in_a_region_retire_only_its_vring() {
 }
 
 /// They cannot be taken while the ring is not in memory, so they stay in the region: a stop that waited for them would wait
-/// for ever.
+/// without end.
 #[test]
 fn a_vring_stops_without_its_ring_although_an_earlier_daemon_left_requests() {
     let region = longs(&[0, 0, MEM_BYTES, USER, 0]);

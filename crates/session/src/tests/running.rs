@@ -557,7 +557,7 @@ fn a_frontend_that_left_leaves_nothing_behind() {
     assert!(workers().is_empty());
 }
 
-/// The worker threads of this process.
+/// Returns the worker threads of this process.
 fn workers() -> Vec<String> {
     let mut names: Vec<_> = std::fs::read_dir("/proc/self/task")
         .unwrap()
@@ -571,7 +571,7 @@ fn workers() -> Vec<String> {
 
 #[test]
 fn a_tuning_reaches_sleeping_and_busy_workers() {
-    use cleave_worker::{Coalesce, Mode};
+    use cleave_worker::{Coalesce, WaitState};
     let mut frontend = Frontend::with_memory();
     let mut driver = frontend.drive(0);
     driver.request();
@@ -582,10 +582,10 @@ fn a_tuning_reaches_sleeping_and_busy_workers() {
     };
     let until = Instant::now() + PATIENCE;
     for (completion, mode) in [
-        (Completion::Poll, Mode::Polls),
-        (Completion::Interrupt, Mode::Sleeps),
-        (Completion::Poll, Mode::Polls),
-        (Completion::Adaptive, Mode::Sleeps),
+        (CompletionPolicy::Poll, WaitState::Polls),
+        (CompletionPolicy::Interrupt, WaitState::Sleeps),
+        (CompletionPolicy::Poll, WaitState::Polls),
+        (CompletionPolicy::Adaptive, WaitState::Sleeps),
     ] {
         device.tune(tuned(completion));
         // There is no kick: only the change wakes it.
@@ -595,9 +595,9 @@ fn a_tuning_reaches_sleeping_and_busy_workers() {
         }
     }
     let completions = [
-        Completion::Adaptive,
-        Completion::Poll,
-        Completion::Interrupt,
+        CompletionPolicy::Adaptive,
+        CompletionPolicy::Poll,
+        CompletionPolicy::Interrupt,
     ];
     for round in 0..300u32 {
         device.tune(Tuning {

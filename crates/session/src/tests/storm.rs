@@ -44,7 +44,7 @@ impl Dice {
         ])
     }
 
-    /// A request, its payload, and the number of descriptors that it should have.
+    /// Returns a request, its payload, and the number of descriptors that it should have.
     fn message(&mut self) -> (u32, Vec<u8>, usize) {
         let index = self.index();
         let number = self.pick(&[0, 1, 3, 8, 8, 64, 256, 65535, 65536, u32::MAX]);

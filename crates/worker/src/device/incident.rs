@@ -1,4 +1,4 @@
-//! Incidents, of which an operator is told at once: the first of each kind, then as seldom as the log tells it.
+//! Incidents that are reported to the operator at once: the first of each kind, then as seldom as the log has it.
 
 /// Something that happened to a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum Incident {
         /// How it failed.
         errno: i32,
     },
-    /// A guest broke a vring, which is served no more.
+    /// A guest broke a vring, which is no longer served.
     Retired {
         /// The vring.
         vring: u16,

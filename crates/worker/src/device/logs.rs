@@ -3,14 +3,14 @@
 
 use super::quota::SharedQuota;
 
-/// Limits of a device's log lines, one for each kind, so that a kind which anybody can cause does not suppress the others.
+/// Limits of a device's log lines, one for each kind, so that a kind which a guest can cause does not suppress the others.
 #[derive(Debug)]
 pub struct Logs {
     /// Messages that were refused.
     pub refused: SharedQuota,
     /// Totals of a stripe's legs at the end of a session.
     pub legs: SharedQuota,
-    /// Vrings with held requests, which may go on by themselves and be held again.
+    /// Vrings with held requests, which may continue by themselves and be held again.
     pub(crate) held: SharedQuota,
     /// Retired vrings.
     pub(crate) retired: SharedQuota,

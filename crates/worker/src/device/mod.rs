@@ -23,7 +23,7 @@ use crate::clock::nanoseconds;
 use crate::policy::Budget;
 use crate::record::{Recording, Records};
 use crate::splitter::SplitState;
-use crate::{LegTotals, Mode, Pool, Split, Splitter, Totals, Tried, Tuning};
+use crate::{LegTotals, Pool, Split, Splitter, Totals, TrialResult, Tuning, WaitState};
 
 /// Settings of workers that cannot change while they run. Those that can are in [`Tuning`].
 #[derive(Debug, Clone)]
@@ -63,7 +63,7 @@ pub struct Device {
     pub disk: Arc<Disk>,
     /// Answer to GET_ID, padded with zeroes.
     pub serial: [u8; ID_BYTES],
-    /// Whether the cache is write-back now. The guest can change it with CONFIG_WCE.
+    /// True if the cache is write-back now. The guest can change it with CONFIG_WCE.
     pub writeback: AtomicBool,
     /// Settings of its workers.
     pub config: WorkerConfig,
@@ -159,7 +159,7 @@ impl Device {
         self.has_shown.store(false, Ordering::Relaxed);
     }
 
-    /// Whether its workers share their threads with those of other disks.
+    /// Returns true if its workers share their threads with those of other disks.
     pub fn is_pooled(&self) -> bool {
         self.pool.is_some()
     }
@@ -170,12 +170,12 @@ impl Device {
         self
     }
 
-    /// Nanoseconds since this device was made. All times of records are on this clock.
+    /// Returns the nanoseconds since this device was made. All times of records are on this clock.
     pub fn now_ns(&self) -> u64 {
         nanoseconds(self.began)
     }
 
-    /// The tuning in force.
+    /// Returns the tuning in force.
     pub fn tuning(&self) -> Arc<Tuning> {
         self.registry.tuning()
     }
@@ -217,13 +217,14 @@ impl Device {
         self.registry.quiesce(false);
     }
 
-    /// Whether it is quiesced and nothing is in flight. Requests that are held, or wait for a retry, stay where they are.
+    /// Returns true if the disk is quiesced and nothing is in flight. Requests that are held, or wait for a retry, stay where
+    /// they are.
     pub fn is_still(&self) -> bool {
         self.registry.is_still()
     }
 
-    /// Whether a worker was left behind with requests in flight, which may come at any time. No guest may be served any more: its newer
-    /// writes could be overtaken.
+    /// Returns true if a worker was left behind with requests in flight, which may still complete at any time. No guest may be
+    /// served any more: its newer writes could be overtaken by those.
     pub fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Acquire)
     }
@@ -234,21 +235,20 @@ impl Device {
         self.registry.sync()
     }
 
-    /// How that flush ended; `None`: it is not over.
+    /// Returns how that flush ended; `None`: it is not over.
     pub fn synced(&self, syncing: &Syncing) -> Option<Synced> {
         self.registry.synced(syncing)
     }
 
-    /// Mode of each running worker: how it waits when it has no work.
-    pub fn modes(&self) -> Vec<Mode> {
+    /// Returns the mode of each running worker: how it waits when it has no work.
+    pub fn modes(&self) -> Vec<WaitState> {
         self.registry.modes()
     }
 
-    /// The latest spinning experiment of each running worker and its age, in the order of
-    /// [`modes`](Device::modes).
-    pub fn tried(&self) -> Vec<Option<(Tried, Duration)>> {
+    /// Returns the latest spinning experiment of each running worker and its age, in the order of [`modes`](Device::modes).
+    pub fn tried(&self) -> Vec<Option<(TrialResult, Duration)>> {
         let now = self.began.elapsed();
-        let ago = |tried: Tried| (tried, now.saturating_sub(tried.at));
+        let ago = |tried: TrialResult| (tried, now.saturating_sub(tried.at));
         let all = self.registry.tried().into_iter();
         all.map(|tried| tried.map(ago)).collect()
     }
@@ -265,12 +265,12 @@ impl Device {
         self.registry.leg_totals()
     }
 
-    /// The splitter that all workers share.
+    /// Returns the splitter that all workers share.
     pub(crate) fn splitter(&self) -> Arc<Splitter> {
         self.lock_splitter().clone()
     }
 
-    /// State of the splitter.
+    /// Returns the state of the splitter.
     pub fn split_states(&self) -> Vec<SplitState> {
         self.splitter().states()
     }
@@ -279,7 +279,7 @@ impl Device {
         self.splitter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long the workers may spin in vain from now on, and the size of that budget.
+    /// Returns how long the workers may still spin without finding work, and the size of that budget.
     pub fn spin_left(&self) -> (Duration, Duration) {
         let tuning = self.tuning();
         let left_ns = self.budget.left_ns(nanoseconds(self.began), &tuning);
@@ -292,7 +292,7 @@ impl Device {
         self.config.ops.max(OPS_MIN)
     }
 
-    /// Maximum number of ops of a request, whether it is split by choice or not.
+    /// Returns the maximum number of ops of a request, whether it is split by choice or not.
     pub(crate) fn ops_max(&self, split: &Split) -> usize {
         let by_choice = match split {
             Split::Off => 0,
@@ -301,7 +301,7 @@ impl Device {
         self.cut(0).ops_max().max(by_choice)
     }
 
-    /// How requests are cut for a guest with these features.
+    /// Returns how requests are cut for a guest with these features.
     pub(crate) fn cut(&self, features: u64) -> Cut {
         Cut {
             durable: self.is_write_through(features),
@@ -310,8 +310,8 @@ impl Device {
         }
     }
 
-    /// Whether a write must be on stable storage before it completes: the cache is write-through, or the guest
-    /// did not negotiate FLUSH and so cannot ask for durability (virtio 1.3 §5.2.5).
+    /// Returns true if a write must be on stable storage before it completes: the cache is write-through, or the guest did not
+    /// negotiate FLUSH and so cannot ask for durability (virtio 1.3 §5.2.5).
     pub(crate) fn is_write_through(&self, features: u64) -> bool {
         !self.writeback.load(Ordering::Relaxed) || features & feature::FLUSH == 0
     }

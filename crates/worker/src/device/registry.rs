@@ -9,7 +9,7 @@ use cleave_engine::{LegStats, LegTotals};
 
 use crate::stats::Stats;
 use crate::wake::signal;
-use crate::{Mode, Totals, Tried, Tuning};
+use crate::{Totals, TrialResult, Tuning, WaitState};
 
 /// A running worker as control sees it.
 #[derive(Debug)]
@@ -45,13 +45,13 @@ pub struct Syncing {
 pub enum Synced {
     /// Each worker has flushed.
     Done,
-    /// One failed.
+    /// A worker's flush failed.
     Failed,
     /// A worker ended before it had flushed: ask again.
     Undone,
 }
 
-/// How often the operator has had held requests repeated, and failed. A worker compares them with those that it
+/// How often the operator ordered that held requests be repeated, and failed. A worker compares them with those that it
 /// has carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Orders {
@@ -59,12 +59,12 @@ pub(crate) struct Orders {
     pub(crate) fails: u64,
     /// Number of the change after which the disk is quiesced (odd) or not.
     pub(crate) quiet: u64,
-    /// How often the operator has had the store flushed.
+    /// How often the operator ordered a flush of the store.
     pub(crate) syncs: u64,
 }
 
 impl Orders {
-    /// Whether no requests are to be taken.
+    /// Returns true if the workers are to take no requests.
     pub(crate) fn is_quiet(self) -> bool {
         self.quiet % 2 == 1
     }
@@ -104,7 +104,7 @@ impl Registry {
         (!workers.is_empty()).then_some(Syncing { number, workers })
     }
 
-    /// How a flush ended; `None`: it is not over.
+    /// Returns how a flush ended; `None`: it is not over.
     pub(crate) fn synced(&self, syncing: &Syncing) -> Option<Synced> {
         let members = self.lock();
         let mut is_over = true;
@@ -144,7 +144,7 @@ impl Registry {
         }
     }
 
-    /// Whether the disk is quiesced, and no worker has anything in flight.
+    /// Returns true if the disk is quiesced, and no worker has anything in flight.
     pub(crate) fn is_still(&self) -> bool {
         let members = self.lock();
         let orders = self.orders();
@@ -171,7 +171,7 @@ impl Registry {
         }
     }
 
-    /// The tuning in force.
+    /// Returns the tuning in force.
     pub(crate) fn tuning(&self) -> Arc<Tuning> {
         self.lock().tuning.clone()
     }
@@ -187,7 +187,7 @@ impl Registry {
         }
     }
 
-    /// Generation of the tuning in force.
+    /// Returns the generation of the tuning in force.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -221,24 +221,24 @@ impl Registry {
         sums
     }
 
-    /// Whether no worker runs.
+    /// Returns true if no worker runs.
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().live.is_empty()
     }
 
-    /// Mode of each running worker: how it waits when it has no work.
-    pub(crate) fn modes(&self) -> Vec<Mode> {
+    /// Returns the mode of each running worker: how it waits when it has no work.
+    pub(crate) fn modes(&self) -> Vec<WaitState> {
         let members = self.lock();
         members.live.iter().map(|live| live.stats.mode()).collect()
     }
 
-    /// The latest spinning experiment of each running worker.
-    pub(crate) fn tried(&self) -> Vec<Option<Tried>> {
+    /// Returns the latest spinning experiment of each running worker.
+    pub(crate) fn tried(&self) -> Vec<Option<TrialResult>> {
         let members = self.lock();
         members.live.iter().map(|live| live.stats.tried()).collect()
     }
 
-    /// Sum over all workers that ever ran, without the counters of vrings.
+    /// Returns the sum over all workers that ever ran, without the counters of vrings.
     pub(crate) fn totals(&self) -> Totals {
         let members = self.lock();
         let mut sum = members.past;
@@ -269,7 +269,7 @@ mod tests {
     use crate::Split;
     use crate::counter::add;
 
-    /// A registry with two workers.
+    /// Returns a registry with two workers.
     fn two_workers() -> (Registry, Vec<Arc<Stats>>, Vec<Arc<OwnedFd>>) {
         let registry = Registry::new(Tuning::new(Split::Off));
         let bells: Vec<_> = (0..2)

@@ -1,15 +1,15 @@
-//! Holds a disk to its [`Limits`], or several disks to limits that they share: QEMU's leaky buckets, shared by all workers, and
+//! Holds a disk to its [`RateLimits`], or several disks to limits that they share: QEMU's leaky buckets, shared by all workers, and
 //! fair between the disks and between the vrings of each.
 //!
-//! A request is admitted while no bucket that it fills is above its size, and is counted afterwards; so a large one passes
-//! whole, and those behind it wait for it (QEMU's `throttle_compute_wait` and `throttle_account`). A bucket leaks with the
-//! clock, without a tick: a worker that must wait learns when to come again.
+//! A request is admitted while no bucket that it fills is above its size, and is counted afterwards. So a large request passes
+//! whole, and the requests after it wait for it (QEMU's `throttle_compute_wait` and `throttle_account`). A bucket leaks with the
+//! clock, without a tick: a worker that must wait is told when to ask again.
 //!
-//! That time is a reservation: the request is admitted when it comes then, or later, whoever came meanwhile. Each disk, and each
-//! vring of a disk, has an account of what it was served. One that must wait is told the time at which the buckets have room and
-//! all others that wait, and that had less, have caught up with it. A worker that is late keeps its claim, because the others
-//! leave it the room; if it does not come, they find that room when they come themselves. So nobody's lateness costs the rate.
-//! There is such an order for the totals, for reads and for writes: a write that waits for its own buckets delays no read, whose
+//! That time is a reservation: the request is admitted if the worker asks then, or later, whichever requests came meanwhile. Each
+//! disk, and each vring of a disk, has an account of the service that it had. The time is the one at which the buckets have room,
+//! and all others that wait and had less service have caught up. A worker that is late keeps its claim, because the others leave
+//! room for it. If it never asks, the others find that room when they ask. So a late worker does not cost the disk throughput.
+//! The totals, reads and writes each have such an order: a write that waits for the buckets of writes does not delay a read whose
 //! buckets have room.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -18,14 +18,14 @@ use std::time::Instant;
 use cleave_blk::{Request, Verb};
 
 use super::registry::Registry;
-use crate::{Limit, LimitKind, Limits, Tuning};
+use crate::{Limit, LimitKind, RateLimits, Tuning};
 
 /// Most vrings of a disk.
 const VRINGS: usize = 256;
-/// Lateness of a vring for which others leave it room. After that it probably has no requests any more.
+/// How late a vring may be until the others stop leaving room for it. After that it probably has no requests any more.
 const PATIENCE_NS: u64 = 20_000_000;
-/// Longest wait for what others may have first, if the buckets have room: an empty bucket holds as much, and what leaks after
-/// that is lost if the others do not come.
+/// Longest wait for others that may go first while the buckets have room. An empty bucket holds as much, and what leaks after
+/// that is lost if the others do not ask.
 const ROOM_NS: f64 = 100_000_000.0;
 /// Attempts to get the buckets. Another worker has them for a tenth of a microsecond, unless it lost its core meanwhile.
 const LOCK_TRIES: u32 = 100;
@@ -35,12 +35,12 @@ const SECOND_NS: f64 = 1e9;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Demand {
     pub(crate) is_read: bool,
-    /// None of a discard.
+    /// Bytes that count; none of a discard.
     pub(crate) bytes: u64,
 }
 
 impl Demand {
-    /// The demand of a request. `None`: it is free. What a flush makes durable was counted before.
+    /// Returns the demand of a request. `None`: it is free. What a flush makes durable was counted before.
     pub(crate) fn of(request: &Request) -> Option<Demand> {
         let (is_read, bytes) = match request.verb {
             Verb::Flush | Verb::GetId => return None,
@@ -52,14 +52,14 @@ impl Demand {
     }
 }
 
-/// Limits that several disks share: together they get what one disk would. Disks whose [`Device`](crate::Device) is in no
-/// group have one of their own.
+/// Limits that several disks share: together they get what one disk would. A disk whose [`Device`](crate::Device) is not
+/// in a group has one of its own.
 #[derive(Debug, Clone)]
 pub struct LimitGroup(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<GroupState>,
     /// The settings of its members; a worker does not touch this.
     tuned: Mutex<Vec<(usize, Weak<Registry>)>>,
     /// Start of the clock of the buckets.
@@ -68,14 +68,14 @@ struct Shared {
 
 impl Default for LimitGroup {
     fn default() -> LimitGroup {
-        LimitGroup::new(Limits::default(), Instant::now())
+        LimitGroup::new(RateLimits::default(), Instant::now())
     }
 }
 
 impl LimitGroup {
-    pub(crate) fn new(limits: Limits, began: Instant) -> LimitGroup {
+    pub(crate) fn new(limits: RateLimits, began: Instant) -> LimitGroup {
         LimitGroup(Arc::new(Shared {
-            state: Mutex::new(State {
+            state: Mutex::new(GroupState {
                 limits,
                 buckets: Default::default(),
                 leaked_ns: 0,
@@ -87,19 +87,19 @@ impl LimitGroup {
         }))
     }
 
-    /// The limits in force.
-    pub fn limits(&self) -> Limits {
+    /// Returns the limits in force.
+    pub fn limits(&self) -> RateLimits {
         self.state().limits
     }
 
-    /// How many disks share it.
+    /// Returns how many disks share it.
     pub fn members(&self) -> usize {
         let state = self.state();
         state.members.iter().filter(|member| member.is_here).count()
     }
 
     /// Puts `limits` in force for all disks of the group, whose workers are woken to adopt them.
-    pub fn set(&self, limits: Limits) {
+    pub fn set(&self, limits: RateLimits) {
         if !self.renew(limits) {
             return;
         }
@@ -116,7 +116,7 @@ impl LimitGroup {
 
     /// Replaces the limits. Returns false if they were in force already. As in QEMU, the buckets begin empty. Reservations and shares
     /// begin anew too, because they are measured in the time that requests took under the old limits, which may have been an hour.
-    fn renew(&self, limits: Limits) -> bool {
+    fn renew(&self, limits: RateLimits) -> bool {
         let mut state = self.state();
         if state.limits == limits {
             return false;
@@ -130,7 +130,7 @@ impl LimitGroup {
         true
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, GroupState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -144,7 +144,7 @@ impl LimitGroup {
 pub(crate) struct Throttle {
     group: LimitGroup,
     member: usize,
-    /// From the disk's clock to that of the buckets.
+    /// Nanoseconds to add to a time on the disk's clock for one on the buckets'.
     ahead_ns: i64,
 }
 
@@ -163,7 +163,7 @@ impl Throttle {
     }
 
     /// Puts `limits` in force for all disks of the group.
-    pub(crate) fn set(&self, limits: Limits) {
+    pub(crate) fn set(&self, limits: RateLimits) {
         self.group.set(limits);
     }
 
@@ -194,7 +194,7 @@ impl Throttle {
         }
     }
 
-    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+    fn try_lock(&self) -> Option<MutexGuard<'_, GroupState>> {
         for _ in 0..LOCK_TRIES {
             match self.group.0.state.try_lock() {
                 Ok(state) => return Some(state),
@@ -216,22 +216,22 @@ impl Drop for Throttle {
 }
 
 #[derive(Debug)]
-struct State {
-    limits: Limits,
+struct GroupState {
+    limits: RateLimits,
     buckets: [Bucket; LimitKind::COUNT],
-    /// Up to then the buckets have leaked.
+    /// Time up to which the buckets have leaked.
     leaked_ns: u64,
-    /// By [`Class`]: the service of the disk that waits and had least. A disk that was idle starts from there.
+    /// The least service of the disks that wait, by [`Class`]. A disk that was idle starts from there.
     least_served: [f64; Class::COUNT],
     /// The disks; one that left leaves its place to the next.
-    members: Vec<Member>,
+    members: Vec<GroupMember>,
 }
 
 /// Units above what has leaked away.
 #[derive(Debug, Clone, Copy, Default)]
 struct Bucket {
     level: f64,
-    /// The same against the burst's own rate.
+    /// Units above what has leaked away at the burst's own rate.
     burst_level: f64,
 }
 
@@ -246,7 +246,7 @@ enum Class {
 impl Class {
     const COUNT: usize = 3;
 
-    /// The classes of a request.
+    /// Returns the classes of a request.
     fn of(is_read: bool) -> [Class; 2] {
         match is_read {
             true => [Class::Total, Class::Read],
@@ -272,13 +272,13 @@ struct Asker {
 
 /// A disk among those that share the buckets.
 #[derive(Debug)]
-struct Member {
+struct GroupMember {
     is_here: bool,
     accounts: [Account; Class::COUNT],
-    /// As [`State::least_served`], between its vrings.
+    /// The least service of its vrings that wait, as [`GroupState::least_served`].
     least_served: [f64; Class::COUNT],
     vrings: Box<[Vring; VRINGS]>,
-    /// Those from here on have never had a request.
+    /// Index of the first vring that has never had a request, nor has any after it.
     vrings_used: usize,
 }
 
@@ -286,32 +286,33 @@ struct Member {
 #[derive(Debug, Clone, Copy, Default)]
 struct Vring {
     accounts: [Account; Class::COUNT],
-    /// When it was told to come with its next request.
-    slot: Option<Slot>,
+    /// The request that it waits with, and the time at which to ask again for it.
+    waiting: Option<WaitingRequest>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Slot {
+struct WaitingRequest {
     due_ns: u64,
     /// The class for which it waits longest.
     class: Class,
     is_read: bool,
-    /// It is admitted when it comes. Otherwise more of the others may come first than can be waited for at once.
+    /// True if it is admitted at `due_ns` in any case. Otherwise it is judged again then: the others that may come first are more
+    /// than it can wait for at once.
     is_reserved: bool,
 }
 
-/// What a disk or a vring has had of the buckets of a class, and may still claim.
+/// The service that a disk or a vring had from the buckets of a class, and what it may still claim.
 #[derive(Debug, Clone, Copy, Default)]
 struct Account {
-    /// In nanoseconds of the bucket that its requests fill most.
+    /// Service, in nanoseconds of the bucket that its requests fill most.
     served: f64,
     /// The cost of its request that waits, if that has a reservation.
     reserved: f64,
-    /// While it waits: until when others leave it room. Otherwise 0.
+    /// Time up to which others leave it room, while it waits; otherwise 0.
     claims_until_ns: u64,
 }
 
-impl Slot {
+impl WaitingRequest {
     fn admits(self, demand: Demand, now_ns: u64) -> bool {
         self.is_reserved && self.due_ns <= now_ns && self.is_read == demand.is_read
     }
@@ -322,8 +323,8 @@ impl Account {
         self.claims_until_ns > now_ns
     }
 
-    /// Returns what this one may have before another one that has had `served`: its request that waits, and more until it has
-    /// had as much.
+    /// Returns the service that this account may have before one that has had `served`: its request that waits, and more until
+    /// it has had as much.
     fn before(&self, served: f64) -> f64 {
         match self.served <= served {
             true => self.reserved.max(served - self.served),
@@ -332,9 +333,9 @@ impl Account {
     }
 }
 
-impl Member {
-    fn new() -> Member {
-        Member {
+impl GroupMember {
+    fn new() -> GroupMember {
+        GroupMember {
             is_here: true,
             accounts: Default::default(),
             least_served: Default::default(),
@@ -351,7 +352,7 @@ impl Member {
         self.vrings_used = 0;
     }
 
-    /// The accounts of its vrings that wait for a class.
+    /// Returns the accounts of its vrings that wait for a class.
     fn claims(&self, class: Class, now_ns: u64) -> impl Iterator<Item = &Account> {
         let at = class as usize;
         let used = match self.accounts[at].claims(now_ns) {
@@ -364,24 +365,24 @@ impl Member {
         accounts.filter(move |account| account.claims(now_ns))
     }
 
-    fn wait(&mut self, vring: usize, slot: Slot, cost: f64) {
-        self.vrings[vring].slot = Some(slot);
-        let account = &mut self.vrings[vring].accounts[slot.class as usize];
-        account.claims_until_ns = slot.due_ns.saturating_add(PATIENCE_NS);
-        account.reserved = if slot.is_reserved { cost } else { 0.0 };
-        self.sum_up(slot.class);
+    fn wait(&mut self, vring: usize, waiting: WaitingRequest, cost: f64) {
+        self.vrings[vring].waiting = Some(waiting);
+        let account = &mut self.vrings[vring].accounts[waiting.class as usize];
+        account.claims_until_ns = waiting.due_ns.saturating_add(PATIENCE_NS);
+        account.reserved = if waiting.is_reserved { cost } else { 0.0 };
+        self.sum_up(waiting.class);
     }
 
-    /// Ends the wait of a vring. Returns its slot, if it had one.
-    fn leave(&mut self, vring: usize) -> Option<Slot> {
-        let slot = self.vrings[vring].slot.take()?;
-        let account = &mut self.vrings[vring].accounts[slot.class as usize];
+    /// Ends the wait of a vring. Returns the request that waited, if one did.
+    fn leave(&mut self, vring: usize) -> Option<WaitingRequest> {
+        let waiting = self.vrings[vring].waiting.take()?;
+        let account = &mut self.vrings[vring].accounts[waiting.class as usize];
         (account.claims_until_ns, account.reserved) = (0, 0.0);
-        self.sum_up(slot.class);
-        Some(slot)
+        self.sum_up(waiting.class);
+        Some(waiting)
     }
 
-    /// A disk waits as long as one of its vrings does.
+    /// Sums up the waits of the vrings: a disk waits as long as one of its vrings does.
     fn sum_up(&mut self, class: Class) {
         let own = &mut self.accounts[class as usize];
         (own.claims_until_ns, own.reserved) = (0, 0.0);
@@ -393,13 +394,13 @@ impl Member {
     }
 }
 
-impl State {
+impl GroupState {
     fn add_member(&mut self) -> usize {
         let free = self.members.iter().position(|member| !member.is_here);
         let place = free.unwrap_or(self.members.len());
         match self.members.get_mut(place) {
             Some(member) => member.is_here = true,
-            None => self.members.push(Member::new()),
+            None => self.members.push(GroupMember::new()),
         }
         place
     }
@@ -414,13 +415,13 @@ impl State {
         self.leak(now_ns);
         let member = &mut self.members[asker.member];
         member.vrings_used = member.vrings_used.max(asker.vring + 1);
-        let slot = member.leave(asker.vring);
-        if !slot.is_some_and(|slot| slot.admits(demand, now_ns))
-            && let Some(slot) = self.judge(asker, demand, now_ns)
+        let waiting = member.leave(asker.vring);
+        if !waiting.is_some_and(|waiting| waiting.admits(demand, now_ns))
+            && let Some(waiting) = self.judge(asker, demand, now_ns)
         {
-            let cost = self.cost(slot.class, demand);
-            self.members[asker.member].wait(asker.vring, slot, cost);
-            return Err(slot.due_ns);
+            let cost = self.cost(waiting.class, demand);
+            self.members[asker.member].wait(asker.vring, waiting, cost);
+            return Err(waiting.due_ns);
         }
         for class in Class::of(demand.is_read) {
             self.serve(asker, class, demand, now_ns);
@@ -428,8 +429,8 @@ impl State {
         Ok(())
     }
 
-    /// Returns when a request may go that has to wait.
-    fn judge(&mut self, asker: Asker, demand: Demand, now_ns: u64) -> Option<Slot> {
+    /// Returns the request as one that waits. `None`: it may go now.
+    fn judge(&mut self, asker: Asker, demand: Demand, now_ns: u64) -> Option<WaitingRequest> {
         let mut longest = None;
         let mut longest_ns = 0.0;
         for class in Class::of(demand.is_read) {
@@ -438,8 +439,8 @@ impl State {
             let wait_ns = self.wait_ns(class, ahead_ns.min(ROOM_NS));
             if wait_ns > longest_ns {
                 longest_ns = wait_ns;
-                longest = Some(Slot {
-                    // A float's cast saturates. At least a nanosecond, or it would ask in vain.
+                longest = Some(WaitingRequest {
+                    // A float's cast saturates. At least a nanosecond, or it would ask too early.
                     due_ns: now_ns.saturating_add((wait_ns as u64).max(1)),
                     class,
                     is_read: demand.is_read,
@@ -450,7 +451,8 @@ impl State {
         longest
     }
 
-    /// One that had nothing to do for a while has no claim to what it did not use.
+    /// Raises the service of a vring that was idle, and of its disk, to the least of those that wait: there is no claim to what
+    /// was not used.
     fn bring_up(&mut self, asker: Asker, class: Class) {
         let at = class as usize;
         let member = &mut self.members[asker.member];
@@ -472,7 +474,7 @@ impl State {
         vrings_ns + disks.map(|other| other.before(served)).sum::<f64>()
     }
 
-    /// The accounts of the other disks that wait for a class.
+    /// Returns the accounts of the other disks that wait for a class.
     fn claims_of_others(
         &self,
         asker: Asker,
@@ -496,7 +498,7 @@ impl State {
         }
     }
 
-    /// Returns how long the fullest of the buckets of a class needs.
+    /// Returns how long the fullest of the buckets of a class needs until it has room.
     fn wait_ns(&self, class: Class, ahead_ns: f64) -> f64 {
         let wait_ns = |kind| self.buckets[kind as usize].wait_ns(self.limits.of(kind), ahead_ns);
         class.kinds().map(wait_ns).into_iter().fold(0.0, f64::max)
@@ -513,7 +515,7 @@ impl State {
         costs.into_iter().fold(0.0, f64::max)
     }
 
-    /// What a request fills into a bucket.
+    /// Returns what a request fills into a bucket.
     fn units(&self, kind: LimitKind, demand: Demand) -> f64 {
         let bytes = demand.bytes as f64;
         match kind {
@@ -552,7 +554,7 @@ impl State {
 }
 
 impl Bucket {
-    /// Returns how long a request waits after which others fill in what takes `ahead_ns` to leak.
+    /// Returns how long a request waits if others first fill in what takes `ahead_ns` to leak.
     fn wait_ns(self, limit: Limit, ahead_ns: f64) -> f64 {
         let Limit {
             average,

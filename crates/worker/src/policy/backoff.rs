@@ -20,7 +20,7 @@ pub(crate) struct ContentionBackoff {
 }
 
 impl ContentionBackoff {
-    /// Whether a check is due: at the start of a spin, and periodically while it lasts.
+    /// Returns true if a check is due: at the start of a spin, and periodically while it lasts.
     #[inline]
     pub(crate) fn wants_check(&self, now_ns: u64) -> bool {
         self.checked_ns
@@ -46,19 +46,19 @@ impl ContentionBackoff {
         }
     }
 
-    /// Whether a rest is or was lately in force, so that the clock has to be read.
+    /// Returns true if a rest is or was lately in force, so that the clock has to be read.
     #[inline]
     pub(crate) fn is_resting(&self) -> bool {
         self.rest_ns > 0
     }
 
-    /// When the rest ends. `None`: the contention seems permanent, and a timer for each sleep would slow down
-    /// the other threads, perhaps this guest's.
+    /// Returns when the rest ends. `None`: the contention seems permanent, and a timer for each sleep would slow down the other
+    /// threads, perhaps this guest's.
     pub(crate) fn until_ns(&self) -> Option<u64> {
         (self.rest_ns < REST_MAX_NS).then_some(self.until_ns)
     }
 
-    /// Whether the worker must not spin now.
+    /// Returns true if the worker must not spin now.
     #[inline]
     pub(crate) fn is_contended(&self, now_ns: u64) -> bool {
         now_ns < self.until_ns

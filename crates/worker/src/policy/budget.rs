@@ -34,7 +34,7 @@ impl Share {
     }
 }
 
-/// How much the workers of a disk may spin, in vain and altogether. `now_ns` is a clock that they share.
+/// How much the workers of a disk may spin, without finding work and altogether. `now_ns` is a clock that they share.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     vain: Share,
@@ -42,7 +42,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Nanoseconds that may be spun now, if all of it turns out to be in vain.
+    /// Returns the nanoseconds that may be spun now, if no work comes.
     pub(crate) fn left_ns(&self, now_ns: u64, tuning: &Tuning) -> u64 {
         // A new budget is full, as if nothing had been spun before.
         let now_ns = now_ns.saturating_add(WINDOW_NS);
@@ -53,7 +53,7 @@ impl Budget {
         }
     }
 
-    /// Nanoseconds in a full budget.
+    /// Returns the nanoseconds in a full budget.
     pub(crate) fn size_ns(tuning: &Tuning) -> u64 {
         let percent = tuning.spin_cpu_max;
         let percent = tuning
@@ -62,7 +62,7 @@ impl Budget {
         WINDOW_NS * u64::from(percent) / 100
     }
 
-    /// Charges `spun_ns` of spinning, of which `vain_ns` were in vain.
+    /// Charges `spun_ns` of spinning, of which `vain_ns` found no work.
     pub(crate) fn spend(&self, now_ns: u64, spun_ns: u64, vain_ns: u64, tuning: &Tuning) {
         let now_ns = now_ns.saturating_add(WINDOW_NS);
         if vain_ns > 0 {

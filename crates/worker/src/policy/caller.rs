@@ -1,10 +1,10 @@
-//! When a guest is called for published requests.
+//! Decides when a guest is called for published requests.
 
 use crate::Coalesce;
 
-/// Whether a published batch needs a call.
+/// The decision about a call for a published batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Call {
+pub(crate) enum CallDecision {
     /// None: the guest does not want one.
     None,
     /// At once.
@@ -34,18 +34,18 @@ impl Caller {
         in_flight: u32,
         coalesce: Coalesce,
         now_ns: impl FnOnce() -> u64,
-    ) -> Call {
+    ) -> CallDecision {
         if !wanted && self.owed == 0 {
-            return Call::None;
+            return CallDecision::None;
         }
         if coalesce.us == 0 || in_flight == 0 {
             self.owed = 0;
-            return Call::Now;
+            return CallDecision::Now;
         }
         self.hold(requests, coalesce, now_ns())
     }
 
-    fn hold(&mut self, requests: u32, coalesce: Coalesce, now_ns: u64) -> Call {
+    fn hold(&mut self, requests: u32, coalesce: Coalesce, now_ns: u64) -> CallDecision {
         if self.owed == 0 {
             self.since_ns = now_ns;
         }
@@ -53,24 +53,24 @@ impl Caller {
         let enough = coalesce.max > 0 && self.owed >= coalesce.max;
         if enough || self.due_ns(coalesce).is_some_and(|due_ns| now_ns >= due_ns) {
             self.owed = 0;
-            return Call::Now;
+            return CallDecision::Now;
         }
-        Call::Later
+        CallDecision::Later
     }
 
-    /// Since when a call is held back, if one is.
+    /// Returns since when a call is held back, if one is.
     #[inline]
     pub(crate) fn held_since_ns(&self) -> Option<u64> {
         (self.owed > 0).then_some(self.since_ns)
     }
 
-    /// When the call that is held back is due, if one is.
+    /// Returns when the call that is held back is due, if one is.
     #[inline]
     pub(crate) fn due_ns(&self, coalesce: Coalesce) -> Option<u64> {
         (self.owed > 0).then(|| self.since_ns.saturating_add(u64::from(coalesce.us) * 1000))
     }
 
-    /// The call was made.
+    /// Notes that the call was made.
     pub(crate) fn clear(&mut self) {
         self.owed = 0;
     }
@@ -78,6 +78,7 @@ impl Caller {
 
 #[cfg(test)]
 mod tests {
+    use super::CallDecision::{Later, Now};
     use super::*;
 
     #[test]
@@ -87,14 +88,14 @@ mod tests {
         const BOTH: Coalesce = Coalesce { us: 50, max: 4 };
         // Coalescing, then batches: wanted, requests, in flight, microseconds since the first.
         type Batch = (bool, u32, u32, u64);
-        let cases: [(&str, Coalesce, &[Batch], &[Call]); 7] = [
+        let cases: [(&str, Coalesce, &[Batch], &[CallDecision]); 7] = [
             (
                 "exact",
                 NONE,
                 &[(true, 1, 9, 0), (false, 1, 9, 0)],
-                &[Call::Now, Call::None],
+                &[Now, CallDecision::None],
             ),
-            ("a lone request", TIME, &[(true, 1, 0, 0)], &[Call::Now]),
+            ("a lone request", TIME, &[(true, 1, 0, 0)], &[Now]),
             (
                 "the last of many",
                 TIME,
@@ -104,13 +105,13 @@ mod tests {
                     (false, 1, 0, 20),
                     (false, 1, 0, 21),
                 ],
-                &[Call::Later, Call::Later, Call::Now, Call::None],
+                &[Later, Later, Now, CallDecision::None],
             ),
             (
                 "time",
                 TIME,
                 &[(true, 1, 9, 0), (false, 1, 9, 49), (false, 1, 9, 50)],
-                &[Call::Later, Call::Later, Call::Now],
+                &[Later, Later, Now],
             ),
             (
                 "number",
@@ -121,19 +122,14 @@ mod tests {
                     (true, 1, 9, 2),
                     (true, 1, 9, 3),
                 ],
-                &[Call::Later, Call::Later, Call::Now, Call::Later],
+                &[Later, Later, Now, Later],
             ),
-            (
-                "a batch that is enough",
-                BOTH,
-                &[(true, 4, 9, 0)],
-                &[Call::Now],
-            ),
-            ("unwanted", BOTH, &[(false, 4, 9, 0)], &[Call::None]),
+            ("a batch that is enough", BOTH, &[(true, 4, 9, 0)], &[Now]),
+            ("unwanted", BOTH, &[(false, 4, 9, 0)], &[CallDecision::None]),
         ];
         for (name, coalesce, batches, expected) in cases {
             let mut caller = Caller::default();
-            let calls: Vec<Call> = batches
+            let calls: Vec<CallDecision> = batches
                 .iter()
                 .map(|&(wanted, requests, in_flight, us)| {
                     caller.published(wanted, requests, in_flight, coalesce, || us * 1000)
@@ -147,7 +143,7 @@ mod tests {
     fn switching_coalescing_off_sends_the_held_call() {
         let mut caller = Caller::default();
         let held = Coalesce { us: 50, max: 0 };
-        assert_eq!(caller.published(true, 1, 9, held, || 7000), Call::Later);
+        assert_eq!(caller.published(true, 1, 9, held, || 7000), Later);
         assert_eq!(caller.due_ns(held), Some(57_000));
         assert_eq!(caller.due_ns(Coalesce::default()), Some(7000), "at once");
         caller.clear();

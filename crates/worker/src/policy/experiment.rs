@@ -54,12 +54,12 @@ pub(crate) struct Spent {
 }
 
 impl Spent {
-    /// Average number of cores that were busy.
+    /// Returns the average number of cores that were busy.
     pub(crate) fn cores(&self) -> f32 {
         self.cpu_ns as f32 / self.wall_ns.max(1) as f32
     }
 
-    /// Share of the time in which this thread waited for a core.
+    /// Returns the share of the time in which this thread waited for a core.
     pub(crate) fn waited(&self) -> f32 {
         self.waited_ns as f32 / self.wall_ns.max(1) as f32
     }
@@ -88,7 +88,7 @@ pub(crate) struct Gain {
 
 /// Results of an experiment so far.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Finding {
+pub(crate) struct ExperimentResult {
     pub(crate) rounds: usize,
     /// There will be no further round.
     pub(crate) is_last: bool,
@@ -99,10 +99,9 @@ pub(crate) struct Finding {
     pub(crate) other: Spent,
 }
 
-impl Finding {
-    /// The verdict as soon as it is clear: whether the other arm gains at least `needed`. After the last round
-    /// the median decides. An arm that is not in force yet (`current` is) must also win three quarters of the
-    /// rounds.
+impl ExperimentResult {
+    /// Returns the verdict as soon as it is clear: whether the other arm gains at least `needed`. After the last round the median
+    /// decides. An arm that is not in force yet (`current` is) must also win three quarters of the rounds.
     pub(crate) fn judge(&self, gain: &Gain, needed: f32, current: Arm) -> Option<Arm> {
         let (low, high) = gain.spread;
         let holds = gain.share >= needed && (current == Arm::Other || low > 0.0);
@@ -116,7 +115,7 @@ impl Finding {
     }
 }
 
-/// An experiment that is repeated for ever.
+/// An experiment that is repeated without end.
 #[derive(Debug)]
 pub(crate) struct Experiment {
     lasts: Stretch,
@@ -144,7 +143,7 @@ pub(crate) struct Experiment {
 const ROUND: [Arm; 4] = [Arm::Plain, Arm::Other, Arm::Other, Arm::Plain];
 
 impl Experiment {
-    /// An experiment that begins at once. The plain arm is in force until the first verdict.
+    /// Makes an experiment that begins at once. The plain arm is in force until the first verdict.
     pub(crate) fn new(lasts: Stretch) -> Experiment {
         Experiment {
             lasts,
@@ -162,7 +161,7 @@ impl Experiment {
         }
     }
 
-    /// The arm to use now.
+    /// Returns the arm to use now.
     #[inline]
     pub(crate) fn arm(&self) -> Arm {
         match self.stretch {
@@ -171,7 +170,7 @@ impl Experiment {
         }
     }
 
-    /// The latest verdict.
+    /// Returns the latest verdict.
     pub(crate) fn verdict(&self) -> Arm {
         self.verdict
     }
@@ -181,7 +180,7 @@ impl Experiment {
         self.stretch.is_some()
     }
 
-    /// Whether `spent`, counted since the last [`pass`](Experiment::pass), completes a stretch or a window.
+    /// Returns true if `spent`, counted since the last [`pass`](Experiment::pass), completes a stretch or a window.
     #[inline]
     pub(crate) fn wants(&self, spent: &Spent) -> bool {
         match self.stretch {
@@ -193,7 +192,7 @@ impl Experiment {
 
     /// Ends a stretch or a window. With the last stretch of a round it returns the results so far. The next
     /// round follows unless the caller [decides](Experiment::decide).
-    pub(crate) fn pass(&mut self, now_ns: u64, spent: Spent) -> Option<Finding> {
+    pub(crate) fn pass(&mut self, now_ns: u64, spent: Spent) -> Option<ExperimentResult> {
         let Some(stretch) = self.stretch else {
             self.rest(now_ns, spent);
             return None;
@@ -262,13 +261,13 @@ impl Experiment {
         self.verdict = arm;
     }
 
-    fn finding(&self) -> Finding {
+    fn finding(&self) -> ExperimentResult {
         let rounds = self.rounds.get(..self.done).unwrap_or_default();
-        let mut found = Finding {
+        let mut found = ExperimentResult {
             rounds: self.done,
             is_last: self.done >= ROUNDS,
             response: gain(rounds, |spent| spent.held_ns),
-            ..Finding::default()
+            ..ExperimentResult::default()
         };
         for [plain, other] in rounds {
             found.plain.add(*plain);
@@ -278,7 +277,7 @@ impl Experiment {
     }
 }
 
-/// The other arm's saving of a cost.
+/// Returns the other arm's saving of a cost.
 fn gain(rounds: &[[Spent; 2]], cost: impl Fn(&Spent) -> u64) -> Gain {
     let per_request = |spent: &Spent| cost(spent) as f32 / spent.requests.max(1) as f32;
     let mut all = [0.0; ROUNDS];
@@ -307,13 +306,13 @@ mod tests {
         max_ns: 20 * MS,
     };
 
-    /// Number of stretches until the verdict, for a load in which `takes` returns the nanoseconds per request
-    /// of an arm in a stretch.
+    /// Runs an experiment. Returns the number of stretches until the verdict, for a load in which `takes` returns the nanoseconds
+    /// per request of an arm in a stretch.
     fn find(
         experiment: &mut Experiment,
         now_ns: &mut u64,
         takes: impl Fn(Arm, u64) -> u64,
-    ) -> (Finding, u64) {
+    ) -> (ExperimentResult, u64) {
         for stretch in 0.. {
             let wall_ns = LASTS.requests * takes(experiment.arm(), stretch);
             *now_ns += wall_ns;
@@ -402,10 +401,10 @@ mod tests {
             (8, -0.01, 0.06, 0.3, Other, Some(Other)),
             (8, 0.01, 0.04, 0.3, Other, Some(Plain)),
         ] {
-            let found = Finding {
+            let found = ExperimentResult {
                 rounds,
                 is_last: rounds == ROUNDS,
-                ..Finding::default()
+                ..ExperimentResult::default()
             };
             let spread = (low, high);
             let verdict = found.judge(&Gain { share, spread }, 0.05, current);
@@ -479,6 +478,6 @@ mod tests {
         assert_eq!(stretches, 7);
         experiment.decide(now_ns, Arm::Plain);
         let rested = rest(&mut experiment, &mut now_ns, 10_000) / MS;
-        assert!(rested < 500, "an hour's pause is no part of it: {rested}");
+        assert!(rested < 500, "an hour's pause does not count: {rested}");
     }
 }

@@ -11,8 +11,8 @@ mod trial;
 
 pub(crate) use backoff::ContentionBackoff;
 pub(crate) use budget::Budget;
-pub(crate) use caller::{Call, Caller};
-pub(crate) use experiment::{Arm, Experiment, Finding, Gain, Spent, Stretch};
-pub(crate) use pacer::{LapWork, Pace, Pacer, PacerContext, Scheduled};
+pub(crate) use caller::{CallDecision, Caller};
+pub(crate) use experiment::{Arm, Experiment, ExperimentResult, Gain, Spent, Stretch};
+pub(crate) use pacer::{LapWait, LapWork, Pacer, PacerContext, Scheduled};
 pub(crate) use rate::RateBucket;
 pub(crate) use trial::{Comparison, Trial};

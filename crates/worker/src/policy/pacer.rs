@@ -1,15 +1,15 @@
-//! Whether a worker without work spins or sleeps.
+//! Decides if a worker without work spins or sleeps.
 //!
 //! While requests arrive fast enough (`RateBucket`) a trial compares spinning with sleeping on this load, again and again
-//! (`Trial`): what it gains, and how much CPU time it costs. If spinning pays, the worker spins in each gap for as long as gaps of
-//! this kind lately took (`Window`), within the budget. Otherwise it sleeps at once.
+//! (`Trial`): what it gains, and how much CPU time it costs. If spinning pays, the worker spins in each gap for as long as gaps
+//! of this kind lately took (`Window`), within the budget. Otherwise it sleeps at once.
 
 use std::time::Duration;
 
 use super::{Arm, Budget, Comparison, Gain, RateBucket, Spent, Trial};
 use crate::Tuning;
 use crate::counter::add;
-use crate::stats::{Mode, Stats, Tried};
+use crate::stats::{Stats, TrialResult, WaitState};
 
 /// Laps without work before the clock is read: before a gap begins, during a spin, and before a sleep if
 /// spinning does not pay.
@@ -36,7 +36,7 @@ pub(crate) struct LapWork {
 }
 
 impl LapWork {
-    /// Whether the lap had work.
+    /// Returns true if the lap had work.
     #[inline]
     pub(crate) fn any(self) -> bool {
         self.arrived + self.ended > 0
@@ -45,7 +45,7 @@ impl LapWork {
 
 /// How to wait for the next lap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pace {
+pub(crate) enum LapWait {
     /// Run the next lap at once.
     Spin,
     /// Arm the vrings, check them once more, and sleep until this time.
@@ -86,7 +86,7 @@ enum GapPhase {
 enum Reason {
     /// Requests arrive too slowly.
     Slow,
-    /// It does not pay.
+    /// Spinning does not pay.
     Vain,
     Budget,
 }
@@ -135,7 +135,7 @@ pub(crate) struct Pacer {
     /// When the clock was last read, and ops in flight since.
     at_ns: u64,
     in_flight: u32,
-    /// Whether spinning is considered, and why not otherwise.
+    /// `Ok` if spinning is considered; otherwise why it is not.
     spins: Result<(), Reason>,
     /// The budget was found empty. It has to be nearly full before it is used again.
     is_exhausted: bool,
@@ -164,12 +164,12 @@ impl Pacer {
         }
     }
 
-    /// The tuning has changed: each load is tried again.
+    /// Notes that the tuning has changed: each load is tried again.
     pub(crate) fn retuned(&mut self) {
         self.trial.reconsider();
     }
 
-    /// Others decide how the worker waits from now on. What it spun until now is not charged when it comes back.
+    /// Notes that others decide how the worker waits from now on. What it spun until now is not charged when it comes back.
     pub(crate) fn leave(&mut self) {
         self.phase = GapPhase::Asleep;
     }
@@ -177,7 +177,7 @@ impl Pacer {
     /// Counts a lap. `None`: [`Pacer::decide`] must be called, which needs the time. Most laps of a busy worker
     /// and most laps of a spin need no clock.
     #[inline]
-    pub(crate) fn note_lap(&mut self, work: LapWork) -> Option<Pace> {
+    pub(crate) fn note_lap(&mut self, work: LapWork) -> Option<LapWait> {
         let tries = self.trial.is_under_way();
         if work.any() {
             self.spent.peak = self.spent.peak.max(work.in_flight).max(work.ended);
@@ -189,8 +189,8 @@ impl Pacer {
             self.laps = self.laps.wrapping_add(1);
             let is_check = self.laps.is_multiple_of(CHECK_LAPS);
             return (!is_check).then_some(match work.more {
-                true => Pace::Spin,
-                false => Pace::Sleep,
+                true => LapWait::Spin,
+                false => LapWait::Sleep,
             });
         }
         if !work.any() {
@@ -200,13 +200,13 @@ impl Pacer {
                 GapPhase::Spin => !self.laps.is_multiple_of(CHECK_LAPS),
                 GapPhase::Asleep => false,
             };
-            return spins.then_some(Pace::Spin);
+            return spins.then_some(LapWait::Spin);
         }
         if tries || self.phase != GapPhase::Busy || self.spins.is_err() {
             return None;
         }
         (self.laps, self.waits_for_disk) = (0, work.in_flight > 0);
-        Some(Pace::Spin)
+        Some(LapWait::Spin)
     }
 
     /// Decides what to do after a lap for which `note_lap` returned `None`. `scheduled` reads the counters of this
@@ -217,7 +217,7 @@ impl Pacer {
         now_ns: u64,
         context: PacerContext<'_>,
         scheduled: impl FnOnce() -> Scheduled,
-    ) -> Pace {
+    ) -> LapWait {
         let arrived = std::mem::take(&mut self.arrived);
         let ended = std::mem::take(&mut self.ended);
         self.rate.add(now_ns, arrived, context.tuning.spin_rate_min);
@@ -230,7 +230,7 @@ impl Pacer {
         }
         self.judge(now_ns, context);
         if work.more {
-            return Pace::Spin;
+            return LapWait::Spin;
         }
         if self.spins.is_err() {
             self.end_vain_spin(now_ns, context);
@@ -238,53 +238,54 @@ impl Pacer {
         }
         let window_ns = self.window().ns;
         match self.phase {
-            GapPhase::Busy if work.any() => Pace::Spin,
+            GapPhase::Busy if work.any() => LapWait::Spin,
             GapPhase::Busy => self.begin(now_ns, context),
-            GapPhase::Spin if self.gap_ns(now_ns) < window_ns => Pace::Spin,
+            GapPhase::Spin if self.gap_ns(now_ns) < window_ns => LapWait::Spin,
             GapPhase::Spin => {
                 self.end_vain_spin(now_ns, context);
                 self.sleep(now_ns, context)
             }
-            GapPhase::Asleep => Pace::Sleep,
+            GapPhase::Asleep => LapWait::Sleep,
         }
     }
 
     /// Begins a gap: some laps had no work.
-    fn begin(&mut self, now_ns: u64, context: PacerContext<'_>) -> Pace {
+    fn begin(&mut self, now_ns: u64, context: PacerContext<'_>) -> LapWait {
         self.since_ns = now_ns;
         let window_ns = self.window().ns;
         if window_ns == 0 || !self.has_budget(window_ns, now_ns, context) {
             return self.sleep(now_ns, context);
         }
         self.phase = GapPhase::Spin;
-        context.stats.set_mode(Mode::Spins);
-        Pace::Spin
+        context.stats.set_mode(WaitState::Spins);
+        LapWait::Spin
     }
 
-    /// Like [`Pacer::decide`], for a lap after which the worker sleeps in any case: the time asleep is no spin.
+    /// Decides like [`Pacer::decide`], for a lap after which the worker sleeps in any case: the time asleep does not count as a
+    /// spin.
     pub(crate) fn rest(
         &mut self,
         work: LapWork,
         now_ns: u64,
         context: PacerContext<'_>,
         scheduled: impl FnOnce() -> Scheduled,
-    ) -> Pace {
+    ) -> LapWait {
         let _ = self.decide(work, now_ns, context, scheduled);
         self.end_vain_spin(now_ns, context);
         self.sleep(now_ns, context)
     }
 
-    fn sleep(&mut self, now_ns: u64, context: PacerContext<'_>) -> Pace {
+    fn sleep(&mut self, now_ns: u64, context: PacerContext<'_>) -> LapWait {
         if self.phase == GapPhase::Busy {
             self.since_ns = now_ns;
         }
         self.phase = GapPhase::Asleep;
-        context.stats.set_mode(Mode::Sleeps);
-        Pace::Sleep
+        context.stats.set_mode(WaitState::Sleeps);
+        LapWait::Sleep
     }
 
-    /// Whether the budget suffices if the spin turns out to be in vain. A budget that was found empty is not
-    /// used until it is nearly full.
+    /// Returns true if the budget suffices for a spin that finds no work. A budget that was found empty is not used until it is
+    /// nearly full.
     fn has_budget(&mut self, spin_ns: u64, now_ns: u64, context: PacerContext<'_>) -> bool {
         let left_ns = context.budget.left_ns(now_ns, context.tuning);
         if left_ns < spin_ns {
@@ -406,7 +407,7 @@ impl Pacer {
         now_ns.saturating_sub(self.since_ns)
     }
 
-    /// Ends a spin in vain.
+    /// Ends a spin that found no work.
     fn end_vain_spin(&mut self, now_ns: u64, context: PacerContext<'_>) {
         if self.phase == GapPhase::Spin {
             let spun_ns = self.gap_ns(now_ns);
@@ -466,7 +467,7 @@ fn verdict(found: &Comparison, current: Arm, spin_worth: u32, is_bound: bool) ->
 fn publish(verdict: &Verdict, now_ns: u64, stats: &Stats) {
     add(&stats.experiments, 1);
     let (low, high) = verdict.gain.spread;
-    stats.set_tried(Tried {
+    stats.set_tried(TrialResult {
         spins: verdict.arm == Arm::Other,
         gain: [verdict.gain.share, low, high],
         cores: verdict.cores,

@@ -1,4 +1,4 @@
-//! Whether requests arrive fast enough for spinning to be considered.
+//! Decides if requests arrive fast enough for spinning to be considered.
 
 /// Level at which the rate counts as fast: a few requests are not a load yet.
 const FAST: u64 = 8;
@@ -39,7 +39,7 @@ impl RateBucket {
         }
     }
 
-    /// Whether requests arrive fast enough.
+    /// Returns true if requests arrive fast enough.
     #[inline]
     pub(crate) fn is_fast(&self) -> bool {
         self.is_fast
@@ -50,7 +50,7 @@ impl RateBucket {
 mod tests {
     use super::*;
 
-    /// Whether the rate is fast after a second of requests at this interval, in groups of this size.
+    /// Returns true if the rate is fast after a second of requests at this interval, in groups of this size.
     fn fast_after(gap_us: u64, group: u32, rate_min: u32) -> bool {
         let mut bucket = RateBucket::default();
         for at_us in (0..1_000_000).step_by(gap_us as usize) {

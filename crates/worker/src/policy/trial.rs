@@ -26,7 +26,7 @@ const KINDS: usize = 6;
 
 /// A kind of load, and what is known of it.
 #[derive(Debug, Clone, Copy, Default)]
-struct Kind {
+struct LoadKind {
     /// With each way about as many ops are in flight at once, give or take a factor of 2.5. 0: nothing is known yet.
     peaks: [u32; 2],
     /// `None`: it was not tried yet.
@@ -59,7 +59,7 @@ pub(crate) struct Trial {
     /// Windows of each way, and how many are counted of the present one.
     windows: [[Spent; WINDOWS]; 2],
     counted: usize,
-    kinds: [Kind; KINDS],
+    kinds: [LoadKind; KINDS],
     kind: usize,
     /// The kind that the next unknown one replaces.
     oldest: usize,
@@ -79,7 +79,7 @@ impl Trial {
             at_ns: 0,
             windows: [[Spent::default(); WINDOWS]; 2],
             counted: 0,
-            kinds: [Kind::default(); KINDS],
+            kinds: [LoadKind::default(); KINDS],
             kind: 0,
             oldest: 1,
             first: None,
@@ -88,7 +88,7 @@ impl Trial {
         }
     }
 
-    /// The way in force now. Plain: sleep. Other: spin.
+    /// Returns the way in force now. Plain: sleep. Other: spin.
     #[inline]
     pub(crate) fn arm(&self) -> Arm {
         match (self.step, self.verdict) {
@@ -98,7 +98,7 @@ impl Trial {
         }
     }
 
-    /// The latest verdict on this kind of load.
+    /// Returns the latest verdict on this kind of load.
     pub(crate) fn verdict(&self) -> Arm {
         self.verdict
     }
@@ -199,7 +199,7 @@ impl Trial {
         self.kinds.iter_mut().for_each(|kind| kind.next_ns = 0);
     }
 
-    /// A window between two trials.
+    /// Passes a window between two trials.
     fn rest(&mut self, now_ns: u64, spent: Spent) {
         let first = *self.first.get_or_insert(spent);
         // A neighbour on the core lowers it twice: requests become fewer, and the worker waits for the core.
@@ -220,14 +220,14 @@ impl Trial {
         }
     }
 
-    /// The load is of another kind. One that was not tried yet is served as the last.
+    /// Notes that the load is of another kind. One that was not tried yet is served as the last.
     fn become_kind(&mut self, now_ns: u64, arm: usize, peak: u32) {
         let mut kinds = self.kinds.iter();
         let known = kinds.position(|kind| is_like(kind.peaks[arm], peak));
         self.kind = known.unwrap_or(self.oldest);
         if known.is_none() {
             self.oldest = (self.oldest + 1) % KINDS;
-            self.kinds[self.kind] = Kind::default();
+            self.kinds[self.kind] = LoadKind::default();
             self.kinds[self.kind].peaks[arm] = peak;
         }
         self.settled_ns = self.settled_ns.max(now_ns + BEGIN_NS);
@@ -238,7 +238,7 @@ impl Trial {
         }
     }
 
-    /// The way in force is another one.
+    /// Notes that the way in force is another one.
     fn settle(&mut self, now_ns: u64) {
         self.settled_ns = now_ns
             + match self.arm() {
@@ -275,7 +275,7 @@ impl Comparison {
         self.gain(|spent| spent.wall_ns as f32 / spent.requests.max(1) as f32)
     }
 
-    /// Whether each window of one way had more requests than any of the other.
+    /// Returns true if each window of one way had more requests than any of the other.
     pub(crate) fn asks_otherwise(&self) -> bool {
         let rates = |windows: &[Spent; WINDOWS]| {
             sorted(windows, |spent| {
@@ -286,9 +286,9 @@ impl Comparison {
         fastest < least || most < slowest
     }
 
-    /// What spinning saves of the response time. The wake-up before a request is taken cannot be seen: it counts as much as
-    /// the one after its end, which spinning saves as well. It counts `wake_ns` where requests take less time than that,
-    /// because those end where they are submitted.
+    /// Returns the share of the response time that spinning saves. The wake-up before a request is taken cannot be seen: it
+    /// counts as much as the one after its end, which spinning saves as well. It counts `wake_ns` where requests take less time
+    /// than that, because those end where they are submitted.
     pub(crate) fn of_response(&self, wake_ns: u64) -> Gain {
         let held = |spent: &Spent| spent.held_ns as f32 / spent.requests.max(1) as f32;
         let asleep = middle(&self.plain, held);
@@ -303,7 +303,7 @@ impl Comparison {
         })
     }
 
-    /// The saving of a cost: of the medians, and of the quartiles that lie closest and farthest.
+    /// Returns the saving of a cost: of the medians, and of the quartiles that lie closest and farthest.
     fn gain(&self, cost: impl Fn(&Spent) -> f32) -> Gain {
         let [plain, other] = [&self.plain, &self.other].map(|windows| sorted(windows, &cost));
         let share = |from: usize, to: usize| {
@@ -353,7 +353,7 @@ mod tests {
             }
         }
 
-        /// One window. Spinning wins if it has the higher rate.
+        /// Passes one window. Spinning wins if it has the higher rate.
         fn window(&mut self, load: &Load) -> bool {
             self.now_ns += WINDOW_NS;
             let rate = load.rates[self.trial.arm() as usize];

@@ -38,7 +38,7 @@ impl<const SUB_LOG: u32, const BUCKETS: usize> Histogram<SUB_LOG, BUCKETS> {
         }
     }
 
-    /// A snapshot.
+    /// Returns a snapshot.
     pub(crate) fn read(&self) -> Distribution {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Distribution {
@@ -49,7 +49,7 @@ impl<const SUB_LOG: u32, const BUCKETS: usize> Histogram<SUB_LOG, BUCKETS> {
     }
 }
 
-/// The bucket of a time. The first `1 << sub_log` units have one bucket each; every octave above has as many.
+/// Returns the bucket of a time. The first `1 << sub_log` units have one bucket each; every octave above has as many.
 ///
 /// With four buckets per octave: 0–31 ns is 0, 96–127 ns is 3, 128–159 ns is 4, 224–255 ns is 7, and 256–319 ns
 /// is 8.
@@ -65,7 +65,7 @@ fn bucket_of(ns: u64, sub_log: u32) -> usize {
     (u64::from(octave) * sub + (units >> octave)) as usize
 }
 
-/// The lower bound of a bucket.
+/// Returns the lower bound of a bucket.
 fn start_of(bucket: usize, sub_log: u32) -> u64 {
     let (bucket, sub) = (bucket as u64, 1u64 << sub_log);
     if bucket < sub {
@@ -84,19 +84,19 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Number of times that were added.
+    /// Returns the number of times that were added.
     pub fn count(&self) -> u64 {
         self.counts
             .iter()
             .fold(0, |sum: u64, n| sum.wrapping_add(*n))
     }
 
-    /// Sum of the times.
+    /// Returns the sum of the times.
     pub fn sum_ns(&self) -> u64 {
         self.sum_ns
     }
 
-    /// Mean of the times. `None`: the histogram is empty.
+    /// Returns the mean of the times. `None`: the histogram is empty.
     pub fn mean_ns(&self) -> Option<f64> {
         match self.count() {
             0 => None,
@@ -104,8 +104,8 @@ impl Distribution {
         }
     }
 
-    /// The time that this share of the times does not exceed, interpolated within its bucket. `None`: the
-    /// histogram is empty.
+    /// Returns the time that this share of the times does not exceed, interpolated within its bucket. `None`: the histogram is
+    /// empty.
     pub fn quantile_ns(&self, share: f64) -> Option<f64> {
         let count = self.count();
         if count == 0 {
@@ -129,14 +129,14 @@ impl Distribution {
         Some(start_of(self.counts.len(), self.sub_log) as f64)
     }
 
-    /// Number of times below a power of two of nanoseconds, from 256 up. Exact, since buckets begin there.
+    /// Returns the number of times below a power of two of nanoseconds, from 256 up. Exact, since buckets begin there.
     pub fn below_ns(&self, power: u32) -> u64 {
         let first_above = bucket_of(1 << power, self.sub_log);
         let below = self.counts.iter().take(first_above);
         below.fold(0, |sum: u64, n| sum.wrapping_add(*n))
     }
 
-    /// The buckets that are not empty: lower bound in nanoseconds, and count.
+    /// Returns the buckets that are not empty: lower bound in nanoseconds, and count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> {
         let counts = self.counts.iter().enumerate().filter(|(_, n)| **n > 0);
         counts.map(|(bucket, n)| (start_of(bucket, self.sub_log), *n))

@@ -21,7 +21,7 @@ pub enum Category {
 }
 
 impl Category {
-    /// Its name in output.
+    /// Returns its name in output.
     pub fn name(self) -> &'static str {
         match self {
             Category::Read => "read",
@@ -44,7 +44,7 @@ impl Kind {
     const FLUSH: Kind = Kind(2 * CLASSES as u8);
     const OTHER: Kind = Kind(2 * CLASSES as u8 + 1);
 
-    /// All kinds, in order.
+    /// Returns all kinds, in order.
     pub fn all() -> impl Iterator<Item = Kind> {
         (0..Kind::COUNT as u8).map(Kind)
     }
@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// Its direction.
+    /// Returns its direction.
     pub fn way(self) -> Category {
         match self {
             Kind::FLUSH => Category::Flush,
@@ -69,7 +69,7 @@ impl Kind {
         }
     }
 
-    /// The name of its size class: the largest size in it.
+    /// Returns the name of its size class: the largest size in it.
     pub fn size(self) -> &'static str {
         const NAMES: [&str; CLASSES] = ["4K", "16K", "64K", "256K", "larger"];
         match self.way() {
@@ -89,7 +89,7 @@ impl Kind {
         usize::from(self.0)
     }
 
-    /// Its index among the kinds whose requests may be split.
+    /// Returns its index among the kinds whose requests may be split.
     #[inline]
     pub(crate) fn split_index(self) -> Option<usize> {
         let above = self.class().checked_sub(CLASSES - SPLIT_CLASSES)?;
@@ -101,7 +101,7 @@ impl Kind {
     }
 }
 
-/// The classes are powers of four: the class is how often four divides the length in 4 KiB blocks.
+/// Returns the size class. The classes are powers of four: the class is how often four divides the length in 4 KiB blocks.
 #[inline]
 fn class_of(len_bytes: u64) -> u8 {
     match (len_bytes.saturating_sub(1) >> 12).checked_ilog2() {
@@ -119,9 +119,9 @@ pub enum ErrorKind {
     Space,
     /// Its data was outside guest memory.
     Memory,
-    /// It was not valid for this disk: out of range, of a wrong length, or a write to a read-only disk.
+    /// The request was not valid for this disk: out of range, of a wrong length, or a write to a read-only disk.
     Invalid,
-    /// Its type is not supported by this disk, or was found to be unsupported by its store.
+    /// The request's type is not supported by this disk, or was found to be unsupported by its store.
     Unsupported,
     /// The chain was too broken to carry a status.
     Broken,
@@ -138,7 +138,7 @@ impl ErrorKind {
         ErrorKind::Broken,
     ];
 
-    /// Its name in output.
+    /// Returns its name in output.
     pub fn name(self) -> &'static str {
         match self {
             ErrorKind::Store => "store",
@@ -150,7 +150,7 @@ impl ErrorKind {
         }
     }
 
-    /// The kind for an op that failed.
+    /// Returns the kind for an op that failed.
     pub(crate) fn of_errno(errno: i32) -> ErrorKind {
         use rustix::io::Errno;
         match Errno::from_raw_os_error(errno) {
@@ -161,7 +161,7 @@ impl ErrorKind {
         }
     }
 
-    /// The kind for a request that was refused.
+    /// Returns the kind for a request that was refused.
     pub(crate) fn of_status(status: Status) -> ErrorKind {
         match status {
             Status::Unsupp => ErrorKind::Unsupported,

@@ -1,8 +1,8 @@
-//! When a worker reads the clock.
+//! Decides when a worker reads the clock.
 
 use std::time::Instant;
 
-/// Of this many laps with work, the first few are timed if requests complete inline: reading the clock costs a
+/// Laps with work, of which the first few are timed if requests complete inline: reading the clock costs a
 /// third of such a request. Several successive laps are timed, since the time between two of them bounds how
 /// long a chain waited.
 const LAPS: u32 = 512;
@@ -64,7 +64,7 @@ impl Laps {
         }
     }
 
-    /// The time of this lap.
+    /// Returns the time of this lap.
     #[inline]
     pub(crate) fn now_ns(&mut self) -> u64 {
         if !self.fresh {
@@ -80,38 +80,38 @@ impl Laps {
         ns.max(1)
     }
 
-    /// Whether the length of this lap is to be recorded.
+    /// Returns true if the length of this lap is to be recorded.
     #[inline]
     pub(crate) fn is_timed(&self) -> bool {
         self.timed
     }
 
-    /// A request completed inline in a timed lap.
+    /// Notes that a request completed inline in a timed lap.
     pub(crate) fn note_spot(&mut self) {
         self.now_ns();
         self.spot = true;
     }
 
-    /// Length of this lap so far, if it is to be recorded.
+    /// Returns the length of this lap so far, if it is to be recorded.
     #[inline]
     pub(crate) fn length_ns(&self) -> Option<u64> {
         self.spot.then(|| self.read().saturating_sub(self.now_ns))
     }
 
-    /// The time of this lap, if the clock was read.
+    /// Returns the time of this lap, if the clock was read.
     #[inline]
     pub(crate) fn known_ns(&self) -> Option<u64> {
         self.fresh.then_some(self.now_ns)
     }
 
-    /// Whether the previous lap had no work, or the worker has slept since. A chain that was not in the ring
-    /// then has just arrived, or has woken the worker.
+    /// Returns true if the previous lap had no work, or the worker has slept since. A chain that was not in the ring then has
+    /// just arrived, or has woken the worker.
     #[inline]
     pub(crate) fn was_idle(&self) -> bool {
         self.idle
     }
 
-    /// A chain was taken in a timed lap. The first one of some laps is timed by itself.
+    /// Notes that a chain was taken in a timed lap. The first one of some laps is timed by itself.
     #[cold]
     pub(crate) fn taking(&mut self) {
         self.now_ns();
@@ -120,18 +120,18 @@ impl Laps {
         self.taken_ns = wanted.then(|| self.read());
     }
 
-    /// How long the planning of the current request took, if it is timed.
+    /// Returns how long the planning of the current request took, if it is timed.
     pub(crate) fn plan_ns(&mut self) -> Option<u64> {
         let taken_ns = self.taken_ns.take()?;
         Some(self.read().saturating_sub(taken_ns))
     }
 
-    /// Whether to time the publishing of this request.
+    /// Returns true if the publishing of this request is to be timed.
     pub(crate) fn wants_publish(&mut self) -> bool {
         std::mem::take(&mut self.probe.publish)
     }
 
-    /// A lap with work has ended, and has not slept yet.
+    /// Notes that a lap with work has ended, and has not slept yet.
     #[inline]
     pub(crate) fn worked(&mut self) {
         if !self.on {
@@ -151,14 +151,14 @@ impl Laps {
         self.idle = false;
     }
 
-    /// A lap without work has ended.
+    /// Notes that a lap without work has ended.
     #[inline]
     pub(crate) fn idled(&mut self) {
         self.fresh = false;
         self.idle = true;
     }
 
-    /// The worker has slept.
+    /// Notes that the worker has slept.
     pub(crate) fn slept(&mut self) {
         if self.on {
             self.idle = true;
@@ -187,7 +187,7 @@ impl Laps {
 mod tests {
     use super::*;
 
-    /// How many of `laps` were timed, with or without a sleep after each.
+    /// Returns how many of `laps` were timed, with or without a sleep after each.
     fn timed(laps: u32, sleep: bool, on: bool) -> u32 {
         let mut clock = Laps::new(Instant::now(), on);
         (0..laps)

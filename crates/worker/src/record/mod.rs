@@ -20,7 +20,7 @@ pub use kind::{Category, ErrorKind, Kind};
 pub(crate) use laps::Laps;
 pub(crate) use recorder::{Recorder, RingCheck, RingState};
 pub(crate) use vring::VringEvent;
-pub use vring::{Stage, Stalled, VringRecord};
+pub use vring::{Stage, StalledRequests, VringRecord};
 
 use crate::Totals;
 
@@ -33,7 +33,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// An empty set.
+    /// Makes an empty set.
     pub(crate) fn new(recording: Recording) -> Records {
         Records {
             on: recording == Recording::On,
@@ -41,7 +41,7 @@ impl Records {
         }
     }
 
-    /// Whether times are recorded, and [`Records::all`] shows them.
+    /// Returns true if times are recorded, and [`Records::all`] shows them.
     pub fn is_on(&self) -> bool {
         self.on
     }
@@ -59,15 +59,15 @@ impl Records {
             .for_each(|record| record.add_to(totals));
     }
 
-    /// The stalled requests of each vring. Recorded even if times are not.
-    pub fn stalled(&self) -> Vec<(u16, Stalled)> {
+    /// Returns the stalled requests of each vring. Recorded even if times are not.
+    pub fn stalled(&self) -> Vec<(u16, StalledRequests)> {
         let vrings = self.lock();
         let each = vrings.iter();
         each.filter_map(|(index, record)| Some((*index, record.stalled()?)))
             .collect()
     }
 
-    /// Number of held requests.
+    /// Returns the number of held requests.
     pub(crate) fn held(&self) -> u64 {
         let stalled = self.stalled();
         stalled
@@ -76,7 +76,7 @@ impl Records {
             .sum()
     }
 
-    /// A writer for a vring of this size that starts.
+    /// Makes a writer for a vring of this size that starts.
     pub(crate) fn recorder(&self, index: u16, vring_size: u16) -> Recorder {
         let mut vrings = self.lock();
         let record = vrings
@@ -90,7 +90,7 @@ impl Records {
     }
 }
 
-/// Whether workers record times.
+/// What workers record.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Recording {
     /// Counts and times.

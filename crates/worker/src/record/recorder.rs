@@ -7,11 +7,11 @@ use cleave_blk::{Request, Segment, Status, Verb};
 use cleave_guest::Memory;
 
 use super::zeroes::{Sampler, is_zero};
-use super::{ErrorKind, Kind, Laps, Stalled, VringEvent, VringRecord};
+use super::{ErrorKind, Kind, Laps, StalledRequests, VringEvent, VringRecord};
 use crate::counter::add;
 use crate::slots::Ended;
 
-/// Whether a lap left chains in a ring.
+/// What a lap left in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RingState {
     /// Nothing.
@@ -27,7 +27,7 @@ pub(crate) struct RingCheck {
     pub(crate) seen: u16,
     pub(crate) left: u16,
     pub(crate) state: RingState,
-    /// Whether chains were taken in this lap.
+    /// True if chains were taken in this lap.
     pub(crate) took: bool,
 }
 
@@ -73,14 +73,14 @@ struct RingChecks {
 }
 
 impl RingChecks {
-    /// The previous check left nothing, at an unknown time. So this check found something if chains were taken.
+    /// Notes that the previous check left nothing, at an unknown time. So this check found something if chains were taken.
     fn drained_before(&mut self, check: RingCheck) {
         self.seen = check.seen.wrapping_sub(u16::from(check.took));
         self.last_ns = None;
         (self.left, self.more) = (0, false);
     }
 
-    /// At the end of a lap's acceptance: the maximum time that the chains which it took had waited.
+    /// Returns the maximum time that the chains which the lap took had waited, at the end of its acceptance.
     #[inline]
     fn waited_ns(&mut self, check: RingCheck, laps: &Laps) -> Option<u64> {
         let now_ns = laps.known_ns();
@@ -137,7 +137,7 @@ impl Batch {
 }
 
 impl Recorder {
-    /// For a vring that starts. `vring_size` is `None` if only counts are kept.
+    /// Makes the recorder of a vring that starts. `vring_size` is `None` if only counts are kept.
     pub(super) fn new(record: Arc<VringRecord>, vring_size: Option<u16>) -> Recorder {
         let open = vring_size.map(|vring_size| {
             Box::new(Open {
@@ -158,7 +158,7 @@ impl Recorder {
 
     // Events of a request, in order.
 
-    /// A request is about to be pushed to the store. Called in timed laps, of which some time the planning.
+    /// Notes that a request is about to be pushed to the store. Called in timed laps, of which some time the planning.
     #[cold]
     pub(crate) fn planned(&mut self, request: &Request, laps: &mut Laps) {
         if self.open.is_some()
@@ -171,7 +171,7 @@ impl Recorder {
         }
     }
 
-    /// It was pushed. `data`: the destination of a read's data.
+    /// Records that a request was pushed. `data`: the destination of a read's data.
     #[inline]
     pub(crate) fn began(
         &mut self,
@@ -193,7 +193,7 @@ impl Recorder {
         }
     }
 
-    /// `n` such requests completed inline successfully, or needed no op.
+    /// Records that `n` such requests completed inline successfully, or needed no op.
     #[inline]
     pub(crate) fn at_once(&mut self, verb: Verb, len_bytes: u64, n: u32) {
         let kind = Kind::of(verb, len_bytes);
@@ -205,7 +205,7 @@ impl Recorder {
         }
     }
 
-    /// Whether details of an inline request are needed, also outside timed laps.
+    /// Returns true if details of an inline request are needed, also outside timed laps.
     #[inline]
     pub(crate) fn watches(&self) -> bool {
         self.open.as_ref().is_some_and(|open| open.zeroes.wants())
@@ -238,7 +238,7 @@ impl Recorder {
         }
     }
 
-    /// Its last op has completed.
+    /// Records that the last op of a request has completed.
     #[inline]
     pub(crate) fn ended(
         &mut self,
@@ -288,7 +288,7 @@ impl Recorder {
         }
     }
 
-    /// It failed and is about to be repeated. The events that follow are those of a new request.
+    /// Records that a request failed and is about to be repeated. The events that follow are those of a new request.
     #[cold]
     pub(crate) fn redone(&mut self, head: u16) {
         self.record.count(VringEvent::Redone);
@@ -299,7 +299,7 @@ impl Recorder {
         open.zeroes.take(head);
     }
 
-    /// The requests that began since the last check of the ring did not come from the ring.
+    /// Forgets the requests that began since the last check: they since the last check of the ring did not come from the ring.
     #[cold]
     pub(crate) fn forget_taken(&mut self) {
         if let Some(open) = &mut self.open {
@@ -309,23 +309,23 @@ impl Recorder {
 
     /// Shows the stalled requests.
     #[cold]
-    pub(crate) fn show_stalled(&mut self, stalled: Option<Stalled>) {
+    pub(crate) fn show_stalled(&mut self, stalled: Option<StalledRequests>) {
         self.record.show_stalled(stalled);
     }
 
-    /// It was refused before it reached the store.
+    /// Records that a request was refused before it reached the store.
     #[cold]
     pub(crate) fn refused(&mut self, status: Status) {
         count(&self.record.refused, ErrorKind::of_status(status));
     }
 
-    /// The chain held no request.
+    /// Records that the chain held no request.
     #[cold]
     pub(crate) fn broken(&mut self) {
         count(&self.record.refused, ErrorKind::Broken);
     }
 
-    /// Completed requests were published, and the guest was called if it wants that.
+    /// Records that completed requests were published, and the guest was called if it wants that.
     #[cold]
     pub(crate) fn published(&mut self, laps: &Laps) {
         let Some(open) = &mut self.open else { return };
@@ -338,7 +338,7 @@ impl Recorder {
 
     // Signals.
 
-    /// The guest was called. The call was held back for `held_ns`.
+    /// Records that the guest was called. The call was held back for `held_ns`.
     #[inline]
     pub(crate) fn called(&mut self, held_ns: u64) {
         self.record.count(VringEvent::Call);
@@ -347,7 +347,7 @@ impl Recorder {
         }
     }
 
-    /// A request waited in the ring for the disk's limits.
+    /// Records that a request waited in the ring for the disk's limits.
     pub(crate) fn throttled(&mut self, ns: u64) {
         self.record.count(VringEvent::Throttled);
         if self.open.is_some() {
@@ -363,13 +363,13 @@ impl Recorder {
 
     // Laps.
 
-    /// A lap without a clock reading has left the ring empty.
+    /// Notes that a lap without a clock reading has left the ring empty.
     #[inline]
     pub(crate) fn drained(&mut self) {
         self.drained = true;
     }
 
-    /// Any other lap: records how long the chains that it took had waited in the ring, at most.
+    /// Records how long the chains that it took had waited in the ring, at most.
     #[inline]
     pub(crate) fn ring_checked(&mut self, check: RingCheck, laps: &Laps) {
         let drained = std::mem::take(&mut self.drained);
@@ -388,7 +388,7 @@ impl Recorder {
         }
     }
 
-    /// A timed lap has ended. Its length is recorded for all requests that completed inline in it.
+    /// Records that a timed lap has ended. Its length is recorded for all requests that completed inline in it.
     pub(crate) fn lap_ended(&mut self, ns: u64) {
         let Some(open) = &mut self.open else { return };
         let device = &self.record.device;
@@ -412,7 +412,7 @@ impl Drop for Recorder {
 }
 
 impl Drop for Open {
-    /// Nothing is in flight on a vring that has stopped or whose worker failed.
+    /// Forgets what was in flight: nothing is on a vring that has stopped or whose worker failed.
     fn drop(&mut self) {
         for begun in &*self.begun {
             begun.store(0, Ordering::Relaxed);
@@ -452,7 +452,7 @@ mod tests {
         )
     }
 
-    /// A recorder, and the record that it writes.
+    /// Returns a recorder, and the record that it writes.
     fn recorder() -> (Recorder, Arc<VringRecord>) {
         let record = Arc::new(VringRecord::new(0));
         (Recorder::new(record.clone(), Some(8)), record)

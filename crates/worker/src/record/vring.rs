@@ -25,7 +25,7 @@ impl Stage {
     /// All stages, in order.
     pub const ALL: [Stage; 4] = [Stage::Ring, Stage::Plan, Stage::Device, Stage::Publish];
 
-    /// Its name in output.
+    /// Returns its name in output.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Ring => "ring",
@@ -51,7 +51,7 @@ pub(crate) enum VringEvent {
 
 /// Stalled requests of a vring: how many, and the oldest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stalled {
+pub struct StalledRequests {
     /// Requests that wait for the operator.
     pub held: u32,
     /// Requests that wait for a retry.
@@ -82,7 +82,7 @@ pub struct VringRecord {
     /// Requests that were refused.
     pub(super) refused: [AtomicU64; ErrorKind::ALL.len()],
     events: [AtomicU64; 8],
-    /// The parts of [`Stalled`]: counts, sector, verb and errno, time.
+    /// The parts of [`StalledRequests`]: counts, sector, verb and errno, time.
     stalled: [AtomicU64; 4],
     pub(super) zero_looked: AtomicU64,
     pub(super) zero_found: AtomicU64,
@@ -118,7 +118,7 @@ impl VringRecord {
         }
     }
 
-    /// Its index in the device.
+    /// Returns its index in the device.
     pub fn index(&self) -> u16 {
         self.index
     }
@@ -137,13 +137,13 @@ impl VringRecord {
         }
     }
 
-    /// Requests of a kind that succeeded, and the bytes that they moved.
+    /// Returns the number of requests of a kind that succeeded, and the bytes that they moved.
     pub fn done(&self, kind: Kind) -> [u64; 2] {
         let done = self.done.get(kind.index());
         done.map_or([0; 2], |done| done.each_ref().map(load))
     }
 
-    /// Requests that failed with this kind of error.
+    /// Returns the number of requests that failed with this kind of error.
     pub fn errors(&self, kind: ErrorKind) -> u64 {
         let both = [&self.failed, &self.refused];
         both.map(|errors| load(&errors[kind as usize])).iter().sum()
@@ -190,7 +190,7 @@ impl VringRecord {
     }
 
     #[cold]
-    pub(super) fn show_stalled(&self, stalled: Option<Stalled>) {
+    pub(super) fn show_stalled(&self, stalled: Option<StalledRequests>) {
         let words = stalled.map_or([0; 4], |stalled| {
             let verb = STALL_VERBS.iter().position(|verb| *verb == stalled.verb);
             [
@@ -205,11 +205,11 @@ impl VringRecord {
         }
     }
 
-    /// The stalled requests, if there are any. A reader during an update may see parts of two values. They are
-    /// only displayed, so this does no harm.
-    pub fn stalled(&self) -> Option<Stalled> {
+    /// Returns the stalled requests, if there are any. A reader during an update may see parts of two values. They are only
+    /// displayed, so this does no harm.
+    pub fn stalled(&self) -> Option<StalledRequests> {
         let [counts, sector, fault, since_ns] = self.stalled.each_ref().map(load);
-        (counts > 0).then(|| Stalled {
+        (counts > 0).then(|| StalledRequests {
             held: (counts >> 32) as u32,
             retrying: counts as u32,
             verb: STALL_VERBS
@@ -222,7 +222,7 @@ impl VringRecord {
         })
     }
 
-    /// Number of reads whose data was checked, and of those that found only zeroes.
+    /// Returns the number of reads whose data was checked, and of those that found only zeroes.
     pub fn zero_reads(&self) -> (u64, u64) {
         // In this order, or more could be found than were checked.
         let found = self.zero_found.load(Ordering::Acquire);
@@ -239,7 +239,7 @@ impl VringRecord {
         }
     }
 
-    /// How long requests of a kind took in a stage, split requests included.
+    /// Returns how long requests of a kind took in a stage, split requests included.
     pub fn times(&self, stage: Stage, kind: Kind) -> Distribution {
         let at = kind.index();
         let read = match stage {
@@ -256,23 +256,23 @@ impl VringRecord {
         read.unwrap_or_else(|| Coarse::new().read())
     }
 
-    /// How long the split requests of this kind took in the store. `None`: this kind is never split.
+    /// Returns how long the split requests of this kind took in the store. `None`: this kind is never split.
     pub fn split_times(&self, kind: Kind) -> Option<Distribution> {
         Some(self.split.get(kind.split_index()?)?.read())
     }
 
-    /// How long calls to the guest were held back.
+    /// Returns how long calls to the guest were held back.
     pub fn call_times(&self) -> Distribution {
         self.call.read()
     }
 
-    /// How long requests waited in the ring for the disk's limits.
+    /// Returns how long requests waited in the ring for the disk's limits.
     pub fn throttle_times(&self) -> Distribution {
         self.throttle.read()
     }
 
-    /// Number of requests in flight, and when the oldest was taken, on the device's clock. Inline requests
-    /// never appear here.
+    /// Returns the number of requests in flight, and when the oldest was taken, on the device's clock. Inline requests never
+    /// appear here.
     pub fn in_flight(&self) -> (u32, Option<u64>) {
         let begun = self
             .begun
@@ -289,7 +289,7 @@ impl VringRecord {
         )
     }
 
-    /// A table for a vring of this size that starts: when the request of each head was taken, or 0.
+    /// Makes a table for a vring of this size that starts: when the request of each head was taken, or 0.
     pub(super) fn begin(&self, vring_size: u16) -> Arc<[AtomicU64]> {
         let table: Arc<[AtomicU64]> = (0..vring_size).map(|_| AtomicU64::new(0)).collect();
         *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = table.clone();

@@ -37,13 +37,13 @@ impl Sampler {
         self.left = self.left.saturating_sub(n);
     }
 
-    /// Whether the next read is to be checked. One at a time.
+    /// Returns true if the next read is to be checked. Reads are checked one at a time.
     #[inline]
     pub(super) fn wants(&self) -> bool {
         self.left == 0 && self.head.is_none()
     }
 
-    /// Whether to check the current read.
+    /// Returns true if the current read is to be checked.
     pub(super) fn chooses(&mut self) -> bool {
         let wants = self.wants();
         if wants {
@@ -62,7 +62,7 @@ impl Sampler {
         self.head = Some(head);
     }
 
-    /// The destination of a completed read, if it is the one that was kept.
+    /// Returns the destination of a completed read, if it is the one that was kept.
     #[inline]
     pub(super) fn take(&mut self, head: u16) -> Option<&[Segment]> {
         self.head.take_if(|kept| *kept == head)?;
@@ -73,7 +73,7 @@ impl Sampler {
 /// Bytes that are compared at a time.
 const STEP: usize = 1024;
 
-/// Whether the checked data is all zero. `None`: the memory is gone.
+/// Returns true if the checked data is all zero, and `None` if the memory is gone.
 pub(super) fn is_zero(memory: &Memory, data: &[Segment]) -> Option<bool> {
     let zero = [0; STEP];
     let mut bytes = [0; STEP];

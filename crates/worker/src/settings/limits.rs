@@ -16,7 +16,7 @@ pub struct Limit {
 
 /// The limits of a disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct RateLimits {
     /// By [`LimitKind`].
     limits: [Limit; LimitKind::COUNT],
     /// Bytes of one operation: a larger request counts as several. Zero: each request is one.
@@ -53,7 +53,7 @@ impl LimitKind {
         LimitKind::IopsWrite,
     ];
 
-    /// As QEMU calls it.
+    /// Returns QEMU's name of the limit.
     pub fn name(self) -> &'static str {
         match self {
             LimitKind::BpsTotal => "bps-total",
@@ -66,21 +66,21 @@ impl LimitKind {
     }
 }
 
-impl Limits {
+impl RateLimits {
     /// QEMU's bound of every value.
     pub const VALUE_MAX: u64 = 1_000_000_000_000_000;
 
-    /// The limit of a kind.
+    /// Returns the limit of a kind.
     pub fn of(&self, kind: LimitKind) -> Limit {
         self.limits[kind as usize]
     }
 
-    /// Whether anything is limited.
+    /// Returns true if anything is limited.
     pub fn any(&self) -> bool {
         self.limits.iter().any(|limit| limit.average > 0)
     }
 
-    /// The names of all settings.
+    /// Returns the names of all settings.
     pub fn names() -> impl Iterator<Item = String> {
         let of_kinds = LimitKind::ALL.into_iter().flat_map(|kind| {
             ["", "-max", "-max-length"].map(|end| format!("{}{end}", kind.name()))
@@ -88,7 +88,7 @@ impl Limits {
         of_kinds.chain(["iops-size".to_owned()])
     }
 
-    /// Names and values of the settings that are not zero.
+    /// Returns names and values of the settings that are not zero.
     pub fn settings(&self) -> Vec<(String, u64)> {
         let mut settings = Vec::new();
         for kind in LimitKind::ALL {
@@ -102,10 +102,10 @@ impl Limits {
         settings
     }
 
-    /// Changes one setting; zero takes it away. [`check`](Limits::check) says whether the whole makes sense.
+    /// Changes one setting; zero takes it away. [`check`](RateLimits::check) refuses a whole that does not make sense.
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), String> {
-        if value > Limits::VALUE_MAX {
-            return Err(format!("{name} is at most {}", Limits::VALUE_MAX));
+        if value > RateLimits::VALUE_MAX {
+            return Err(format!("{name} is at most {}", RateLimits::VALUE_MAX));
         }
         if name == "iops-size" {
             self.iops_size = value;
@@ -122,13 +122,13 @@ impl Limits {
             return Ok(());
         }
         Err(format!(
-            "{:?} is no limit; there are iops-total, iops-read, iops-write, bps-total, bps-read, bps-write, each also with \
+            "{:?} is not a limit; there are iops-total, iops-read, iops-write, bps-total, bps-read, bps-write, each also with \
              -max and -max-length, and iops-size",
             name.chars().take(40).collect::<String>()
         ))
     }
 
-    /// Whether the settings make sense together, by QEMU's rules.
+    /// Refuses settings that do not make sense together, by QEMU's rules.
     pub fn check(&self) -> Result<(), String> {
         for [total, read, write] in [
             [LimitKind::BpsTotal, LimitKind::BpsRead, LimitKind::BpsWrite],
@@ -181,17 +181,17 @@ impl Limits {
             } => Err(format!("{name}-max-length above 1 needs {name}-max")),
             Limit {
                 max, max_length, ..
-            } if max.saturating_mul(max_length) > Limits::VALUE_MAX => Err(format!(
+            } if max.saturating_mul(max_length) > RateLimits::VALUE_MAX => Err(format!(
                 "{name}-max times {name}-max-length is at most {}",
-                Limits::VALUE_MAX
+                RateLimits::VALUE_MAX
             )),
             _ => Ok(()),
         }
     }
 }
 
-/// As the option takes it; `none` where nothing is set.
-impl fmt::Display for Limits {
+/// Writes the limits as the option takes them; `none` where nothing is set.
+impl fmt::Display for RateLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = self.settings().into_iter();
         let settings: Vec<String> = settings
@@ -204,12 +204,12 @@ impl fmt::Display for Limits {
     }
 }
 
-impl FromStr for Limits {
+impl FromStr for RateLimits {
     type Err = String;
 
-    /// `iops-total=5000,bps-write=100M`: numbers, with K, M, G, T for powers of 1024.
-    fn from_str(text: &str) -> Result<Limits, String> {
-        let mut limits = Limits::default();
+    /// Parses a text such as `iops-total=5000,bps-write=100M`: numbers, with K, M, G, T for powers of 1024.
+    fn from_str(text: &str) -> Result<RateLimits, String> {
+        let mut limits = RateLimits::default();
         if text == "none" {
             return Ok(limits);
         }
@@ -221,7 +221,7 @@ impl FromStr for Limits {
             limits.set(name, number.unwrap_or(0))?;
             if number.is_none() {
                 return Err(format!(
-                    "{name} takes a whole number, with K, M, G or T behind it if need be"
+                    "{name} takes a whole number, followed by K, M, G or T if need be"
                 ));
             }
             if names.contains(&name) {
@@ -256,7 +256,7 @@ mod tests {
     fn limits_are_read_and_shown_with_qemus_names() {
         let text =
             "bps-write=100M,bps-write-max=1G,bps-write-max-length=5,iops-total=5000,iops-size=8K";
-        let limits: Limits = text.parse().unwrap();
+        let limits: RateLimits = text.parse().unwrap();
         assert_eq!(
             limits.of(LimitKind::BpsWrite),
             Limit {
@@ -267,7 +267,10 @@ mod tests {
         );
         assert_eq!(limits.to_string().parse(), Ok(limits));
         assert!(limits.any() && limits.iops_size == 8192);
-        assert_eq!(Limits::default().to_string().parse(), Ok(Limits::default()));
+        assert_eq!(
+            RateLimits::default().to_string().parse(),
+            Ok(RateLimits::default())
+        );
     }
 
     #[test]
@@ -284,15 +287,15 @@ mod tests {
             ),
             ("iops-size=8K", "needs an iops limit"),
             ("iops-size=8K,bps-total=1M", "needs an iops limit"),
-            ("iops=5", "is no limit"),
+            ("iops=5", "is not a limit"),
             ("iops-read", "whole number"),
             ("iops-read=-1", "whole number"),
             ("iops-read=1KK", "whole number"),
             ("iops-read=2000T", "at most"),
             ("iops-read=1,iops-read=2", "twice"),
-            ("", "is no limit"),
+            ("", "is not a limit"),
         ] {
-            let said = text.parse::<Limits>().unwrap_err();
+            let said = text.parse::<RateLimits>().unwrap_err();
             assert!(said.contains(why), "{text}: {said}");
         }
     }

@@ -8,22 +8,22 @@ use rustix::io::Errno;
 
 /// Treatment of a request that the disk failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Action {
+pub enum ErrorAction {
     /// Report it to the guest as an I/O error.
     #[default]
     Report,
     /// Repeat it with pauses until this much time has passed since it first failed.
     Retry {
-        /// From [`Action::SECONDS_MIN`] to [`Action::SECONDS_MAX`].
+        /// From [`ErrorAction::SECONDS_MIN`] to [`ErrorAction::SECONDS_MAX`].
         seconds: u32,
         /// Afterwards hold it; otherwise it is reported.
         hold: bool,
     },
-    /// Keep it until the operator has it repeated or failed. Its vring takes no new requests meanwhile.
+    /// Keep it until the operator has it repeated or failed. Meanwhile its vring does not take new requests.
     Hold,
 }
 
-impl Action {
+impl ErrorAction {
     /// Default time for repeating a request.
     pub const SECONDS: u32 = 30;
     /// Minimum of that time.
@@ -32,31 +32,36 @@ impl Action {
     pub const SECONDS_MAX: u32 = 86_400;
 }
 
-/// An [`Action`] for each kind of error.
+/// An [`ErrorAction`] for each kind of error.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OnError {
     /// For reads.
-    pub read: Action,
+    pub read: ErrorAction,
     /// For writes, discards and write-zeroes.
-    pub write: Action,
+    pub write: ErrorAction,
     /// For writes, discards and write-zeroes that failed because the disk is full or a quota is exhausted.
-    pub enospc: Action,
+    pub enospc: ErrorAction,
 }
 
 impl OnError {
-    /// Whether any action can hold requests for the operator.
+    /// Returns true if any action can hold requests for the operator.
     pub fn may_hold(&self) -> bool {
-        let holds = |action| matches!(action, Action::Hold | Action::Retry { hold: true, .. });
+        let holds = |action| {
+            matches!(
+                action,
+                ErrorAction::Hold | ErrorAction::Retry { hold: true, .. }
+            )
+        };
         [self.read, self.write, self.enospc].into_iter().any(holds)
     }
 
-    /// The action for a request that failed with this errno. A failed flush is reported: the kernel may have dropped the pages
-    /// that it could not write, so a later flush that succeeds proves nothing. One that a store could not send anywhere was not
-    /// done, and is repeated like a write.
-    pub(crate) fn action(&self, verb: Verb, errno: i32) -> Action {
+    /// Returns the action for a request that failed with this errno. A failed flush is reported: the kernel may have dropped the
+    /// pages that it could not write, so a later flush that succeeds proves nothing. One that a store could not send anywhere was
+    /// not done, and is repeated like a write.
+    pub(crate) fn action(&self, verb: Verb, errno: i32) -> ErrorAction {
         match (verb, kind_of(errno)) {
             (Verb::Flush, _) if is_unsent(errno) => self.write,
-            (Verb::Flush | Verb::GetId, _) | (_, Fault::Ours) => Action::Report,
+            (Verb::Flush | Verb::GetId, _) | (_, Fault::Ours) => ErrorAction::Report,
             (_, Fault::Full) => self.enospc,
             (Verb::Read, Fault::Disk) => self.read,
             (Verb::Write | Verb::Discard | Verb::WriteZeroes { .. }, Fault::Disk) => self.write,
@@ -111,29 +116,29 @@ fn kind_of(errno: i32) -> Fault {
     }
 }
 
-impl fmt::Display for Action {
+impl fmt::Display for ErrorAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Action::Report => f.write_str("report"),
-            Action::Hold => f.write_str("hold"),
-            Action::Retry { seconds, hold } => {
+            ErrorAction::Report => f.write_str("report"),
+            ErrorAction::Hold => f.write_str("hold"),
+            ErrorAction::Retry { seconds, hold } => {
                 write!(f, "retry:{seconds}{}", if *hold { ":hold" } else { "" })
             }
         }
     }
 }
 
-impl FromStr for Action {
+impl FromStr for ErrorAction {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Action, String> {
+    fn from_str(text: &str) -> Result<ErrorAction, String> {
         let words: Vec<&str> = text.splitn(4, ':').collect();
-        let retry = |seconds, hold| Ok(Action::Retry { seconds, hold });
+        let retry = |seconds, hold| Ok(ErrorAction::Retry { seconds, hold });
         match words.as_slice() {
-            ["report"] => Ok(Action::Report),
-            ["hold"] => Ok(Action::Hold),
-            ["retry"] => retry(Action::SECONDS, false),
-            ["retry", "hold"] => retry(Action::SECONDS, true),
+            ["report"] => Ok(ErrorAction::Report),
+            ["hold"] => Ok(ErrorAction::Hold),
+            ["retry"] => retry(ErrorAction::SECONDS, false),
+            ["retry", "hold"] => retry(ErrorAction::SECONDS, true),
             ["retry", digits] if is_number(digits) => retry(seconds(digits)?, false),
             ["retry", digits, "hold"] if is_number(digits) => retry(seconds(digits)?, true),
             _ => Err(format!(
@@ -149,14 +154,14 @@ fn is_number(text: &str) -> bool {
 }
 
 fn seconds(digits: &str) -> Result<u32, String> {
-    let bounds = Action::SECONDS_MIN..=Action::SECONDS_MAX;
+    let bounds = ErrorAction::SECONDS_MIN..=ErrorAction::SECONDS_MAX;
     let seconds = digits.parse().ok();
     seconds
         .filter(|seconds| bounds.contains(seconds))
         .ok_or_else(|| format!("retry takes {} to {} seconds", bounds.start(), bounds.end()))
 }
 
-/// Enough of the input to recognise it.
+/// Returns enough of the input to recognise it.
 fn shortened(text: &str) -> String {
     const CHARS_MAX: usize = 40;
     text.chars().take(CHARS_MAX).collect()
@@ -223,13 +228,13 @@ mod tests {
 
     use super::*;
 
-    const fn retry(seconds: u32, hold: bool) -> Action {
-        Action::Retry { seconds, hold }
+    const fn retry(seconds: u32, hold: bool) -> ErrorAction {
+        ErrorAction::Retry { seconds, hold }
     }
 
     #[test]
     fn policies_parse_as_documented() {
-        use Action::{Hold, Report};
+        use ErrorAction::{Hold, Report};
         let rows = [
             ("report", [Report, Report, Report]),
             ("hold", [Hold, Hold, Hold]),
@@ -297,11 +302,14 @@ mod tests {
         assert!(long.lines().count() == 1 && long.len() < 200, "{long}");
     }
 
-    fn action() -> impl Strategy<Value = Action> {
+    fn action() -> impl Strategy<Value = ErrorAction> {
         prop_oneof![
-            Just(Action::Report),
-            Just(Action::Hold),
-            (Action::SECONDS_MIN..=Action::SECONDS_MAX, any::<bool>())
+            Just(ErrorAction::Report),
+            Just(ErrorAction::Hold),
+            (
+                ErrorAction::SECONDS_MIN..=ErrorAction::SECONDS_MAX,
+                any::<bool>()
+            )
                 .prop_map(|(seconds, hold)| retry(seconds, hold)),
         ]
     }
@@ -335,12 +343,12 @@ mod tests {
         // EINVAL, EBADF, EFAULT, EOPNOTSUPP, EFBIG, EPERM, and the last that Linux has room for.
         for errno in [22, 9, 14, 95, 27, 1, 4095] {
             for verb in [Verb::Read, Verb::Write] {
-                assert_eq!(policy.action(verb, errno), Action::Report, "{errno}");
+                assert_eq!(policy.action(verb, errno), ErrorAction::Report, "{errno}");
             }
         }
         for errno in [5, 28, 110, 122] {
             for verb in [Verb::Flush, Verb::GetId] {
-                assert_eq!(policy.action(verb, errno), Action::Report, "{errno}");
+                assert_eq!(policy.action(verb, errno), ErrorAction::Report, "{errno}");
             }
         }
         assert_eq!(policy.action(Verb::Flush, 107), write);

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Limits, OnError, Split};
+use crate::{OnError, RateLimits, Split};
 
 /// How a worker learns of completions and kicks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Completion {
+pub enum CompletionPolicy {
     /// Sleeps when it has no work.
     Interrupt,
     /// Never sleeps while it has a vring to serve.
@@ -16,12 +16,12 @@ pub enum Completion {
     Adaptive,
 }
 
-impl std::fmt::Display for Completion {
+impl std::fmt::Display for CompletionPolicy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Completion::Interrupt => "interrupt",
-            Completion::Poll => "poll",
-            Completion::Adaptive => "adaptive",
+            CompletionPolicy::Interrupt => "interrupt",
+            CompletionPolicy::Poll => "poll",
+            CompletionPolicy::Adaptive => "adaptive",
         })
     }
 }
@@ -39,12 +39,12 @@ pub struct Coalesce {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tuning {
     /// How workers wait.
-    pub completion: Completion,
+    pub completion: CompletionPolicy,
     /// Exceptions from `completion`, by vring index.
-    pub vrings: BTreeMap<u16, Completion>,
-    /// Maximum time that `adaptive` may spin in vain, over all workers, in per cent of one core.
+    pub vrings: BTreeMap<u16, CompletionPolicy>,
+    /// Maximum time that `adaptive` may spin without finding work, over all workers, in per cent of one core.
     pub spin_cpu_max: u32,
-    /// Maximum time that `adaptive` may spin at all, in vain or not, over all workers, in per cent of one core.
+    /// Maximum time that `adaptive` may spin at all, over all workers, in per cent of one core.
     /// `None`: no limit beside `spin_cpu_max`.
     pub spin_cpu_total: Option<u32>,
     /// Requests per second below which `adaptive` does not spin.
@@ -58,11 +58,11 @@ pub struct Tuning {
     /// The policy for requests that the disk fails.
     pub on_error: OnError,
     /// Requests and bytes a second.
-    pub limits: Limits,
+    pub limits: RateLimits,
 }
 
 impl Tuning {
-    /// Default share of one core that may be spun in vain, in per cent.
+    /// Default share of one core that may be spun without finding work, in per cent.
     pub const SPIN_CPU_MAX: u32 = 25;
     /// Default request rate below which `adaptive` does not spin. At such rates CPU time matters more than
     /// latency, and a worker that sleeps uses the least.
@@ -71,10 +71,10 @@ impl Tuning {
     /// Default price of a gain: a core for a fifth of the response time.
     pub const SPIN_WORTH: u32 = 5;
 
-    /// The defaults: adaptive, no call held back, errors reported.
+    /// Returns the defaults: adaptive, no call held back, errors reported.
     pub fn new(split: Split) -> Tuning {
         Tuning {
-            completion: Completion::default(),
+            completion: CompletionPolicy::default(),
             vrings: BTreeMap::new(),
             spin_cpu_max: Tuning::SPIN_CPU_MAX,
             spin_cpu_total: None,
@@ -83,12 +83,12 @@ impl Tuning {
             coalesce: Coalesce::default(),
             split,
             on_error: OnError::default(),
-            limits: Limits::default(),
+            limits: RateLimits::default(),
         }
     }
 
-    /// How the vring of this index is waited for.
-    pub fn completion_of(&self, vring: u16) -> Completion {
+    /// Returns how the vring of this index is waited for.
+    pub fn completion_of(&self, vring: u16) -> CompletionPolicy {
         self.vrings.get(&vring).copied().unwrap_or(self.completion)
     }
 }
@@ -100,8 +100,8 @@ mod tests {
     #[test]
     fn a_vring_can_have_its_own_completion_mode() {
         let mut tuning = Tuning::new(Split::Off);
-        tuning.vrings.insert(3, Completion::Poll);
-        assert_eq!(tuning.completion_of(2), Completion::Adaptive);
-        assert_eq!(tuning.completion_of(3), Completion::Poll);
+        tuning.vrings.insert(3, CompletionPolicy::Poll);
+        assert_eq!(tuning.completion_of(2), CompletionPolicy::Adaptive);
+        assert_eq!(tuning.completion_of(3), CompletionPolicy::Poll);
     }
 }

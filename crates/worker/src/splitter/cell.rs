@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::direction::Direction;
-use super::state::{SplitState, SplitTried};
-use crate::policy::{Arm, Experiment, Finding, Spent, Stretch};
+use super::direction::DataDirection;
+use super::state::{SplitResult, SplitState};
+use crate::policy::{Arm, Experiment, ExperimentResult, Spent, Stretch};
 
 /// Maximum number of ops of a request that is split by choice.
 pub(super) const SPLIT_OPS_MAX: u32 = cleave_blk::SPLIT_OPS_MAX as u32;
@@ -23,13 +23,13 @@ const STRETCH: Stretch = Stretch {
 /// The time includes requests still in flight. Latencies alone would mislead: if split requests take the device
 /// from whole ones, the fast ones complete often, and the starved ones never.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Account {
+pub(super) struct RunningTotals {
     /// Requests in flight, integrated over time.
     spent_ns: u64,
     moved_bytes: u64,
 }
 
-impl Account {
+impl RunningTotals {
     pub(super) fn spend(&mut self, passed_ns: u64, in_flight: u32) {
         let spent_ns = passed_ns.wrapping_mul(u64::from(in_flight));
         self.spent_ns = self.spent_ns.wrapping_add(spent_ns);
@@ -39,8 +39,8 @@ impl Account {
         self.moved_bytes = self.moved_bytes.wrapping_add(bytes);
     }
 
-    /// Nanoseconds per KiB that requests spent since `start`.
-    fn cost_since(&self, start: &Account) -> f64 {
+    /// Returns the nanoseconds per KiB that requests spent since `start`.
+    fn cost_since(&self, start: &RunningTotals) -> f64 {
         let spent_ns = self.spent_ns.wrapping_sub(start.spent_ns) as f64;
         let moved_bytes = self.moved_bytes.wrapping_sub(start.moved_bytes) as f64;
         spent_ns * 1024.0 / moved_bytes.max(1.0)
@@ -49,9 +49,9 @@ impl Account {
 
 /// The start of a stretch or a window.
 #[derive(Debug, Clone, Copy)]
-struct Start {
+struct StretchStart {
     at_ns: u64,
-    account: Account,
+    account: RunningTotals,
     /// Only set in stretches.
     cpu_ns: u64,
 }
@@ -71,15 +71,15 @@ pub(super) struct Cell {
     /// Number of all requests, and of those since the start.
     requests: u64,
     counted: u64,
-    start: Option<Start>,
+    start: Option<StretchStart>,
     /// Number of requests that have to complete before measuring: they were in flight under another arm, or
     /// beside one that was.
     settle: u32,
-    tried: Option<SplitTried>,
+    tried: Option<SplitResult>,
 }
 
 impl Cell {
-    /// `measured`: the best chunk according to a probe, 0 for whole requests.
+    /// Makes a cell. `measured`: the best chunk according to a probe, 0 for whole requests.
     pub(super) fn new(chunk_min_bytes: u32, class_bytes: u64, measured: Option<u32>) -> Cell {
         let fewest = class_bytes / u64::from(SPLIT_OPS_MAX);
         let mut cell = Cell {
@@ -107,15 +107,15 @@ impl Cell {
         self.requests
     }
 
-    /// Chunk in force; 0: requests stay whole.
+    /// Returns the chunk in force; 0: requests stay whole.
     pub(super) fn chunk_bytes(&self) -> u32 {
         self.chunk_of(self.experiment.arm())
     }
 
-    /// A request has completed while `in_flight` were in flight.
+    /// Notes that a request has completed while `in_flight` were in flight.
     pub(super) fn ended(
         &mut self,
-        account: Account,
+        account: RunningTotals,
         now_ns: u64,
         in_flight: u32,
         cpu_ns: impl FnOnce() -> u64,
@@ -133,7 +133,7 @@ impl Cell {
             let cpu_ns = if tries { cpu_ns() } else { 0 };
             (self.counted, self.start) = (
                 0,
-                Some(Start {
+                Some(StretchStart {
                     at_ns: now_ns,
                     account,
                     cpu_ns,
@@ -170,7 +170,7 @@ impl Cell {
         (self.start, self.settle) = (None, in_flight);
     }
 
-    pub(super) fn state(&self, direction: Direction, class_bytes: u64) -> SplitState {
+    pub(super) fn state(&self, direction: DataDirection, class_bytes: u64) -> SplitState {
         SplitState {
             direction,
             class_bytes,
@@ -180,7 +180,7 @@ impl Cell {
         }
     }
 
-    fn judge(&mut self, found: &Finding, now_ns: u64, in_flight: u32) {
+    fn judge(&mut self, found: &ExperimentResult, now_ns: u64, in_flight: u32) {
         let [plain, other] = self.pair;
         let plain_bytes = match plain {
             0 => self.class_bytes,
@@ -192,7 +192,7 @@ impl Cell {
             return;
         };
         let gain = &found.response;
-        self.tried = Some(SplitTried {
+        self.tried = Some(SplitResult {
             chunks_bytes: self.pair,
             gain: [gain.share, gain.spread.0, gain.spread.1],
             cores: found.other.cores() - found.plain.cores(),

@@ -4,22 +4,22 @@ use cleave_blk::Verb;
 
 /// Direction of the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
+pub enum DataDirection {
     /// From the disk.
     Read,
     /// To the disk.
     Write,
 }
 
-impl Direction {
-    pub(super) const ALL: [Direction; 2] = [Direction::Read, Direction::Write];
+impl DataDirection {
+    pub(super) const ALL: [DataDirection; 2] = [DataDirection::Read, DataDirection::Write];
 
-    /// `None`: the request has no data.
+    /// Returns the direction of a request. `None`: the request has no data.
     #[inline]
-    pub(crate) fn of(verb: Verb) -> Option<Direction> {
+    pub(crate) fn of(verb: Verb) -> Option<DataDirection> {
         match verb {
-            Verb::Read => Some(Direction::Read),
-            Verb::Write => Some(Direction::Write),
+            Verb::Read => Some(DataDirection::Read),
+            Verb::Write => Some(DataDirection::Write),
             _ => None,
         }
     }

@@ -18,9 +18,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use cleave_blk::Limits;
 
-use cell::{Account, Cell, SPLIT_OPS_MAX};
-pub use direction::Direction;
-pub use state::{SplitState, SplitTried};
+use cell::{Cell, RunningTotals, SPLIT_OPS_MAX};
+pub use direction::DataDirection;
+pub use state::{SplitResult, SplitState};
 
 /// Smaller requests are never split: the additional ops would cost more than they could save.
 pub const SPLIT_MIN_BYTES: u64 = 32 << 10;
@@ -59,11 +59,11 @@ pub struct Prior {
     /// Never split, and do not experiment: the device is rotational, and a probe found no gain.
     pub never: bool,
     /// The best chunks according to a probe, by direction and request size; 0: whole requests.
-    pub measured: Vec<(Direction, u64, u32)>,
+    pub measured: Vec<(DataDirection, u64, u32)>,
 }
 
 impl Prior {
-    /// From the device's limits.
+    /// Makes the knowledge that the device's limits give.
     ///
     /// The rotational flag is ignored: virtio disks of virtual machines, loop devices and many emulated SCSI
     /// disks set it whatever their storage is. A disk that does rotate starts with whole requests and keeps
@@ -81,8 +81,8 @@ impl Prior {
         }
     }
 
-    /// The best chunk for requests of a cell according to a probe.
-    fn chunk_of(&self, direction: Direction, class: usize) -> Option<u32> {
+    /// Returns the best chunk for requests of a cell according to a probe.
+    fn chunk_of(&self, direction: DataDirection, class: usize) -> Option<u32> {
         let mut measured = self.measured.iter();
         let found = measured.find(|(way, bytes, _)| {
             *way == direction && *bytes >= SPLIT_MIN_BYTES && class_of(*bytes) == class
@@ -109,7 +109,7 @@ pub struct Splitter {
 #[derive(Debug, Default)]
 struct Learner {
     cells: Vec<Cell>,
-    account: Account,
+    account: RunningTotals,
     updated_ns: u64,
 }
 
@@ -120,7 +120,7 @@ impl Splitter {
         if let Split::Auto(prior) = &split
             && !prior.never
         {
-            for direction in Direction::ALL {
+            for direction in DataDirection::ALL {
                 let classes = 0..CLASSES;
                 cells.extend(classes.map(|class| {
                     let measured = prior.chunk_of(direction, class);
@@ -141,12 +141,12 @@ impl Splitter {
         }
     }
 
-    /// The setting that it was made with.
+    /// Returns the setting that it was made with.
     pub fn split(&self) -> &Split {
         &self.split
     }
 
-    /// Whether it has to be notified of the completion of each large request.
+    /// Returns true if it has to be notified of the completion of each large request.
     #[inline]
     pub fn learns(&self) -> bool {
         matches!(&self.split, Split::Auto(prior) if !prior.never)
@@ -154,8 +154,8 @@ impl Splitter {
 
     /// Notes a request that is too small to be split.
     #[inline]
-    pub fn note_small(&self, direction: Direction) {
-        if direction == Direction::Read && self.mixed.load(Ordering::Relaxed) != MIXED_WRITES {
+    pub fn note_small(&self, direction: DataDirection) {
+        if direction == DataDirection::Read && self.mixed.load(Ordering::Relaxed) != MIXED_WRITES {
             self.mixed.store(MIXED_WRITES, Ordering::Relaxed);
         }
     }
@@ -164,7 +164,7 @@ impl Splitter {
     /// `beside`: requests in flight on this worker that are not large.
     pub fn choose(
         &self,
-        direction: Direction,
+        direction: DataDirection,
         len_bytes: u64,
         beside: u32,
         now_ns: u64,
@@ -179,7 +179,7 @@ impl Splitter {
         if let Some(mut learner) = self.try_learner() {
             learner.pass_time(now_ns, others);
         }
-        if direction == Direction::Write && self.leave_whole() {
+        if direction == DataDirection::Write && self.leave_whole() {
             // A flood of writes spread over all channels would delay the reads beside it.
             return None;
         }
@@ -198,10 +198,10 @@ impl Splitter {
         u32::try_from(chunk_bytes).ok().and_then(NonZeroU32::new)
     }
 
-    /// A request has succeeded. `cpu_ns`: CPU time of this process, read at the ends of stretches.
+    /// Notes that a request has succeeded. `cpu_ns`: CPU time of this process, read at the ends of stretches.
     pub fn ended(
         &self,
-        direction: Direction,
+        direction: DataDirection,
         len_bytes: u64,
         now_ns: u64,
         cpu_ns: impl FnOnce() -> u64,
@@ -229,8 +229,8 @@ impl Splitter {
         }
     }
 
-    /// A request has failed. Its time says nothing about the disk, so it is ignored, and the cost of the
-    /// requests beside it is measured again.
+    /// Notes that a request has failed. Its time says nothing about the disk, so it is ignored, and the cost of the requests
+    /// beside it is measured again.
     pub fn failed(&self, now_ns: u64) {
         let in_flight = self.in_flight.fetch_sub(1, Ordering::Relaxed);
         if let Some(mut learner) = self.try_learner() {
@@ -240,19 +240,19 @@ impl Splitter {
         }
     }
 
-    /// The completion of this many large requests of a worker will not be reported.
+    /// Notes that the completion of this many large requests of a worker will not be reported.
     pub(crate) fn forget(&self, requests: u32) {
         self.in_flight.fetch_sub(requests, Ordering::Relaxed);
     }
 
-    /// The state of every cell that has seen requests.
+    /// Returns the state of every cell that has seen requests.
     pub fn states(&self) -> Vec<SplitState> {
         let learner = self.learner.lock().unwrap_or_else(PoisonError::into_inner);
         let numbered = learner.cells.iter().enumerate();
         numbered
             .filter(|(_, cell)| cell.requests() > 0)
             .filter_map(|(number, cell)| {
-                let direction = *Direction::ALL.get(number / CLASSES)?;
+                let direction = *DataDirection::ALL.get(number / CLASSES)?;
                 Some(cell.state(direction, class_bytes(number % CLASSES)))
             })
             .collect()
@@ -276,7 +276,7 @@ impl Splitter {
 }
 
 impl Prior {
-    /// Maximum number of ops for each of `large` requests: the useful depth, shared equally.
+    /// Returns the maximum number of ops for each of `large` requests: the useful depth, shared equally.
     fn ops_max(&self, beside: u32, large: u32) -> u32 {
         (self.useful_depth.saturating_sub(beside) / large.max(1)).min(SPLIT_OPS_MAX)
     }
@@ -296,12 +296,12 @@ fn class_of(len_bytes: u64) -> usize {
     (log / 2).min(CLASSES - 1)
 }
 
-/// Minimum request size of a class.
+/// Returns the minimum request size of a class.
 fn class_bytes(class: usize) -> u64 {
     SPLIT_MIN_BYTES << (2 * class)
 }
 
-fn number_of(direction: Direction, len_bytes: u64) -> usize {
-    let way = usize::from(direction == Direction::Write);
+fn number_of(direction: DataDirection, len_bytes: u64) -> usize {
+    let way = usize::from(direction == DataDirection::Write);
     way * CLASSES + class_of(len_bytes)
 }

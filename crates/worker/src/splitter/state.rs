@@ -3,13 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::direction::Direction;
+use super::direction::DataDirection;
 
 /// The state of one cell.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SplitState {
     /// Direction of the data.
-    pub direction: Direction,
+    pub direction: DataDirection,
     /// Minimum request size; the class extends to four times as much.
     pub class_bytes: u64,
     /// Chunk in force; 0: whole requests.
@@ -17,12 +17,12 @@ pub struct SplitState {
     /// Number of requests.
     pub requests: u64,
     /// Result of the latest experiment.
-    pub tried: Option<SplitTried>,
+    pub tried: Option<SplitResult>,
 }
 
 /// Result of an experiment that compares fewer ops with more.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SplitTried {
+pub struct SplitResult {
     /// The two chunks: of the arm with fewer ops (0: whole requests), and of the one with more.
     pub chunks_bytes: [u32; 2],
     /// Share of the response time that more ops save: median and quartiles of the rounds. Negative if they take
@@ -37,8 +37,8 @@ pub struct SplitTried {
 impl fmt::Display for SplitState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let way = match self.direction {
-            Direction::Read => "reads",
-            Direction::Write => "writes",
+            DataDirection::Read => "reads",
+            DataDirection::Write => "writes",
         };
         write!(f, "{way} from {}K on: ", self.class_bytes >> 10)?;
         match self.chunk_bytes {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 
-use cleave_disk::model::{Drive, Timing, Work};
+use cleave_disk::model::{Drive, DriveWork, Timing};
 
 use super::*;
 
@@ -39,7 +39,7 @@ fn flat(seed: u64) -> Drive {
 
 /// A request in flight.
 struct Request {
-    direction: Direction,
+    direction: DataDirection,
     len: u64,
     ops_left: u32,
     start: u64,
@@ -79,7 +79,7 @@ impl Loop {
         self.random >> 20
     }
 
-    fn begin(&mut self, direction: Direction, len: u64) {
+    fn begin(&mut self, direction: DataDirection, len: u64) {
         let chunk = if len < SPLIT_MIN_BYTES {
             self.splitter.note_small(direction);
             None
@@ -91,8 +91,8 @@ impl Loop {
         let offset = self.random() % (DISK_BYTES / len) * len;
         let chunk = chunk.map_or(len, |chunk| u64::from(chunk.get()));
         let work = match direction {
-            Direction::Read => Work::Read,
-            Direction::Write => Work::Write { buffered: false },
+            DataDirection::Read => DriveWork::Read,
+            DataDirection::Write => DriveWork::Write { buffered: false },
         };
         let ops = len.div_ceil(chunk);
         let start = self.now;
@@ -132,8 +132,8 @@ impl Loop {
         }
     }
 
-    /// Bytes per second over `requests` requests at this depth.
-    fn run(&mut self, direction: Direction, len: u64, depth: usize, requests: usize) -> f64 {
+    /// Returns the bytes per second over `requests` requests at this depth.
+    fn run(&mut self, direction: DataDirection, len: u64, depth: usize, requests: usize) -> f64 {
         let start = self.now;
         while self.requests.len() < depth {
             self.begin(direction, len);
@@ -145,7 +145,7 @@ impl Loop {
         requests as f64 * len as f64 / ((self.now - start) as f64 / 1e9)
     }
 
-    /// Chunk in force for reads of this length.
+    /// Returns the chunk in force for reads of this length.
     fn chunk(&self, len: u64) -> u32 {
         let states = self.splitter.states().into_iter();
         let mut of_class = states.filter(|state| state.class_bytes == class_bytes(class_of(len)));
@@ -166,8 +166,8 @@ fn fixed(log: u32) -> Split {
     NonZeroU32::new(1 << log).map_or(Split::Off, Split::Fixed)
 }
 
-/// Rate with the best fixed chunk (or whole requests), and rate with whole requests.
-fn best_fixed(drive: &Drive, direction: Direction, len: u64, depth: usize) -> (f64, f64) {
+/// Returns the rate with the best fixed chunk (or whole requests), and rate with whole requests.
+fn best_fixed(drive: &Drive, direction: DataDirection, len: u64, depth: usize) -> (f64, f64) {
     let rate = |split| Loop::new(drive.clone(), split).run(direction, len, depth, 400);
     let whole = rate(Split::Off);
     let chunks = (12..=len.ilog2())
@@ -186,10 +186,10 @@ fn the_best_chunk_is_found_within_200_requests() {
             (512 << 10, 2),
             (4 << 20, 1),
         ] {
-            let (best, whole) = best_fixed(&p3700(seed), Direction::Read, len, depth);
+            let (best, whole) = best_fixed(&p3700(seed), DataDirection::Read, len, depth);
             let mut run = Loop::new(p3700(seed), Split::Auto(prior()));
-            run.run(Direction::Read, len, depth, 200);
-            let after = run.run(Direction::Read, len, depth, 1000);
+            run.run(DataDirection::Read, len, depth, 200);
+            let after = run.run(DataDirection::Read, len, depth, 1000);
             println!(
                 "seed {seed} {}K depth {depth}: whole {:.0} best {:.0} auto {:.0} MB/s, {}",
                 len >> 10,
@@ -209,7 +209,7 @@ fn the_best_chunk_is_found_within_200_requests() {
 
 #[test]
 fn split_at_depth_1_is_nearly_twice_as_fast_on_a_parallel_drive() {
-    let (best, whole) = best_fixed(&p3700(1), Direction::Read, 512 << 10, 1);
+    let (best, whole) = best_fixed(&p3700(1), DataDirection::Read, 512 << 10, 1);
     assert!(best / whole >= 1.9, "{best} / {whole}");
 }
 
@@ -218,10 +218,10 @@ fn splitting_costs_nothing_without_parallelism() {
     for seed in 0..3 {
         for depth in [1, 4, 64] {
             let whole =
-                Loop::new(flat(seed), Split::Off).run(Direction::Read, 512 << 10, depth, 2000);
+                Loop::new(flat(seed), Split::Off).run(DataDirection::Read, 512 << 10, depth, 2000);
             let mut run = Loop::new(flat(seed), Split::Auto(prior()));
-            let learning = run.run(Direction::Read, 512 << 10, depth, 2000);
-            let after = run.run(Direction::Read, 512 << 10, depth, 2000);
+            let learning = run.run(DataDirection::Read, 512 << 10, depth, 2000);
+            let after = run.run(DataDirection::Read, 512 << 10, depth, 2000);
             println!(
                 "seed {seed} depth {depth}: learning {:.4} after {:.4}",
                 learning / whole,
@@ -240,8 +240,8 @@ fn a_disk_that_is_slower_with_pieces_is_soon_left_alone() {
             let rates = [Split::Off, fixed(13), Split::Auto(prior())].map(|split| {
                 let mut run = Loop::new(flat(seed), split);
                 run.op_ns = 10_000;
-                let first = run.run(Direction::Read, 512 << 10, depth, 400);
-                (first, run.run(Direction::Read, 512 << 10, depth, 4000))
+                let first = run.run(DataDirection::Read, 512 << 10, depth, 400);
+                (first, run.run(DataDirection::Read, 512 << 10, depth, 4000))
             });
             let [(_, whole), (_, pieces), (learning, after)] = rates.map(|(first, after)| {
                 let share = |rate| rate / rates[0].1;
@@ -261,19 +261,19 @@ fn a_disk_that_is_slower_with_pieces_is_soon_left_alone() {
 fn nothing_is_split_beyond_half_the_useful_depth() {
     let splitter = Splitter::new(known(8 << 10));
     for (beside, chunk) in [(0, 8 << 10), (64, 8 << 10), (126, 256 << 10), (127, 0)] {
-        let found = splitter.choose(Direction::Read, 512 << 10, beside, 0);
+        let found = splitter.choose(DataDirection::Read, 512 << 10, beside, 0);
         assert_eq!(found.map_or(0, NonZeroU32::get), chunk, "beside {beside}");
         splitter.failed(0);
     }
     for large in 0..200 {
-        let found = splitter.choose(Direction::Read, 512 << 10, 0, 0);
+        let found = splitter.choose(DataDirection::Read, 512 << 10, 0, 0);
         assert_eq!(found.is_some(), large < 64, "{large}");
     }
 }
 
 /// Splits requests of 512 KiB into this chunk from the start.
 fn known(chunk_bytes: u32) -> Split {
-    let measured = vec![(Direction::Read, 512 << 10, chunk_bytes)];
+    let measured = vec![(DataDirection::Read, 512 << 10, chunk_bytes)];
     Split::Auto(Prior {
         measured,
         ..prior()
@@ -284,12 +284,12 @@ fn known(chunk_bytes: u32) -> Split {
 fn the_useful_depth_is_shared_equally_by_all_workers() {
     let splitter = Splitter::new(known(8 << 10));
     for chunk in [8, 8, 16, 16, 32, 32, 32, 32, 64] {
-        let found = splitter.choose(Direction::Read, 512 << 10, 0, 0);
+        let found = splitter.choose(DataDirection::Read, 512 << 10, 0, 0);
         assert_eq!(found.map(NonZeroU32::get), Some(chunk << 10));
     }
     // The requests of a worker that ends make room again.
     splitter.forget(9);
-    let found = splitter.choose(Direction::Read, 512 << 10, 0, 0);
+    let found = splitter.choose(DataDirection::Read, 512 << 10, 0, 0);
     assert_eq!(found.map(NonZeroU32::get), Some(8 << 10));
 }
 
@@ -300,10 +300,10 @@ fn a_failed_request_is_no_observation() {
     let (len_bytes, mut now_ns) = (512 << 10, 0);
     let mut split = 0;
     for _ in 0..20_000 {
-        match splitter.choose(Direction::Read, len_bytes, 0, now_ns) {
+        match splitter.choose(DataDirection::Read, len_bytes, 0, now_ns) {
             None => {
                 now_ns += 300_000;
-                splitter.ended(Direction::Read, len_bytes, now_ns, || 0);
+                splitter.ended(DataDirection::Read, len_bytes, now_ns, || 0);
             }
             Some(_) => {
                 split += 1;
@@ -324,7 +324,7 @@ fn a_failed_request_is_no_observation() {
 fn a_device_that_changes_is_noticed_within_2000_requests() {
     for seed in 0..3 {
         let mut run = Loop::new(p3700(seed), Split::Auto(prior()));
-        run.run(Direction::Read, 512 << 10, 1, 3000);
+        run.run(DataDirection::Read, 512 << 10, 1, 3000);
         assert!(run.chunk(512 << 10) > 0);
         // The drive loses its parallelism: every command now takes its pages one by one, in a deep window.
         let slow = Drive {
@@ -334,17 +334,17 @@ fn a_device_that_changes_is_noticed_within_2000_requests() {
             ..p3700(seed)
         };
         run.timing.change(slow.clone());
-        run.run(Direction::Read, 512 << 10, 1, 2000);
-        let after = run.run(Direction::Read, 512 << 10, 1, 1000);
+        run.run(DataDirection::Read, 512 << 10, 1, 2000);
+        let after = run.run(DataDirection::Read, 512 << 10, 1, 1000);
         let mut reference = Loop::new(p3700(seed), Split::Off);
         reference.timing.change(slow);
-        let whole = reference.run(Direction::Read, 512 << 10, 1, 1000);
+        let whole = reference.run(DataDirection::Read, 512 << 10, 1, 1000);
         println!("seed {seed}: {:.3}", after / whole);
         assert!(after / whole >= 0.97, "seed {seed}: {:.3}", after / whole);
         run.timing.change(p3700(seed));
-        run.run(Direction::Read, 512 << 10, 1, 2000);
-        let after = run.run(Direction::Read, 512 << 10, 1, 1000);
-        let (best, _) = best_fixed(&p3700(seed), Direction::Read, 512 << 10, 1);
+        run.run(DataDirection::Read, 512 << 10, 1, 2000);
+        let after = run.run(DataDirection::Read, 512 << 10, 1, 1000);
+        let (best, _) = best_fixed(&p3700(seed), DataDirection::Read, 512 << 10, 1);
         println!("seed {seed}: back {:.3}", after / best);
         assert!(after >= 0.97 * best, "seed {seed}: {:.3}", after / best);
     }
@@ -358,11 +358,11 @@ fn a_write_flood_beside_small_reads_is_left_whole() {
         for burst in 0..400 {
             if burst % 4 == 0 {
                 for _ in 0..8 {
-                    run.begin(Direction::Write, 1 << 20);
+                    run.begin(DataDirection::Write, 1 << 20);
                 }
             }
             for _ in 0..8 {
-                run.begin(Direction::Read, 4096);
+                run.begin(DataDirection::Read, 4096);
             }
             while run.requests.len() > 4 {
                 let (len, latency) = run.end();
@@ -382,16 +382,16 @@ fn a_write_flood_beside_small_reads_is_left_whole() {
 #[test]
 fn writes_are_split_again_after_several_workers_left_them_whole() {
     let splitter = Splitter::new(Split::Auto(Prior {
-        measured: vec![(Direction::Write, 512 << 10, 8 << 10)],
+        measured: vec![(DataDirection::Write, 512 << 10, 8 << 10)],
         ..prior()
     }));
     let write = || {
-        let chunk = splitter.choose(Direction::Write, 512 << 10, 0, 0);
+        let chunk = splitter.choose(DataDirection::Write, 512 << 10, 0, 0);
         splitter.failed(0);
         chunk
     };
     for round in 0..2000 {
-        splitter.note_small(Direction::Read);
+        splitter.note_small(DataDirection::Read);
         assert_eq!(write(), None);
         std::thread::scope(|scope| {
             for _ in 0..3 {
@@ -415,7 +415,7 @@ fn off_fixed_and_never_do_as_they_say() {
     ] {
         let splitter = Splitter::new(split);
         for _ in 0..1000 {
-            let found = splitter.choose(Direction::Read, 1 << 20, 0, 0);
+            let found = splitter.choose(DataDirection::Read, 1 << 20, 0, 0);
             assert_eq!(found.map(NonZeroU32::get), chunk);
         }
         assert!(!splitter.learns());

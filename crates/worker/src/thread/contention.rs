@@ -1,4 +1,4 @@
-//! Whether another thread wants the core that this thread runs on.
+//! Finds out if another thread wants the core that this thread runs on.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,7 +17,7 @@ pub(crate) struct CoreContention {
 }
 
 impl CoreContention {
-    /// For the calling thread, which must be the one that yields.
+    /// Observes the calling thread, which must be the one that yields.
     pub(crate) fn of_this_thread() -> CoreContention {
         CoreContention {
             schedstat: File::open("/proc/thread-self/schedstat").ok(),
@@ -36,7 +36,7 @@ impl CoreContention {
         }
     }
 
-    /// Time for which this thread wanted a core and others ran. 0 if the kernel does not tell.
+    /// Returns the time for which this thread wanted a core and others ran. 0 if the kernel does not tell.
     pub(crate) fn waited_ns(&self) -> u64 {
         self.count(1).unwrap_or(0)
     }
@@ -46,12 +46,12 @@ impl CoreContention {
         sched_getaffinity(None).is_ok_and(|cpus| cpus.count() == 1)
     }
 
-    /// Number of timeslices that this thread has run. A yield that leaves it on the core does not add one.
+    /// Returns the number of timeslices that this thread has run. A yield that leaves it on the core does not add one.
     fn timeslices(&self) -> Option<u64> {
         self.count(2)
     }
 
-    /// One of the scheduler's counters: time on a core, time of waiting for one, timeslices.
+    /// Reads one of the scheduler's counters: time on a core, time of waiting for one, timeslices.
     fn count(&self, which: usize) -> Option<u64> {
         let mut text = [0; 64];
         let count = self.schedstat.as_ref()?.read_at(&mut text, 0).ok()?;

@@ -12,7 +12,7 @@ use cleave_engine::{AnyStore, EngineError, Reactor, Store, Visitor};
 use cleave_guest::Memory;
 
 use super::cpu::pin;
-use super::pool::Member;
+use super::pool::PoolMember;
 use crate::command::Commands;
 use crate::wake::signal;
 use crate::worker::{BELLS, Lap, WATCHES, Worker};
@@ -30,7 +30,7 @@ pub struct Handle {
 pub(crate) enum Runs {
     /// On a thread of its own. `None`: it was joined.
     Alone(Option<JoinHandle<()>>),
-    InPool(Member),
+    InPool(PoolMember),
 }
 
 impl Handle {
@@ -39,7 +39,7 @@ impl Handle {
     }
 
     /// Starts worker `number` of its device: in the device's pool if it has one, otherwise on a thread of its own, on
-    /// which its reactor and store are made. `alarm` is an eventfd: it is written when the worker cannot go on (guest memory was lost, or the worker failed), and
+    /// which its reactor and store are made. `alarm` is an eventfd: it is written when the worker cannot continue (guest memory was lost, or the worker failed), and
     /// `ALARM_RETIRED` is added when a vring is retired.
     pub fn spawn(
         number: usize,
@@ -75,8 +75,7 @@ impl Handle {
         Ok(Handle::new(control, Runs::Alone(Some(thread))))
     }
 
-    /// Whether the worker has ended. A worker that failed keeps buffers for ever that the kernel may still
-    /// write to.
+    /// Returns true if the worker has ended. A worker that failed never releases buffers that the kernel may still write to.
     pub fn has_ended(&self) -> bool {
         match &self.runs {
             Runs::Alone(thread) => thread.as_ref().is_none_or(JoinHandle::is_finished),
@@ -107,7 +106,7 @@ impl Drop for Handle {
     }
 }
 
-/// A reactor with room for all watches and bells of a worker, and for `ops` ops in flight.
+/// Makes a reactor with room for all watches and bells of a worker, and for `ops` ops in flight.
 pub fn reactor(disk: &Disk, ops: u16) -> Result<Reactor, EngineError> {
     Reactor::new(&[disk], ops, WATCHES, BELLS)
 }

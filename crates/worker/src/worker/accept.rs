@@ -5,15 +5,15 @@ use std::sync::Arc;
 use cleave_blk::spec::{HEADER_BYTES, RANGE_BYTES};
 use cleave_blk::{Cut, Gate, Outcome, Plan, Request, Shape, Status, Verb};
 use cleave_engine::{Reactor, Store};
-use cleave_guest::{Chain, Epoch, Taken};
+use cleave_guest::{Chain, Epoch, TakenChain};
 
 use super::status::write_status_at;
 use crate::Device;
 use crate::device::throttle::Demand;
 use crate::lane::{Lane, Throttled};
 use crate::record::{Laps, Recorder};
-use crate::slots::{Slot, Timing};
-use crate::splitter::{Direction, SPLIT_MIN_BYTES, Splitter};
+use crate::slots::{Slot, SplitTiming};
+use crate::splitter::{DataDirection, SPLIT_MIN_BYTES, Splitter};
 use crate::token::Token;
 
 /// All that accepting a chain needs besides the vring, borrowed from the worker for one batch. Settings that
@@ -58,11 +58,11 @@ pub(super) struct Accepted {
     pub(super) more: bool,
 }
 
-/// Whether a chain was handled.
+/// Result of handling a chain.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Begun {
     Yes,
-    /// It exceeds the disk's limits.
+    /// The chain exceeds the disk's limits.
     OverLimit,
 }
 
@@ -97,7 +97,7 @@ impl<S: Store> Acceptance<'_, S> {
     /// room for a whole request.
     /// Only where [`is_limited`](Acceptance::is_limited): a request over the limits is left, and its chain must be given back.
     #[inline]
-    pub(crate) fn begin(&mut self, lane: &mut Lane, taken: Taken, chain: &mut Chain) -> Begun {
+    pub(crate) fn begin(&mut self, lane: &mut Lane, taken: TakenChain, chain: &mut Chain) -> Begun {
         if self.watched && self.laps.is_timed() {
             self.laps.taking();
         }
@@ -170,7 +170,7 @@ impl<S: Store> Acceptance<'_, S> {
     fn parse(
         &self,
         lane: &Lane,
-        taken: Taken,
+        taken: TakenChain,
         chain: &Chain,
         cut: &Cut,
     ) -> Result<Request, Status> {
@@ -183,7 +183,7 @@ impl<S: Store> Acceptance<'_, S> {
             return self.judge(lane, &header, shape, cut);
         }
         let mut head = [0; HEADER_BYTES + RANGE_BYTES];
-        // Only discard and write-zeroes have a range behind the header. The data of a write must not be read
+        // Only discard and write-zeroes have a range after the header. The data of a write must not be read
         // here.
         let head_bytes = if ranged { head.len() } else { HEADER_BYTES };
         let head = head.get_mut(..head_bytes).unwrap_or_default();
@@ -225,7 +225,7 @@ impl<S: Store> Acceptance<'_, S> {
         }
     }
 
-    /// A request completed inline.
+    /// Counts a request that completed inline.
     #[inline]
     fn ended(&mut self, lane: &mut Lane, request: &Request) {
         let run = &mut self.run;
@@ -323,10 +323,10 @@ enum Pushed {
 }
 
 impl<S: Store> Acceptance<'_, S> {
-    /// How a read or write is split. For small requests no clock is read.
+    /// Returns how a read or write is split. For small requests no clock is read.
     #[inline]
-    fn split(&mut self, request: &Request) -> Option<Timing> {
-        let direction = Direction::of(request.verb)?;
+    fn split(&mut self, request: &Request) -> Option<SplitTiming> {
+        let direction = DataDirection::of(request.verb)?;
         if request.len_bytes < SPLIT_MIN_BYTES {
             self.splitting.splitter.note_small(direction);
             return None;
@@ -334,7 +334,7 @@ impl<S: Store> Acceptance<'_, S> {
         self.split_large(direction, request.len_bytes)
     }
 
-    fn split_large(&mut self, direction: Direction, len_bytes: u64) -> Option<Timing> {
+    fn split_large(&mut self, direction: DataDirection, len_bytes: u64) -> Option<SplitTiming> {
         let splitting = &mut *self.splitting;
         let learns = splitting.splitter.learns();
         let start_ns = self.device.now_ns();
@@ -343,7 +343,7 @@ impl<S: Store> Acceptance<'_, S> {
             .splitter
             .choose(direction, len_bytes, beside, start_ns);
         splitting.large += u32::from(learns);
-        (learns || chunk_bytes.is_some()).then_some(Timing {
+        (learns || chunk_bytes.is_some()).then_some(SplitTiming {
             chunk_bytes,
             start_ns,
         })

@@ -9,11 +9,11 @@ use cleave_engine::Store;
 use cleave_guest::{Memory, Vring, VringError};
 
 use super::complete::OPERATOR;
-use super::inbox::Inbox;
+use super::inbox::CommandInbox;
 use super::{LANES_MAX, Lap, Worker, call_bell, err_bell};
-use crate::command::{Command, Handed, Signal, Stopped};
+use crate::command::{Command, Handed, Stopped, VringDescriptor};
 use crate::counter::add;
-use crate::lane::{Lane, State};
+use crate::lane::{Lane, LaneState};
 
 /// Answers a command. If the waiter is gone, the answer is dropped.
 fn reply<T>(waiter: &SyncSender<T>, answer: T) {
@@ -21,9 +21,9 @@ fn reply<T>(waiter: &SyncSender<T>, answer: T) {
 }
 
 impl<S: Store> Worker<S> {
-    /// Whether control waits for something that a later lap completes.
+    /// Returns true if control waits for something that a later lap completes.
     pub(crate) fn has_waiters(&self) -> bool {
-        let Inbox {
+        let CommandInbox {
             stopping,
             exiting,
             holds_old_memory,
@@ -33,7 +33,7 @@ impl<S: Store> Worker<S> {
         stopping > 0 || exiting || holds_old_memory || draining || self.wants_sync()
     }
 
-    /// Whether a flush for the operator waits for room in the store. A store that is to be closed gets none.
+    /// Returns true if a flush for the operator waits for room in the store. A store that is to be closed is not given one.
     fn wants_sync(&self) -> bool {
         !self.inbox.exiting
             && self.inbox.syncing.is_none()
@@ -48,7 +48,7 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// A flush for the operator has ended.
+    /// Notes that a flush for the operator has ended.
     pub(crate) fn sync_ended(&mut self, result: Result<(), i32>) {
         if let Some(number) = self.inbox.syncing.take() {
             self.inbox.synced = number;
@@ -57,13 +57,13 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Whether something that control waits for has completed.
+    /// Returns true if something that control waits for has completed.
     #[inline]
     pub(crate) fn can_reply(&self) -> bool {
         self.has_waiters() && self.has_completed()
     }
 
-    /// Whether something that control may wait for has completed.
+    /// Returns true if something that control may wait for has completed.
     #[cold]
     fn has_completed(&self) -> bool {
         let mut lanes = self.lanes.iter().flatten();
@@ -83,7 +83,7 @@ impl<S: Store> Worker<S> {
         store.in_flight() == 0
     }
 
-    /// Whether the disk has nothing to do for this worker, and its guests have been shown every answer.
+    /// Returns true if the disk has nothing to do for this worker, and its guests have been shown every answer.
     fn is_at_rest(&self) -> bool {
         self.store().in_flight() == 0 && self.lanes.iter().flatten().all(|lane| !lane.dirty)
     }
@@ -256,9 +256,9 @@ impl<S: Store> Worker<S> {
         self.set_quiet(number);
         // A new vring is armed.
         self.waiting.armed = true;
-        self.apply(number as u16, Signal::Kick(kick));
-        self.apply(number as u16, Signal::Err(err));
-        self.apply(number as u16, Signal::Call(call));
+        self.apply(number as u16, VringDescriptor::Kick(kick));
+        self.apply(number as u16, VringDescriptor::Err(err));
+        self.apply(number as u16, VringDescriptor::Call(call));
         Ok(())
     }
 
@@ -346,10 +346,10 @@ impl<S: Store> Worker<S> {
         };
         if let Some(lane) = self.lanes[number].as_mut() {
             // A second stop of the same vring replaces the first.
-            self.inbox.stopping += usize::from(!matches!(lane.state, State::Stopping(_)));
+            self.inbox.stopping += usize::from(!matches!(lane.state, LaneState::Stopping(_)));
             lane.vring.take_no_more();
             lane.leave_limits(&self.device);
-            lane.state = State::Stopping(done);
+            lane.state = LaneState::Stopping(done);
         }
         self.abandon(number);
     }
@@ -367,15 +367,15 @@ impl<S: Store> Worker<S> {
         lane.enable(enabled);
     }
 
-    fn set_signal(&mut self, index: u16, signal: Signal) {
+    fn set_signal(&mut self, index: u16, signal: VringDescriptor) {
         if let Some(number) = self.number_of(index) {
             self.apply(number as u16, signal);
         }
     }
 
-    fn apply(&mut self, number: u16, signal: Signal) {
+    fn apply(&mut self, number: u16, signal: VringDescriptor) {
         match signal {
-            Signal::Kick(kick) => {
+            VringDescriptor::Kick(kick) => {
                 if let Some(lane) = self.lanes[usize::from(number)].as_mut() {
                     lane.has_kick = kick.is_some();
                 }
@@ -384,7 +384,7 @@ impl<S: Store> Worker<S> {
                     None => self.reactor.unwatch(number),
                 }
             }
-            Signal::Call(call) => {
+            VringDescriptor::Call(call) => {
                 if let Some(lane) = self.lanes[usize::from(number)].as_mut() {
                     lane.has_call = call.is_some();
                 }
@@ -392,7 +392,7 @@ impl<S: Store> Worker<S> {
                 // The guest may have waited through a reconnect for a call that was never sent.
                 self.reactor.ring(call_bell(number));
             }
-            Signal::Err(err) => self.reactor.set_bell(err_bell(number), err),
+            VringDescriptor::Err(err) => self.reactor.set_bell(err_bell(number), err),
         }
     }
 
@@ -444,7 +444,7 @@ impl<S: Store> Worker<S> {
             if !leaves_requests {
                 lane.vring.end();
             }
-            if let State::Stopping(done) = lane.state {
+            if let LaneState::Stopping(done) = lane.state {
                 reply(
                     &done,
                     match leaves_requests {

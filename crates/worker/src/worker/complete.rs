@@ -6,11 +6,11 @@ use rustix::time::ClockId;
 
 use super::status::write_status;
 use super::{COMMAND_WATCH, Worker, call_bell};
-use crate::Direction;
+use crate::DataDirection;
 use crate::clock::{cpu_ns, nanoseconds};
-use crate::policy::Call;
+use crate::policy::CallDecision;
 use crate::record::VringEvent;
-use crate::slots::Next;
+use crate::slots::NextStep;
 use crate::token::Token;
 
 /// A write that was pushed while the cache was write-back and completes after the switch to write-through is
@@ -73,9 +73,9 @@ impl<S: Store> Worker<S> {
             .slots
             .op_ended(token.head, token.op, result, write_through)
         {
-            Next::Wait => return,
-            Next::End(ended) => ended,
-            Next::Sync => {
+            NextStep::Wait => return,
+            NextStep::End(ended) => ended,
+            NextStep::Sync => {
                 // There is room: the op that has just completed freed it.
                 let token = Token {
                     op: SYNC_OP,
@@ -92,7 +92,7 @@ impl<S: Store> Worker<S> {
         {
             splitting.large -= 1;
             let now_ns = self.device.now_ns();
-            match (Direction::of(ended.verb), ended.errno) {
+            match (DataDirection::of(ended.verb), ended.errno) {
                 (Some(direction), None) => {
                     splitting
                         .splitter
@@ -147,13 +147,13 @@ impl<S: Store> Worker<S> {
                 .caller
                 .published(wanted, requests, in_flight, coalesce, now_ns)
             {
-                Call::Now => {
+                CallDecision::Now => {
                     let held_ns = since_ns.map_or(0, |since_ns| now_ns().saturating_sub(since_ns));
                     lane.record.called(held_ns);
                     self.reactor.ring(call_bell(slot));
                 }
-                Call::None => lane.record.count(VringEvent::CallSuppressed),
-                Call::Later => {
+                CallDecision::None => lane.record.count(VringEvent::CallSuppressed),
+                CallDecision::Later => {
                     lane.record.count(VringEvent::CallCoalesced);
                     let due_ns = lane.caller.due_ns(coalesce);
                     self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(due_ns).min();

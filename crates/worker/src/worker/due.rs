@@ -66,7 +66,7 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Warns of vrings that were kicked and have shown no request for a while, if no other vring of the device has.
+    /// Warns of vrings that were kicked and have shown no request for a while, unless another vring of the device has.
     pub(crate) fn warn_of_unshared(&mut self, now_ns: u64) {
         let mut empty = None;
         for lane in self.lanes.iter_mut().flatten() {

@@ -4,7 +4,7 @@ use crate::command::Commands;
 use crate::device::registry::Orders;
 
 /// Commands from control that are in progress.
-pub(crate) struct Inbox {
+pub(crate) struct CommandInbox {
     pub(crate) commands: Commands,
     /// There may be a command in the queue: handle it before sleeping.
     pub(crate) is_pending: bool,
@@ -23,9 +23,9 @@ pub(crate) struct Inbox {
     pub(crate) synced: u64,
 }
 
-impl Inbox {
-    pub(crate) fn new(commands: Commands, orders: Orders) -> Inbox {
-        Inbox {
+impl CommandInbox {
+    pub(crate) fn new(commands: Commands, orders: Orders) -> CommandInbox {
+        CommandInbox {
             commands,
             is_pending: true,
             stopping: 0,

@@ -18,8 +18,8 @@ pub enum Lap {
 }
 
 impl<S: Store> Worker<S> {
-    /// One pass: reap, publish, accept, and publish what completed inline. Then at most one system call, which
-    /// sleeps if the pacer decides so and nothing has arrived meanwhile.
+    /// Makes one pass: reap, publish, accept, and publish what completed inline. Then at most one system call, which sleeps if
+    /// the pacer decides so and nothing has arrived meanwhile.
     pub fn lap(&mut self) -> io::Result<Lap> {
         let (wait, worked) = self.work();
         if wait == Wait::No && !worked {
@@ -30,7 +30,7 @@ impl<S: Store> Worker<S> {
         Ok(self.end_lap())
     }
 
-    /// A lap without its system call: how to enter the reactor, and whether there was work.
+    /// Makes a lap without its system call. Returns how to enter the reactor, and true if there was work.
     #[inline(always)]
     pub(crate) fn work(&mut self) -> (Wait, bool) {
         let reaped = self.reap();

@@ -18,7 +18,7 @@ pub(crate) struct Meters {
 }
 
 impl Meters {
-    /// Called at the end of a lap, before its system call. `worked`: the lap accepted or completed something.
+    /// Counts a lap. Called at the end of a lap, before its system call. `worked`: the lap accepted or completed something.
     #[inline]
     pub(super) fn lap_ended(&mut self, worked: bool, polled: u64, lanes: &mut [Option<Lane>]) {
         if !worked {
@@ -54,7 +54,7 @@ impl Meters {
         lane.record.ring_checked(check, &self.laps);
     }
 
-    /// Called when the thread has returned from the kernel.
+    /// Counts a sleep. Called when the thread has returned from the kernel.
     #[inline]
     pub(crate) fn entered(&mut self, wait: Wait) {
         if wait != Wait::No {

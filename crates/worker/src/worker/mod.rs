@@ -22,20 +22,20 @@ use cleave_engine::{Reactor, Store};
 use cleave_guest::{Chain, Epoch, Memory};
 
 use self::accept::Splitting;
-use self::inbox::Inbox;
+use self::inbox::CommandInbox;
 pub use self::lap::Lap;
 use self::meters::Meters;
 use self::waiting::Waiting;
 use crate::command::Commands;
 use crate::device::incident::Incident;
-use crate::lane::{Lane, State};
+use crate::lane::{Lane, LaneState};
 use crate::record::{Laps, VringEvent};
 use crate::slots::Ended;
 use crate::stats::Stats;
 use crate::wake::{add_to, signal};
 use crate::{Device, Tuning};
 
-/// Added to the alarm eventfd's counter when a vring is retired. A worker that cannot go on adds 1.
+/// Added to the alarm eventfd's counter when a vring is retired. A worker that cannot continue adds 1.
 pub const ALARM_RETIRED: u64 = 1 << 32;
 
 /// Maximum number of vrings that one worker serves. A device has at most this many.
@@ -50,12 +50,12 @@ pub(crate) const WATCHES: u16 = LANES_MAX + 1;
 /// Number of bell slots. Lane `n` uses `2n` for its call and `2n + 1` for its err eventfd.
 pub(crate) const BELLS: u16 = LANES_MAX * 2;
 
-/// Bell slot of a lane's call eventfd.
+/// Returns the bell slot of a lane's call eventfd.
 pub(crate) fn call_bell(lane: u16) -> u16 {
     lane * 2
 }
 
-/// Bell slot of a lane's err eventfd.
+/// Returns the bell slot of a lane's err eventfd.
 pub(crate) fn err_bell(lane: u16) -> u16 {
     lane * 2 + 1
 }
@@ -72,10 +72,10 @@ pub struct Worker<S: Store> {
     pub(crate) taking: Taking,
     pub(crate) splitting: Splitting,
     pub(crate) waiting: Waiting,
-    pub(crate) inbox: Inbox,
+    pub(crate) inbox: CommandInbox,
     pub(crate) active: ActiveTuning,
     pub(crate) meters: Meters,
-    /// Notifies the session that this worker cannot go on, or that a vring was retired.
+    /// Notifies the session that this worker cannot continue, or that a vring was retired.
     pub(crate) alarm: Arc<OwnedFd>,
     /// The frontend truncated the guest's memory file while we used it.
     pub(crate) lost: bool,
@@ -85,7 +85,7 @@ pub struct Worker<S: Store> {
 pub(crate) struct Taking {
     pub(crate) chain: Chain,
     /// The lane that accepts first: the one after the lane that accepted the store's last room. Without this a busy
-    /// vring would starve those behind it.
+    /// vring would starve those after it.
     pub(crate) first: usize,
     /// Rest of `DESCRIPTORS_MAX` in this lap.
     pub(crate) descriptors_left: u32,
@@ -154,7 +154,7 @@ impl<S: Store> Worker<S> {
                 large: 0,
             },
             waiting,
-            inbox: Inbox::new(commands, orders),
+            inbox: CommandInbox::new(commands, orders),
             active: ActiveTuning {
                 generation,
                 ops_max,
@@ -182,8 +182,8 @@ impl<S: Store> Worker<S> {
         let Some(Some(lane)) = self.lanes.get_mut(slot) else {
             return;
         };
-        if !matches!(lane.state, State::Stopping(_)) {
-            lane.state = State::Retired;
+        if !matches!(lane.state, LaneState::Stopping(_)) {
+            lane.state = LaneState::Retired;
         }
         lane.leave_limits(&self.device);
         lane.record.count(VringEvent::Retired);
@@ -236,7 +236,7 @@ impl<S: Store> Worker<S> {
         device.logs.others.log(|_| line(device.disk.name()))
     }
 
-    /// The frontend truncated memory that we read. Reads returned zeroes, so nothing of this connection can be
+    /// Notes that the frontend truncated memory that we read. Reads returned zeroes, so nothing of this connection can be
     /// trusted; the session ends it.
     fn lose_memory(&mut self) {
         if std::mem::replace(&mut self.lost, true) {

@@ -8,12 +8,12 @@ use rustix::time::ClockId;
 
 use super::Worker;
 use super::waiting::{BudgetedPolling, WaitMode, Waiting};
-use crate::Completion;
+use crate::CompletionPolicy;
 use crate::clock::{cpu_ns, nanoseconds};
 use crate::counter::add;
 use crate::lane::Lane;
-use crate::policy::{LapWork, Pace, PacerContext, Scheduled};
-use crate::stats::Mode;
+use crate::policy::{LapWait, LapWork, PacerContext, Scheduled};
+use crate::stats::WaitState;
 use crate::thread::contention::yield_core;
 
 /// Laps without work before a polling worker first reads the clock, and between later readings.
@@ -27,7 +27,7 @@ const DEVICE_SLEEP_STEP_NS: u64 = 50_000;
 const DEVICE_SLEEP_MAX_NS: u64 = 5_000_000;
 
 impl<S: Store> Worker<S> {
-    /// Now, on the clock that all workers of the device share.
+    /// Returns the time now, on the clock that all workers of the device share.
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         nanoseconds(self.device.began)
@@ -37,11 +37,11 @@ impl<S: Store> Worker<S> {
     pub(crate) fn update_wait_mode(&mut self) {
         let mode = |lane: &Lane| match lane.completion {
             _ if !lane.is_running() => WaitMode::Sleep,
-            Completion::Poll if !lane.has_kick => WaitMode::PollAlways,
+            CompletionPolicy::Poll if !lane.has_kick => WaitMode::PollAlways,
             _ if !lane.has_kick => WaitMode::PollBudgeted,
-            Completion::Interrupt => WaitMode::Sleep,
-            Completion::Adaptive => WaitMode::Adaptive,
-            Completion::Poll => WaitMode::Poll,
+            CompletionPolicy::Interrupt => WaitMode::Sleep,
+            CompletionPolicy::Adaptive => WaitMode::Adaptive,
+            CompletionPolicy::Poll => WaitMode::Poll,
         };
         let mut lanes = self.lanes.iter().flatten();
         self.waiting.has_flags = lanes.any(Lane::kicks_by_flag);
@@ -51,15 +51,15 @@ impl<S: Store> Worker<S> {
             self.waiting.pacer.leave();
         }
         self.meters.stats.set_mode(match self.waiting.mode {
-            WaitMode::Sleep | WaitMode::Adaptive => Mode::Sleeps,
-            WaitMode::PollBudgeted | WaitMode::Poll | WaitMode::PollAlways => Mode::Polls,
+            WaitMode::Sleep | WaitMode::Adaptive => WaitState::Sleeps,
+            WaitMode::PollBudgeted | WaitMode::Poll | WaitMode::PollAlways => WaitState::Polls,
         });
     }
 
     /// Decides how the next `enter` waits.
     pub(crate) fn pace(&mut self, work: LapWork) -> Wait {
         let pace = match self.waiting.mode {
-            WaitMode::Sleep => Pace::Sleep,
+            WaitMode::Sleep => LapWait::Sleep,
             WaitMode::Adaptive => self.adapt(work),
             WaitMode::PollBudgeted => self.poll_within_budget(work),
             mode @ (WaitMode::Poll | WaitMode::PollAlways) => self.poll(work, mode),
@@ -68,7 +68,7 @@ impl<S: Store> Worker<S> {
             return Wait::No;
         }
         let until_ns = match pace {
-            Pace::Spin => {
+            LapWait::Spin => {
                 self.disarm();
                 return Wait::No;
             }
@@ -76,14 +76,14 @@ impl<S: Store> Worker<S> {
                 None => return Wait::No,
                 sleep => sleep,
             },
-            Pace::Doze(until_ns) => Some(until_ns),
-            Pace::Sleep => None,
+            LapWait::Doze(until_ns) => Some(until_ns),
+            LapWait::Sleep => None,
         };
         if self.arm() {
             self.disarm_flags();
             return Wait::No;
         }
-        self.meters.stats.set_mode(Mode::Sleeps);
+        self.meters.stats.set_mode(WaitState::Sleeps);
         add(
             match until_ns {
                 Some(_) => &self.meters.stats.dozes,
@@ -106,12 +106,12 @@ impl<S: Store> Worker<S> {
             let sleep_ns = (u64::from(sleeps) * DEVICE_SLEEP_STEP_NS).min(DEVICE_SLEEP_MAX_NS);
             return Some(self.now_ns() + sleep_ns);
         }
-        self.meters.stats.set_mode(Mode::Polls);
+        self.meters.stats.set_mode(WaitState::Polls);
         self.disarm();
         None
     }
 
-    fn adapt(&mut self, work: LapWork) -> Pace {
+    fn adapt(&mut self, work: LapWork) -> LapWait {
         // When the next request may go is known, so there is nothing to watch for.
         let rests = self.waiting.throttled && work.in_flight == 0;
         if let Some(pace) = self.waiting.pacer.note_lap(work)
@@ -143,15 +143,15 @@ impl<S: Store> Worker<S> {
     }
 
     /// Polls rings whose guests never kick, within the budget.
-    fn poll_within_budget(&mut self, work: LapWork) -> Pace {
+    fn poll_within_budget(&mut self, work: LapWork) -> LapWait {
         let budgeted = &mut self.waiting.budgeted;
         if work.any() {
             *budgeted = BudgetedPolling::default();
-            return Pace::Spin;
+            return LapWait::Spin;
         }
         budgeted.idle_laps = budgeted.idle_laps.wrapping_add(1);
         if budgeted.sleeps == 0 && !budgeted.idle_laps.is_multiple_of(POLL_GRACE_LAPS) {
-            return Pace::Spin;
+            return LapWait::Spin;
         }
         let now_ns = nanoseconds(self.device.began);
         let budget = &self.device.budget;
@@ -162,17 +162,17 @@ impl<S: Store> Worker<S> {
             budget.spend(now_ns, spun_ns, spun_ns, &self.active.tuning);
         }
         if budgeted.sleeps == 0 && budget.left_ns(now_ns, &self.active.tuning) > 0 {
-            return Pace::Spin;
+            return LapWait::Spin;
         }
         budgeted.sleeps = budgeted.sleeps.saturating_add(1);
         let sleep_ns = (u64::from(budgeted.sleeps) * DEVICE_SLEEP_STEP_NS).min(DEVICE_SLEEP_MAX_NS);
-        Pace::Doze(now_ns + sleep_ns)
+        LapWait::Doze(now_ns + sleep_ns)
     }
 
     /// Polls, and pauses while other threads want the core: they would wait for whole timeslices, and a guest
     /// among them would be slower than with interrupts.
     #[inline]
-    fn poll(&mut self, work: LapWork, mode: WaitMode) -> Pace {
+    fn poll(&mut self, work: LapWork, mode: WaitMode) -> LapWait {
         self.waiting.idle_laps = match work.any() {
             true => 0,
             false => self.waiting.idle_laps.wrapping_add(1),
@@ -180,18 +180,18 @@ impl<S: Store> Worker<S> {
         let backoff = &mut self.waiting.backoff;
         let is_check = self.waiting.idle_laps % POLL_CHECK_LAPS == POLL_GRACE_LAPS;
         if !is_check && !backoff.is_resting() {
-            return Pace::Spin;
+            return LapWait::Spin;
         }
         let now_ns = nanoseconds(self.device.began);
         if !backoff.is_contended(now_ns) {
             if !is_check || !backoff.wants_check(now_ns) {
-                return Pace::Spin;
+                return LapWait::Spin;
             }
             let contended = self.waiting.contention.yield_once();
             let now_ns = nanoseconds(self.device.began);
             backoff.checked(now_ns, contended);
             if !backoff.is_contended(now_ns) {
-                return Pace::Spin;
+                return LapWait::Spin;
             }
             add(&self.meters.stats.switches_crowded, 1);
         }
@@ -199,11 +199,11 @@ impl<S: Store> Worker<S> {
             // Nothing would wake it, so it only yields.
             WaitMode::PollAlways if !work.any() => {
                 yield_core();
-                Pace::Spin
+                LapWait::Spin
             }
-            WaitMode::PollAlways => Pace::Spin,
-            // The end of the contention is no event, so a timer has to end the sleep.
-            _ => backoff.until_ns().map_or(Pace::Sleep, Pace::Doze),
+            WaitMode::PollAlways => LapWait::Spin,
+            // The end of the contention is not an event, so a timer has to end the sleep.
+            _ => backoff.until_ns().map_or(LapWait::Sleep, LapWait::Doze),
         }
     }
 
@@ -228,7 +228,7 @@ impl<S: Store> Worker<S> {
         lanes.any(|lane| waits(lane) && lane.vring.has_come(&asked))
     }
 
-    /// Called when the thread has returned from the kernel.
+    /// Counts a wait, and disarms the vrings of guests without EVENT_IDX. Called when the thread has returned from the kernel.
     #[inline]
     pub(crate) fn entered(&mut self, wait: Wait) {
         self.meters.entered(wait);
@@ -259,7 +259,7 @@ impl<S: Store> Worker<S> {
                 WaitMode::PollBudgeted | WaitMode::Poll | WaitMode::PollAlways
             ) {
                 // It may have slept because the core was contended.
-                self.meters.stats.set_mode(Mode::Polls);
+                self.meters.stats.set_mode(WaitState::Polls);
             }
             for lane in self.lanes.iter_mut().flatten() {
                 lane.vring.disarm();

@@ -11,20 +11,20 @@ use super::Worker;
 use super::accept::{Acceptance, InlineRun};
 use super::status::write_status;
 use super::take::DESCRIPTORS_MAX;
-use crate::Action;
+use crate::ErrorAction;
 use crate::device::incident::Incident;
-use crate::lane::{Lane, State};
-use crate::record::{Stalled, VringEvent};
+use crate::lane::{Lane, LaneState};
+use crate::record::{StalledRequests, VringEvent};
 use crate::settings::on_error::is_unsent;
 use crate::slots::Ended;
-use crate::stalls::Phase;
+use crate::stalls::StallPhase;
 use crate::token::Token;
 
 impl<S: Store> Worker<S> {
-    /// Called when the last op of a request has completed and the disk failed it.
+    /// Decides about a request that the disk failed. Called when its last op has completed.
     #[cold]
     pub(crate) fn request_failed(&mut self, token: Token, ended: &Ended, errno: i32) {
-        // Whoever changed the policy may have sent this request before the bell was looked at.
+        // The request may have been sent after the policy changed, and before this worker looked at its bell.
         self.adopt_tuning();
         let now_ns = self.now_ns();
         let action = self.action(ended.verb, errno);
@@ -36,13 +36,13 @@ impl<S: Store> Worker<S> {
         let Some(phase) = phase else {
             return self.end_failed(number, token.head, ended);
         };
-        if phase == Phase::Held {
+        if phase == StallPhase::Held {
             lane.record.count(VringEvent::Held);
         }
         lane.slots.stall(token.head);
         // The others were scheduled when they failed. To look at all of them for each that fails would be 10^9 steps for a ring of
         // 32768 that fails as a whole.
-        if let Phase::Due { at_ns, .. } = phase
+        if let StallPhase::Due { at_ns, .. } = phase
             && lane.can_retry()
         {
             let due_ns = &mut self.waiting.due_ns;
@@ -54,14 +54,14 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// After a failed sync no request that changes the disk is repeated. Behind the page cache a durable write
-    /// cannot succeed any more, and every flush fails, until the disk is opened again.
-    fn action(&self, verb: Verb, errno: i32) -> Action {
+    /// Returns the action for a failed request. After a failed sync no request that changes the disk is repeated. Through the page
+    /// cache a durable write cannot succeed any more, and every flush fails, until the disk is opened again.
+    fn action(&self, verb: Verb, errno: i32) -> ErrorAction {
         match verb {
             // It waits in the frontend's list for the next daemon, if the frontend keeps one.
-            _ if self.device.disk.is_abandoned() => return Action::Hold,
+            _ if self.device.disk.is_abandoned() => return ErrorAction::Hold,
             Verb::Read => {}
-            _ if self.device.disk.sync_failed() => return Action::Report,
+            _ if self.device.disk.sync_failed() => return ErrorAction::Report,
             _ => {}
         }
         self.active.tuning.on_error.action(verb, errno)
@@ -84,10 +84,11 @@ impl<S: Store> Worker<S> {
         self.report(ended);
     }
 
-    /// Whether control or the guest has ended this vring.
+    /// Returns true if control or the guest has ended this vring.
     fn is_ending(&self, number: usize) -> bool {
         let lane = self.lanes.get(number).and_then(Option::as_ref);
-        let is_ending = |lane: &Lane| matches!(lane.state, State::Stopping(_) | State::Retired);
+        let is_ending =
+            |lane: &Lane| matches!(lane.state, LaneState::Stopping(_) | LaneState::Retired);
         self.inbox.exiting || lane.is_some_and(is_ending)
     }
 
@@ -102,7 +103,7 @@ impl<S: Store> Worker<S> {
             return;
         };
         let (index, waiting) = (lane.index, lane.stalls.waiting());
-        if waiting > 0 && lane.vring.is_kept() && !matches!(lane.state, State::Retired) {
+        if waiting > 0 && lane.vring.is_kept() && !matches!(lane.state, LaneState::Retired) {
             lane.left = true;
             lane.stalls.leave();
             lane.record.show_stalled(None);
@@ -112,7 +113,10 @@ impl<S: Store> Worker<S> {
                      were held or waited for a retry are left to the next daemon or connection"
                 );
             });
-        } else if waiting > 0 && lane.vring.is_detached() && !matches!(lane.state, State::Retired) {
+        } else if waiting > 0
+            && lane.vring.is_detached()
+            && !matches!(lane.state, LaneState::Retired)
+        {
             lane.left = true;
             lane.stalls.leave();
             lane.record.show_stalled(None);
@@ -134,7 +138,7 @@ impl<S: Store> Worker<S> {
     }
 
     /// Fails the selected requests with I/O errors. The next lap publishes them.
-    fn end_stalled(&mut self, number: usize, which: impl Fn(Phase) -> bool) {
+    fn end_stalled(&mut self, number: usize, which: impl Fn(StallPhase) -> bool) {
         let mut at = 0;
         while let Some(Some(lane)) = self.lanes.get_mut(number)
             && at < lane.stalls.list.len()
@@ -191,7 +195,7 @@ impl<S: Store> Worker<S> {
             // They were counted when they came.
             is_limited: false,
         };
-        let is_due = |phase| matches!(phase, Phase::Due { at_ns, .. } if at_ns <= now_ns);
+        let is_due = |phase| matches!(phase, StallPhase::Due { at_ns, .. } if at_ns <= now_ns);
         let mut fault = None;
         for at in 0..lane.stalls.list.len() {
             if acceptance.store.room() < active.ops_max || *descriptors_left == 0 {
@@ -233,7 +237,7 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Repeats the held requests that could not be sent to their storage: the way there is back. Those that failed for another
+    /// Repeats the held requests that could not be sent to their storage: the storage can be reached again. Those that failed for another
     /// reason wait for the operator.
     #[cold]
     pub(crate) fn resume_unsent(&mut self) {
@@ -266,7 +270,7 @@ impl<S: Store> Worker<S> {
         for number in 0..self.lanes.len() {
             match self.lanes.get_mut(number) {
                 Some(Some(lane)) if lane.rests() => lane.stalls.fail_later(),
-                _ => self.end_stalled(number, |phase| phase == Phase::Held),
+                _ => self.end_stalled(number, |phase| phase == StallPhase::Held),
             }
         }
     }
@@ -276,7 +280,7 @@ impl<S: Store> Worker<S> {
         for number in 0..self.lanes.len() {
             let lane = self.lanes.get(number).and_then(Option::as_ref);
             if lane.is_some_and(|lane| !lane.rests() && lane.stalls.any_failing()) {
-                self.end_stalled(number, |phase| phase == Phase::Failing);
+                self.end_stalled(number, |phase| phase == StallPhase::Failing);
             }
         }
     }
@@ -308,8 +312,8 @@ impl<S: Store> Worker<S> {
     }
 
     /// Logs a vring that is held, and tells the operator.
-    fn tell_held(&self, vring: u16, shown: Stalled) {
-        let Stalled {
+    fn tell_held(&self, vring: u16, shown: StalledRequests) {
+        let StalledRequests {
             verb,
             sector,
             errno,
@@ -317,7 +321,7 @@ impl<S: Store> Worker<S> {
         } = shown;
         let disk = &self.device.disk;
         let remedy = match is_unsent(errno) && disk.reconnects() {
-            true => "It goes on by itself when the server is back",
+            true => "It continues by itself when the server is back",
             false => "When the disk works again, run `cleave resume`",
         };
         let is_told = self.device.logs.held.log(|more| {

@@ -6,11 +6,11 @@ use cleave_guest::VringFault;
 use super::accept::{Acceptance, Accepted, Begun, InlineRun};
 use super::meters::Meters;
 use super::{ActiveTuning, Taking, Worker};
-use crate::Completion;
+use crate::CompletionPolicy;
 use crate::lane::Lane;
 
 /// Maximum number of chains that go from one vring to the disk before the other vrings are served. Bounds how
-/// long a completion waits behind acceptance.
+/// long a completion waits for acceptance.
 const TAKE_MAX: usize = 64;
 /// `TAKE_MAX` while nothing is in flight: an idle disk gets its first requests early and works on them while
 /// the rest of the batch is prepared. Costs one more system call after idleness, and saves a tenth of the
@@ -92,7 +92,7 @@ impl<S: Store> Worker<S> {
 
     fn is_awaited(&self, slot: usize) -> bool {
         let lane = self.lanes.get(slot).and_then(Option::as_ref);
-        lane.is_some_and(|lane| lane.completion != Completion::Interrupt)
+        lane.is_some_and(|lane| lane.completion != CompletionPolicy::Interrupt)
     }
 
     pub(crate) fn has_room(&self) -> bool {
@@ -139,7 +139,7 @@ impl<S: Store> Worker<S> {
         let ended = acceptance.ended;
         acceptance.run.count(&mut lane.record);
         if active.is_limited && !matches!(stop, Stop::OverLimit) {
-            // Its ring may be empty, and then only a kick tells of the next request.
+            // Its ring may be empty, and then only a kick announces the next request.
             lane.throttled = None;
         }
         if let Stop::Breach(breach) = &stop {

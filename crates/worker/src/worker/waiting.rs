@@ -59,12 +59,12 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// For a worker that has this thread for itself.
+    /// Makes the state of a worker that has this thread for itself.
     pub(crate) fn new() -> Waiting {
         Waiting::on(Arc::new(CoreContention::of_this_thread()), None)
     }
 
-    /// For one of the workers of a thread, which share its counters.
+    /// Makes the state of one of the workers of a thread, which share its counters.
     pub(crate) fn beside_others(contention: Arc<CoreContention>) -> Waiting {
         Waiting::on(contention, Some(0))
     }

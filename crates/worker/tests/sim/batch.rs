@@ -70,7 +70,7 @@ fn worker_with(
     (worker.unwrap(), control)
 }
 
-/// A vring that calls nobody.
+/// A vring without calls.
 fn silent(index: u16) -> VringStart {
     VringStart {
         call: None,

@@ -213,7 +213,7 @@ impl Driver {
         Some(head)
     }
 
-    /// Whether the device wants a kick for the latest request (virtio 1.3 §2.7.13.4).
+    /// Returns true if the device wants a kick for the latest request (virtio 1.3 §2.7.13.4).
     pub(crate) fn wants_kick(&self, event_idx: bool) -> bool {
         if event_idx {
             let event = u16::from_le_bytes(self.read(USED + 4 + 8 * u64::from(SIZE)));
@@ -257,7 +257,7 @@ impl Driver {
         self.submit_table(heads, &[entry; TABLE_ENTRIES]);
     }
 
-    /// The same with a write of the first sector, whose table is long because most of its entries are empty.
+    /// Submits a write of the first sector, whose table is long because most of its entries are empty.
     pub(crate) fn submit_longest_write(&mut self, heads: u16) {
         let mut header = [0; 16];
         header[..4].copy_from_slice(&request_type::OUT.to_le_bytes());

@@ -29,8 +29,8 @@ use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_sim::{Random, Sim, SimConfig, SimStore};
 use cleave_worker::record::{Category, ErrorKind, Kind, Recording, Stage};
 use cleave_worker::{
-    Action, Coalesce, Completion, Control, Device, Direction, Lap, Pending as Commanded, Prior,
-    Split, Totals, Tuning, VringStart, Worker, WorkerConfig, reactor,
+    Coalesce, CompletionPolicy, Control, DataDirection, Device, ErrorAction, Lap,
+    Pending as Commanded, Prior, Split, Totals, Tuning, VringStart, Worker, WorkerConfig, reactor,
 };
 use driver::{Answer, Ask, DATA_MAX, Driver};
 use rustix::event::{EventfdFlags, eventfd};
@@ -121,7 +121,7 @@ fn device_of(disk: Disk, split: Split) -> Arc<Device> {
         ops: 64,
     };
     let tuning = Tuning {
-        completion: Completion::Poll,
+        completion: CompletionPolicy::Poll,
         ..Tuning::new(split)
     };
     let serial = *b"simulated\0\0\0\0\0\0\0\0\0\0\0";

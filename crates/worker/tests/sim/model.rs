@@ -1,6 +1,6 @@
 //! Random requests against a model of the disk, which must agree with the disk after a power cut.
 
-use cleave_worker::Limits;
+use cleave_worker::RateLimits;
 
 use super::*;
 
@@ -62,7 +62,7 @@ fn run_on(mut bench: Bench, mut random: Random, fail_per_mille: u32) {
         answered: Totals::default(),
     };
     let mut pending: HashMap<u16, Pending> = HashMap::new();
-    let holds = bench.device.tuning().on_error.write == Action::Hold;
+    let holds = bench.device.tuning().on_error.write == ErrorAction::Hold;
     let may_fail = |ask: &Ask| fail_per_mille > 0 && (!holds || ask.kind == request_type::FLUSH);
     for _ in 0..600 {
         if random.below(50) == 0 {
@@ -79,7 +79,7 @@ fn run_on(mut bench: Bench, mut random: Random, fail_per_mille: u32) {
     }
     // The laps that are left come faster than any limit lets requests go.
     bench.device.tune(Tuning {
-        limits: Limits::default(),
+        limits: RateLimits::default(),
         ..Tuning::clone(&bench.device.tuning())
     });
     for _ in 0..10_000 {
@@ -119,9 +119,9 @@ fn run_on(mut bench: Bench, mut random: Random, fail_per_mille: u32) {
 /// Control changes the tuning under load.
 fn retune(device: &Device, random: &mut Random) {
     let completion = [
-        Completion::Poll,
-        Completion::Adaptive,
-        Completion::Interrupt,
+        CompletionPolicy::Poll,
+        CompletionPolicy::Adaptive,
+        CompletionPolicy::Interrupt,
     ];
     let tuning = device.tuning();
     device.tune(Tuning {

@@ -12,8 +12,8 @@ fn split_requests_match_the_model_survive_a_power_cut_and_fail_as_one() {
             chunk_min_bytes: 4096,
             never: false,
             measured: vec![
-                (Direction::Read, 64 << 10, 4 << 10),
-                (Direction::Write, 32 << 10, 8 << 10),
+                (DataDirection::Read, 64 << 10, 4 << 10),
+                (DataDirection::Write, 32 << 10, 8 << 10),
             ],
         })
     };

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::status;
 use cleave_guest::{Inflight, InflightLayout, Memory};
-use cleave_worker::record::Stalled;
-use cleave_worker::{Completion, Lap, Stopped, Tuning, VringStart};
+use cleave_worker::record::StalledRequests;
+use cleave_worker::{CompletionPolicy, Lap, Stopped, Tuning, VringStart};
 
 use crate::driver::{Answer, Ask, Driver, Part, SIZE};
 use crate::{Bench, DISK_BYTES, FEATURES, quiet, vring};
@@ -60,7 +60,7 @@ fn settle_for(bench: &mut Bench, laps: u32) {
     }
 }
 
-fn stalled(bench: &Bench) -> Option<Stalled> {
+fn stalled(bench: &Bench) -> Option<StalledRequests> {
     let all = bench.device.records.stalled();
     assert!(all.len() <= 1);
     all.first().map(|(index, stalled)| {
@@ -111,7 +111,7 @@ fn hold_writes(bench: &mut Bench, n: u8) {
 }
 
 /// Runs laps until the displayed value satisfies `is_so`.
-fn until(bench: &mut Bench, is_so: impl Fn(Option<Stalled>) -> bool) {
+fn until(bench: &mut Bench, is_so: impl Fn(Option<StalledRequests>) -> bool) {
     let began = Instant::now();
     while !is_so(stalled(bench)) {
         assert!(
@@ -148,7 +148,7 @@ fn a_held_request_is_displayed_and_closes_its_vring_until_it_is_repeated() {
         settle(&mut bench);
         let shown = stalled(&bench).unwrap();
         let now_ns = bench.device.now_ns();
-        let Stalled {
+        let StalledRequests {
             held,
             retrying,
             verb,
@@ -198,7 +198,7 @@ fn a_held_request_is_displayed_and_closes_its_vring_until_it_is_repeated() {
     }
 }
 
-/// Whoever changed it may send a request before the worker looks at its bell.
+/// A request may be sent after the policy changed, and before the worker looks at its bell.
 #[test]
 fn a_policy_counts_for_every_request_that_fails_after_it_was_set() {
     let mut tried = 0;
@@ -230,7 +230,7 @@ fn held_requests_fail_on_the_operators_order() {
     let totals = bench.totals();
     assert_eq!((totals.failed, totals.writes, held(&bench)), (5, 0, 0));
     mend_disk(&bench);
-    // The vring goes on.
+    // The vring continues.
     assert_eq!(bench.ask(&write(7, 7)).status, status::OK);
 }
 
@@ -700,9 +700,9 @@ fn requests_that_fail_each_time_the_storage_is_back_are_repeated_less_and_less_o
 #[test]
 fn a_worker_sleeps_without_a_timer_while_requests_are_held() {
     for completion in [
-        Completion::Poll,
-        Completion::Adaptive,
-        Completion::Interrupt,
+        CompletionPolicy::Poll,
+        CompletionPolicy::Adaptive,
+        CompletionPolicy::Interrupt,
     ] {
         let mut bench = bench(15, "hold");
         hold_writes(&mut bench, 2);
@@ -717,7 +717,7 @@ fn a_worker_sleeps_without_a_timer_while_requests_are_held() {
             bench.store.lock().unwrap().waits
         };
         assert_eq!(waits(&mut bench), [0, 5], "{completion}");
-        if completion != Completion::Interrupt {
+        if completion != CompletionPolicy::Interrupt {
             continue;
         }
         set_policy(&mut bench, "retry:60");
@@ -753,7 +753,7 @@ fn held_requests_that_fail_while_their_ring_is_away_are_answered_when_it_is_back
     let answers = collect(&mut bench, 3);
     assert_eq!(statuses(&answers), [status::IOERR; 3]);
     assert_eq!((stalled(&bench), bench.totals().failed), (None, 3));
-    // The vring goes on.
+    // The vring continues.
     mend_disk(&bench);
     assert_eq!(bench.ask(&write(7, 7)).status, status::OK);
 }

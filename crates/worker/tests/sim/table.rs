@@ -82,7 +82,7 @@ fn all_well(answers: &[Answer]) {
     }
 }
 
-/// Whether the worker releases the memory within a lap or two after the last completion.
+/// Returns true if the worker releases the memory within a lap or two after the last completion.
 fn soon_over(bench: &mut Bench, departure: &Departure) -> bool {
     (0..3).any(|_| {
         bench.lap();
@@ -114,7 +114,7 @@ fn a_request_whose_status_byte_has_left_the_table_still_completes() {
         let departure = replace(&mut bench, memory, &rings);
         all_well(&collect(&mut bench, &departure, 8));
         assert!(soon_over(&mut bench, &departure), "seed {seed}");
-        // A request for memory that is gone fails, and the vring goes on.
+        // A request for memory that is gone fails, and the vring continues.
         bench
             .driver
             .submit(&Ask::write(0, vec![1; 512], 512, false))

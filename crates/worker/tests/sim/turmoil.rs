@@ -1,5 +1,5 @@
 //! Everything that an operator and a frontend may do to a vring whose disk fails, in any order. Each request is answered
-//! once, the disk has what the answers say, and nobody sleeps who has to act.
+//! once, the disk has what the answers say, and neither side sleeps while it has to act.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -24,13 +24,13 @@ struct Turmoil {
     is_enabled: bool,
     is_quiet: bool,
     has_rings: bool,
-    /// It is never stopped, and no daemon dies.
+    /// True if it is never stopped, and no daemon dies.
     goes_on: bool,
     call: OwnedFd,
-    /// The guest collects nothing until it is called.
+    /// True if the guest collects nothing until it is called.
     sleeps: bool,
     is_called: bool,
-    /// Laps in which the worker slept without a time limit and with nothing in flight, since anybody did anything.
+    /// Laps in which the worker slept without a time limit and with nothing in flight, since the last action of any side.
     idle_laps: u32,
     /// By head.
     flying: HashMap<u16, Flying>,
@@ -106,7 +106,7 @@ impl Turmoil {
         }
     }
 
-    /// The worker sleeps until it is told of something.
+    /// Asserts that the worker may sleep until something is announced.
     fn assert_nothing_to_do(&self) {
         let is_answered = self.bench.driver.used_index() == self.bench.driver.seen();
         assert!(
@@ -122,7 +122,8 @@ impl Turmoil {
             Some((_, stalled)) => (stalled.retrying, stalled.held),
             None => (0, 0),
         };
-        let waits = |stalled: &(u16, cleave_worker::record::Stalled)| stalled.1.retrying > 0;
+        let waits =
+            |stalled: &(u16, cleave_worker::record::StalledRequests)| stalled.1.retrying > 0;
         assert!(!stalled.iter().any(waits), "{stalled:?}: {:#?}", self.log);
         let left = self.flying.len() - self.answered();
         assert!(
@@ -211,7 +212,7 @@ impl Turmoil {
         if self.flying.values().any(overlaps) {
             return;
         }
-        // Nobody has to kick a worker that sees the request anyway.
+        // A worker that sees the request anyway needs no kick.
         let has_to_be_kicked = self.idle_laps >= HEARD_LAPS
             && self.is_running
             && self.is_enabled
@@ -339,9 +340,9 @@ impl Turmoil {
         let auto = Split::Auto(Prior::from_limits(self.bench.device.disk.limits()));
         let split = [Split::Off, chunk, auto][self.random.draw() as usize % 3].clone();
         let completion = self.one_of(&[
-            Completion::Interrupt,
-            Completion::Poll,
-            Completion::Adaptive,
+            CompletionPolicy::Interrupt,
+            CompletionPolicy::Poll,
+            CompletionPolicy::Adaptive,
         ]);
         let coalesce = Coalesce {
             us: self.one_of(&[0, 30, 5000]),

@@ -12,7 +12,7 @@ use cleave_blk::{Op, PLAIN_OPS_MAX};
 use cleave_engine::{Done, Reactor, Store, Wait};
 use cleave_guest::Epoch;
 use cleave_worker::{
-    Coalesce, Completion, Control, Device, Totals, Tuning, VringStart, Worker, reactor,
+    Coalesce, CompletionPolicy, Control, Device, Totals, Tuning, VringStart, Worker, reactor,
 };
 
 use crate::driver::{Ask, Driver, SIZE};
@@ -135,7 +135,7 @@ impl Store for Stage {
             Ends::Told => {}
             Ends::Asked => panic!("asleep on an op that has to be polled"),
             Ends::Never => {
-                let until = until.expect("asleep for ever on an op that has to be polled");
+                let until = until.expect("asleep without end on an op that has to be polled");
                 world
                     .naps
                     .push(until.saturating_duration_since(Instant::now()));
@@ -172,7 +172,7 @@ impl Store for Stage {
     }
 }
 
-fn tuning(completion: Completion) -> Tuning {
+fn tuning(completion: CompletionPolicy) -> Tuning {
     Tuning {
         completion,
         ..Tuning::new(cleave_worker::Split::Off)
@@ -246,7 +246,9 @@ fn run(
     let completion = tuning.completion;
     let (mut worker, device, world, _control) = stage(seed, event_idx, tuning, ends);
     let is_tried = |device: &Device| {
-        completion != Completion::Adaptive || ends == Ends::Asked || device.totals().experiments > 0
+        completion != CompletionPolicy::Adaptive
+            || ends == Ends::Asked
+            || device.totals().experiments > 0
     };
     let mut laps = 0_u32;
     // The clock is read seldom.
@@ -281,11 +283,11 @@ fn the_worker_never_sleeps_on_a_request() {
     println!("CLEAVE_SEED={seed}");
     let held = Tuning {
         coalesce: Coalesce { us: 20, max: 3 },
-        ..tuning(Completion::Adaptive)
+        ..tuning(CompletionPolicy::Adaptive)
     };
     for (name, tuning) in [
-        ("interrupt", tuning(Completion::Interrupt)),
-        ("adaptive", tuning(Completion::Adaptive)),
+        ("interrupt", tuning(CompletionPolicy::Interrupt)),
+        ("adaptive", tuning(CompletionPolicy::Adaptive)),
         ("calls held back", held),
     ] {
         for event_idx in [true, false] {
@@ -302,7 +304,7 @@ fn the_worker_never_sleeps_on_a_request() {
 /// A kick costs the guest an exit, so it is asked for none while the worker is awake (virtio 1.3 §2.7.10).
 #[test]
 fn a_guest_that_adds_requests_while_it_is_served_is_not_asked_to_kick() {
-    for completion in [Completion::Interrupt, Completion::Adaptive] {
+    for completion in [CompletionPolicy::Interrupt, CompletionPolicy::Adaptive] {
         for event_idx in [true, false] {
             let (mut worker, device, world, _control) =
                 stage(9, event_idx, tuning(completion), Ends::Told);
@@ -326,7 +328,7 @@ fn a_guest_that_adds_requests_while_it_is_served_is_not_asked_to_kick() {
 /// sleeps as usual when nothing is in flight.
 #[test]
 fn the_worker_never_sleeps_on_polled_ops() {
-    for completion in [Completion::Interrupt, Completion::Adaptive] {
+    for completion in [CompletionPolicy::Interrupt, CompletionPolicy::Adaptive] {
         let (totals, _) = run(11, MOMENTS / 10, true, tuning(completion), Ends::Asked);
         assert!(totals.sleeps > 50, "{completion:?}: {totals:?}");
         assert!(totals.calls > 0, "{completion:?}");
@@ -337,7 +339,7 @@ fn the_worker_never_sleeps_on_polled_ops() {
 /// often as before once the guest has a new request.
 #[test]
 fn a_polled_device_that_hangs_is_polled_less_and_less_often() {
-    for completion in [Completion::Interrupt, Completion::Adaptive] {
+    for completion in [CompletionPolicy::Interrupt, CompletionPolicy::Adaptive] {
         let (mut worker, device, world, _control) = stage(3, true, tuning(completion), Ends::Never);
         world.borrow_mut().quiet = true;
         let ask = || {
@@ -378,7 +380,7 @@ fn a_polled_device_that_hangs_is_polled_less_and_less_often() {
 /// checks, longer and longer, and polls as often as before once there is work.
 #[test]
 fn a_guest_that_never_kicks_is_polled_within_the_budget() {
-    for completion in [Completion::Interrupt, Completion::Adaptive] {
+    for completion in [CompletionPolicy::Interrupt, CompletionPolicy::Adaptive] {
         let (mut worker, device, world, _control) =
             stage_with(5, true, tuning(completion), Ends::Told, None);
         world.borrow_mut().quiet = true;
@@ -409,7 +411,7 @@ fn a_guest_that_never_kicks_is_polled_within_the_budget() {
         }
     }
     let (mut worker, device, world, _control) =
-        stage_with(6, true, tuning(Completion::Poll), Ends::Told, None);
+        stage_with(6, true, tuning(CompletionPolicy::Poll), Ends::Told, None);
     world.borrow_mut().quiet = true;
     for _ in 0..20_000 {
         worker.lap().unwrap();
@@ -421,7 +423,7 @@ fn a_guest_that_never_kicks_is_polled_within_the_budget() {
     );
 }
 
-/// While the next request waits for the disk's limits and nothing is in flight, the worker sleeps; that is no spinning.
+/// While the next request waits for the disk's limits and nothing is in flight, the worker sleeps, which does not count as spinning.
 #[test]
 fn a_worker_that_sleeps_for_the_limits_is_not_said_to_spin() {
     let config = SimConfig {
@@ -433,7 +435,7 @@ fn a_worker_that_sleeps_for_the_limits_is_not_said_to_spin() {
         limits: "iops-read=2000".parse().unwrap(),
         spin_rate_min: 10,
         spin_cpu_max: 100,
-        ..tuning(Completion::Adaptive)
+        ..tuning(CompletionPolicy::Adaptive)
     });
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(3) {

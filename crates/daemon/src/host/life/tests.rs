@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use cleave_worker::Limits;
+use cleave_worker::RateLimits;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
@@ -24,7 +24,7 @@ struct Invented {
     is_full: Mutex<bool>,
     /// The files.
     files: Mutex<BTreeMap<String, DiskConfig>>,
-    limits: Mutex<Limits>,
+    limits: Mutex<RateLimits>,
     /// When disks were opened.
     tried: Mutex<Vec<Instant>>,
     /// What has happened, in order.

@@ -4,15 +4,15 @@ use super::*;
 use crate::model::ModelSpec;
 
 const DISK_BYTES: u64 = 8 << 30;
-const READ: Work = Work::Read;
-const BUFFERED: Work = Work::Write { buffered: true };
-const THROUGH: Work = Work::Write { buffered: false };
+const READ: DriveWork = DriveWork::Read;
+const BUFFERED: DriveWork = DriveWork::Write { buffered: true };
+const THROUGH: DriveWork = DriveWork::Write { buffered: false };
 
 fn preset(text: &str) -> Drive {
     text.parse::<ModelSpec>().unwrap().drive()
 }
 
-/// Round numbers and no jitter, so that times can be calculated.
+/// Returns a drive with round numbers and no jitter, so that times can be calculated.
 fn exact() -> Drive {
     Drive {
         channels: 4,
@@ -46,7 +46,7 @@ fn run(timing: &mut Timing) -> Vec<(u32, u64)> {
 }
 
 /// Commands per second and their mean latency, at random aligned offsets, with `depth` outstanding.
-fn rate(drive: Drive, work: Work, len: u64, depth: u32, commands: u32) -> (f64, f64) {
+fn rate(drive: Drive, work: DriveWork, len: u64, depth: u32, commands: u32) -> (f64, f64) {
     let mut random = drive.seed ^ 0x5eed;
     let mut offset = || {
         random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -146,7 +146,8 @@ fn same_seed_same_times_and_another_seed_others() {
     let ends = |seed| {
         let mut timing = Timing::new(preset(&format!("p3700,seed={seed}")));
         for token in 0..200 {
-            let work = [READ, BUFFERED, THROUGH, Work::Sync, Work::Map][token as usize % 5];
+            let work =
+                [READ, BUFFERED, THROUGH, DriveWork::Sync, DriveWork::Map][token as usize % 5];
             let offset = u64::from(token) * 77 * 4096;
             timing.submit(u64::from(token) * 1000, token, work, offset, 65_536);
         }
@@ -162,7 +163,7 @@ fn the_number_of_advances_changes_nothing() {
     let ends = |step: u64| {
         let mut timing = Timing::new(preset("p320h,write_buffer=128K"));
         for token in 0..100 {
-            let work = [READ, BUFFERED, Work::Sync][token as usize % 3];
+            let work = [READ, BUFFERED, DriveWork::Sync][token as usize % 3];
             timing.submit(
                 u64::from(token) * 500,
                 token,
@@ -221,7 +222,7 @@ fn a_range_that_touches_two_pages_takes_two() {
 fn commands_finish_in_the_order_of_their_ends() {
     let mut timing = Timing::new(exact());
     timing.submit(0, 1, READ, 0, pages(16));
-    timing.submit(0, 2, Work::Map, 0, pages(1 << 20));
+    timing.submit(0, 2, DriveWork::Map, 0, pages(1 << 20));
     timing.submit(0, 3, READ, pages(3), 4096);
     timing.submit(0, 4, THROUGH, pages(2), 4096);
     let ends = run(&mut timing);
@@ -268,9 +269,9 @@ fn a_sync_waits_for_the_writes_before_it_and_for_no_other() {
     };
     let mut timing = Timing::new(drive);
     timing.submit(0, 1, BUFFERED, 0, pages(1));
-    timing.submit(500, 2, Work::Sync, 0, 0);
+    timing.submit(500, 2, DriveWork::Sync, 0, 0);
     timing.submit(600, 3, BUFFERED, pages(1), pages(32));
-    timing.submit(700, 4, Work::Sync, 0, 0);
+    timing.submit(700, 4, DriveWork::Sync, 0, 0);
     let ends = run(&mut timing);
     let at = |token| ends.iter().find(|end| end.0 == token).unwrap().1;
     assert_eq!(
@@ -284,7 +285,7 @@ fn a_sync_waits_for_the_writes_before_it_and_for_no_other() {
         "32 pages on 4 channels, one of them busy"
     );
     // Without writes to wait for, it ends at once.
-    timing.submit(1_000_000, 5, Work::Sync, 0, 0);
+    timing.submit(1_000_000, 5, DriveWork::Sync, 0, 0);
     assert_eq!(run(&mut timing), [(5, 1_000_010)]);
 }
 
@@ -296,7 +297,7 @@ fn a_sync_waits_for_a_write_that_the_buffer_has_no_room_for() {
     });
     timing.submit(0, 1, BUFFERED, 0, pages(1));
     timing.submit(0, 2, BUFFERED, pages(1), pages(1));
-    timing.submit(0, 3, Work::Sync, 0, 0);
+    timing.submit(0, 3, DriveWork::Sync, 0, 0);
     assert_eq!(run(&mut timing), [(1, 110), (2, 3110), (3, 6010)]);
 }
 
@@ -343,7 +344,7 @@ fn no_command_finishes_before_its_floor() {
         for token in 0..400_u32 {
             now += mix(u64::from(token) + seed) % 40_000;
             let draw = mix(u64::from(token) * 3 + seed);
-            let work = [READ, READ, BUFFERED, THROUGH, Work::Sync][draw as usize % 5];
+            let work = [READ, READ, BUFFERED, THROUGH, DriveWork::Sync][draw as usize % 5];
             timing.advance(now);
             while let Some(token) = timing.finished() {
                 assert!(floors[token as usize] <= now);
@@ -412,7 +413,7 @@ fn extremes_end() {
         let mut timing = Timing::new(drive);
         timing.submit(u64::MAX, 1, READ, u64::MAX, 4096);
         timing.submit(u64::MAX, 2, BUFFERED, 0, 4096);
-        timing.submit(0, 3, Work::Sync, 0, 0);
+        timing.submit(0, 3, DriveWork::Sync, 0, 0);
         assert_eq!(run(&mut timing).len(), 3);
     }
 }

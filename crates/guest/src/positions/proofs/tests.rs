@@ -41,7 +41,7 @@ fn every_step_of_a_small_ring() {
     }
 }
 
-/// All possible counts of outstanding, left and added entries.
+/// Returns all possible counts of outstanding, left and added entries.
 fn all_counts(size: u16) -> impl Iterator<Item = [u16; 3]> {
     let pairs = (0..=size)
         .flat_map(move |outstanding| (0..=size - outstanding).map(move |left| (outstanding, left)));

@@ -21,7 +21,7 @@ fn throttle(text: &str) -> Throttle {
     members(text, 1).remove(0)
 }
 
-/// Disks that share limits.
+/// Makes disks that share limits.
 fn members(text: &str, count: usize) -> Vec<Throttle> {
     let began = Instant::now();
     let group = LimitGroup::new(text.parse().unwrap(), began);
@@ -46,8 +46,8 @@ struct Qemu {
 }
 
 impl Qemu {
-    /// How long a request waits at this moment; one that does not is counted.
-    fn ask(&mut self, limits: &Limits, demand: Demand, now_ns: u64) -> f64 {
+    /// Returns how long a request waits at this moment. A request that does not wait is counted.
+    fn ask(&mut self, limits: &RateLimits, demand: Demand, now_ns: u64) -> f64 {
         let dt = (now_ns - self.at_ns) as f64 / 1e9;
         self.at_ns = now_ns;
         let mut longest = 0.0_f64;
@@ -109,7 +109,8 @@ fn a_group_is_admitted_exactly_when_qemu_admits_one_disk() {
     }
 }
 
-/// One of `count` disks has a request at a time; when it has been admitted, any of them has the next.
+/// Compares with QEMU's results. One of `count` disks has a request at a time; when it has been admitted, any of them has the
+/// next.
 fn exactly_as_qemu(count: usize) {
     for (seed, text) in [
         (1, "iops-total=1000"),
@@ -121,7 +122,7 @@ fn exactly_as_qemu(count: usize) {
         ),
         (5, "bps-read=4M,bps-read-max=16M,bps-write=2M,iops-write=50"),
     ] {
-        let (group, limits) = (members(text, count), text.parse::<Limits>().unwrap());
+        let (group, limits) = (members(text, count), text.parse::<RateLimits>().unwrap());
         let mut asks = 0;
         let (mut qemu, mut random, mut now_ns) = (Qemu::default(), Random(seed), 0);
         let mut waited = 0;
@@ -152,12 +153,13 @@ fn exactly_as_qemu(count: usize) {
     }
 }
 
-/// Vrings of one disk that always have a request of their size; bytes that each was admitted in the seconds after the first.
+/// Returns the bytes that each vring of one disk was admitted in the seconds after the first. Each always has a request of its
+/// size.
 fn shares(text: &str, sizes: &[u64], seconds: u64, seed: u64) -> Vec<u64> {
     group_shares(text, &[sizes], seconds, seed).remove(0)
 }
 
-/// The same for disks that share limits. Each vring has a worker that comes a little late.
+/// Returns the bytes that each vring of disks with shared limits was admitted. Each vring has a worker that comes a little late.
 fn group_shares(text: &str, disks: &[&[u64]], seconds: u64, seed: u64) -> Vec<Vec<u64>> {
     let (group, mut random) = (members(text, disks.len()), Random(seed));
     let mut bytes: Vec<Vec<u64>> = disks.iter().map(|sizes| vec![0; sizes.len()]).collect();
@@ -350,7 +352,7 @@ fn a_greedy_vring_gets_no_more_than_its_share() {
 struct Load {
     disk: usize,
     bytes: u64,
-    /// It asks so long after the time that it was told.
+    /// How long after the time that it was told it asks again.
     late_ns: u64,
     /// Longest pause between two requests.
     pause_ns: u64,
@@ -385,7 +387,7 @@ fn rates(text: &str, loads: &[Load], seconds: u64) -> Vec<f64> {
     admitted.into_iter().map(rate).collect()
 }
 
-/// Vrings of one disk, or of a disk each, that always have a request and ask late.
+/// Returns vrings of one disk, or of a disk each, that always have a request and ask late.
 fn late(late_ns: &[u64], disks: usize) -> Vec<Load> {
     let load = |(at, late_ns)| Load {
         disk: at % disks,
@@ -519,7 +521,7 @@ fn other_limits_are_a_new_start_for_all() {
     assert!(admitted.iter().all(|count| *count > 4000), "{admitted:?}");
 }
 
-/// Requests a second of readers and of writers that always have one, in a disk each or all in one.
+/// Returns the requests a second of readers and of writers that always have one, in a disk each or all in one.
 fn directions(text: &str, [readers, writers]: [usize; 2], disks: usize) -> [f64; 2] {
     let seconds = 20;
     let (group, mut random) = (members(text, disks), Random(23));

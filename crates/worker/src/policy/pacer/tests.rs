@@ -84,7 +84,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Sum of the seconds from `second` on.
+    /// Returns the sum of the seconds from `second` on.
     fn after(&self, second: usize) -> Second {
         let mut sum = Second::default();
         for second in &self.seconds[second..] {
@@ -102,7 +102,7 @@ fn tuning() -> Tuning {
     Tuning::new(Split::Off)
 }
 
-/// For a worker that always sleeps.
+/// Returns the tuning of a worker that always sleeps.
 fn asleep() -> Tuning {
     Tuning {
         spin_cpu_max: 0,
@@ -179,7 +179,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
                 is_bound: trace.is_bound,
             })
         });
-        if pace == Pace::Spin && !work.any() {
+        if pace == LapWait::Spin && !work.any() {
             spun_ns = Some(now_ns);
         }
         let is_near = spun_ns.is_none_or(|spun_ns| now_ns > spun_ns + trace.places_ns);
@@ -190,7 +190,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
         if let Guest::Answers { think_ns, .. } = trace.guest
             && now_ns < trace.span_ns
         {
-            let waits_ns = match pace == Pace::Spin {
+            let waits_ns = match pace == LapWait::Spin {
                 true if trace.shares => SLOW_WAKE_NS,
                 false if wake_place_ns == QUICK_WAKE_NS => QUICK_WAKE_NS,
                 // Its own wake-up.
@@ -206,12 +206,12 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
         ];
         let event_ns = event.into_iter().flatten().min();
         let wake_ns = match pace {
-            Pace::Spin => continue,
-            Pace::Doze(until_ns) => {
+            LapWait::Spin => continue,
+            LapWait::Doze(until_ns) => {
                 assert!(until_ns > now_ns, "a doze ends later than it begins");
                 Some(event_ns.map_or(until_ns, |event_ns| event_ns.min(until_ns)))
             }
-            Pace::Sleep => event_ns,
+            LapWait::Sleep => event_ns,
         };
         // The worker arms the vrings and checks them once more, so it does not sleep if there is work already.
         match wake_ns {
@@ -228,7 +228,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
     }
     let mut totals = Totals::default();
     totals.add(&stats);
-    // Spinning in vain stays within its share and the accumulated budget, give or take one clock reading.
+    // Spinning without finding work stays within its share and the accumulated budget, give or take one clock reading.
     let granted_ns = now_ns / 100 * u64::from(tuning.spin_cpu_max) + Budget::size_ns(tuning);
     assert!(
         totals.spin_wasted_ns <= granted_ns + now_ns / 1000,
@@ -532,9 +532,9 @@ fn the_worker_sleeps_after_any_number_of_wake_ups_without_work() {
         let pace = pacer.note_lap(LapWork::default());
         pace.unwrap_or_else(|| pacer.decide(LapWork::default(), 1, context, Scheduled::default))
     };
-    assert_eq!(lap(&mut pacer), Pace::Sleep);
+    assert_eq!(lap(&mut pacer), LapWait::Sleep);
     pacer.laps = u32::MAX - 2 * CHECK_LAPS;
     for _ in 0..4 * CHECK_LAPS {
-        assert_eq!(lap(&mut pacer), Pace::Sleep);
+        assert_eq!(lap(&mut pacer), LapWait::Sleep);
     }
 }

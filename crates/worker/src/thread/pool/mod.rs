@@ -21,7 +21,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::thread::contention::CoreContention;
 use crate::thread::cpu::share;
 use crate::wake::signal;
-pub(crate) use start::Member;
+pub(crate) use start::PoolMember;
 use thread::{Admission, Thread};
 
 /// Threads that serve many disks.
@@ -77,17 +77,17 @@ impl Pool {
         }))
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The CPUs of its threads.
+    /// Returns the CPUs of its threads.
     pub fn cpus(&self) -> &[usize] {
         &self.cpus
     }
 
-    /// Number of workers on each thread.
+    /// Returns the number of workers on each thread.
     pub fn workers(&self) -> Vec<usize> {
         self.lock().iter().map(Vec::len).collect()
     }
@@ -98,7 +98,7 @@ impl Pool {
 }
 
 impl Drop for Pool {
-    /// Its threads end with their last worker. They are not waited for, because the last reference may be one of
+    /// Ends the threads: they end with their last worker. They are not waited for, because the last reference may be one of
     /// theirs.
     fn drop(&mut self) {
         for Remote { admissions, bell } in self.threads.drain(..) {

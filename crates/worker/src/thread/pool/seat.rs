@@ -1,4 +1,4 @@
-//! One worker among others on a thread, and what its failure means.
+//! One worker among others on a thread: its turns, and its end after a failure.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -15,9 +15,9 @@ use crate::wake::signal;
 /// Result of a worker's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// It wants the next turn at once.
+    /// The worker wants the next turn at once.
     Again { worked: bool },
-    /// It wants no turn until its ring has something, or until then.
+    /// The worker wants its next turn when its ring has something, or at this time.
     Rest(Option<Instant>),
     /// Nothing is in flight, so it can be dropped without waiting for its disk.
     Ended,
@@ -27,19 +27,19 @@ pub(super) enum Turn {
 
 /// A worker whose kind of store is forgotten.
 pub(super) trait Seated {
-    /// The descriptor that becomes readable when there is something for it.
+    /// Returns the descriptor that becomes readable when there is something for it.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
     /// Collects what has ended its rest.
     fn wake(&mut self) -> io::Result<()>;
 
-    /// One lap. Adds the time since `at` to its own, and sets `at` to now.
+    /// Runs one lap. Adds the time since `at` to its own, and sets `at` to now.
     fn lap(&mut self, at: &mut Instant) -> io::Result<Turn>;
 
-    /// Instead of a lap, after a failure: serves nothing, and ends when nothing is in flight.
+    /// Runs instead of a lap after a failure: serves nothing, and ends when nothing is in flight.
     fn wind_down(&mut self) -> io::Result<Turn>;
 
-    /// Keeps everything that the kernel may still write to for ever. Nobody waits for it: what others wait on is given up.
+    /// Never releases what the kernel may still write to. No thread waits for it: what others wait on is given up.
     fn leave_behind(self: Box<Self>);
 }
 
@@ -49,9 +49,9 @@ pub(super) struct Seat {
     member: Option<Box<dyn Seated>>,
     alarm: Arc<OwnedFd>,
     has_ended: Arc<AtomicBool>,
-    /// It failed, and winds down.
+    /// True if the worker has failed, and winds down.
     has_failed: bool,
-    /// It wants no turn before its ring has something, or before `deadline`.
+    /// True if the worker wants its next turn only when its ring has something, or at `deadline`.
     pub(super) rests: bool,
     pub(super) deadline: Option<Instant>,
     /// Disconnects with the seat, when the member is gone.
@@ -119,7 +119,7 @@ impl Seat {
         turn
     }
 
-    /// The first failure lets what is in flight complete. After a second one the member cannot be trusted to do so.
+    /// Notes a failure. The first one lets what is in flight complete. After a second one the member cannot be trusted to do so.
     fn fail(&mut self) -> Turn {
         self.has_ended.store(true, Ordering::Release);
         signal(&self.alarm);

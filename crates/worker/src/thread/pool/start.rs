@@ -32,7 +32,7 @@ impl Pool {
         device: Arc<Device>,
         memory: Arc<Memory>,
         alarm: Arc<OwnedFd>,
-    ) -> Result<(Control, Member), SpawnError> {
+    ) -> Result<(Control, PoolMember), SpawnError> {
         if matches!(device.disk.backing(), Backing::Model { .. }) {
             let why = "a modelled disk waits by itself, so no pool serves it";
             return Err(io::Error::other(why).into());
@@ -49,7 +49,7 @@ impl Pool {
         memory: Arc<Memory>,
         alarm: Arc<OwnedFd>,
         seat: impl FnOnce(Newcomer, Reactor) -> Result<Seat, SpawnError> + Send + 'static,
-    ) -> Result<(Control, Member), SpawnError> {
+    ) -> Result<(Control, PoolMember), SpawnError> {
         let (control, commands) = Control::channel()?;
         let prepared = Prepared::new(&[&device.disk], device.room(), WATCHES, BELLS)?;
         let place = Place::take(self.clone(), Arc::as_ptr(&device).addr());
@@ -82,7 +82,7 @@ impl Pool {
         remote.admissions.send(admission).map_err(|_| ended())?;
         signal(&remote.bell);
         outcome.recv().map_err(|_| ended())??;
-        let member = Member {
+        let member = PoolMember {
             has_ended,
             gone,
             _device: held,
@@ -94,7 +94,7 @@ impl Pool {
 
 /// Control's side of a worker in a pool.
 #[derive(Debug)]
-pub(crate) struct Member {
+pub(crate) struct PoolMember {
     has_ended: Arc<AtomicBool>,
     /// Receives the rings of the worker, and is disconnected when the worker is gone.
     gone: Receiver<ClosedRing>,
@@ -103,7 +103,7 @@ pub(crate) struct Member {
     _place: Place,
 }
 
-impl Member {
+impl PoolMember {
     pub(crate) fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
     }

@@ -73,7 +73,7 @@ fn memory() -> Arc<Memory> {
     Memory::new(Vec::new()).unwrap()
 }
 
-/// A worker beside whatever else the pool runs, and its alarm.
+/// Starts a worker beside whatever else the pool runs, and its alarm.
 fn good(pool: &Arc<Pool>) -> (Handle, Arc<OwnedFd>) {
     let alarm = event();
     let handle = Handle::spawn(0, None, device(pool), memory(), alarm.clone()).unwrap();
@@ -97,7 +97,7 @@ fn is_rung(alarm: &OwnedFd) -> bool {
     rustix::io::read(alarm, &mut [0; 8]).is_ok()
 }
 
-/// Whether it comes true before the test gives up.
+/// Returns true if the condition becomes true before the test gives up.
 fn becomes(is_so: impl Fn() -> bool) -> bool {
     let end = Instant::now() + Duration::from_secs(10);
     while Instant::now() < end {

@@ -54,7 +54,7 @@ pub(super) struct Thread {
     since: Instant,
 }
 
-/// An epoll that watches the bell.
+/// Makes an epoll that watches the bell.
 pub(super) fn epoll(bell: &OwnedFd) -> io::Result<OwnedFd> {
     let epoll = epoll::create(CreateFlags::CLOEXEC)?;
     let edge = EventFlags::IN | EventFlags::ET;
@@ -115,7 +115,7 @@ impl Thread {
     }
 
     fn take_in(&mut self, admission: Admission, contention: &Arc<CoreContention>) {
-        // After a panic the caller finds that nobody answers.
+        // After a panic the caller finds that no answer comes.
         let Ok(Some(seat)) = catch_unwind(AssertUnwindSafe(|| admission(contention))) else {
             return;
         };

@@ -38,7 +38,7 @@ struct Geometry {
 }
 
 impl Geometry {
-    /// For a file or memory that is kept in blocks of this size.
+    /// Describes a file or memory that is kept in blocks of this size.
     fn plain(size_bytes: u64, block_bytes: u32) -> Geometry {
         Geometry {
             size_bytes,
@@ -69,7 +69,7 @@ impl Align {
     };
 }
 
-/// Current size of a file or block device.
+/// Returns the current size of a file or block device.
 pub(crate) fn size_bytes(file: &File, kind: FileKind) -> io::Result<u64> {
     Ok(match kind {
         FileKind::Regular => file.metadata()?.len(),
@@ -78,13 +78,13 @@ pub(crate) fn size_bytes(file: &File, kind: FileKind) -> io::Result<u64> {
     })
 }
 
-/// Whether a program serves this file ([`crate::Backing::File`]). A file system whose server does not know the question is
-/// certainly served by one.
+/// Returns true if a program serves this file ([`crate::Backing::File`]). A file system whose server does not know the question
+/// is certainly served by one.
 pub(crate) fn has_server(file: &File) -> bool {
     rustix::fs::fstatfs(file).map_or(true, |found| found.f_type as u32 == FUSE_MAGIC)
 }
 
-/// Limits of a disk in memory or of a null disk.
+/// Returns the limits of a disk in memory or of a null disk.
 pub(crate) fn probe_memory(
     name: &str,
     size_bytes: u64,
@@ -99,7 +99,7 @@ pub(crate) fn probe_memory(
 }
 
 /// The properties of a remote disk, as its server gives them.
-pub(crate) struct Remote {
+pub(crate) struct RemoteProperties {
     pub(crate) size_bytes: u64,
     pub(crate) physical_bytes: u32,
     /// Best transfer size; 0 if unknown.
@@ -111,10 +111,10 @@ pub(crate) struct Remote {
     pub(crate) remedy: &'static str,
 }
 
-/// Limits of a disk of a server.
+/// Returns the limits of a disk of a server.
 pub(crate) fn probe_remote(
     name: &str,
-    remote: &Remote,
+    remote: &RemoteProperties,
     options: &OpenOptions,
 ) -> Result<Limits, OpenError> {
     if options.direct == Direct::On {
@@ -131,7 +131,7 @@ pub(crate) fn probe_remote(
     limits(name, &geometry, options, remedy)
 }
 
-/// Limits of an opened file or device. Sets O_DIRECT on `file` if it is to bypass the page cache.
+/// Returns the limits of an opened file or device. Sets O_DIRECT on `file` if it is to bypass the page cache.
 pub(crate) fn probe_file(
     path: &Path,
     file: &File,
@@ -211,7 +211,7 @@ fn limits(
     })
 }
 
-/// A size must be a multiple of this: of the guest's block and of the store's unit, because the last piece of
+/// Returns the number of which a size must be a multiple: of the guest's block and of the store's unit, because the last piece of
 /// a read-modify-write would otherwise reach beyond the end. Both are powers of two.
 pub(crate) fn granule(block_bytes: u32, offset_align_bytes: u32) -> u32 {
     block_bytes.max(offset_align_bytes)
@@ -254,14 +254,14 @@ fn plausible_block(bytes: u32) -> bool {
     bytes.is_power_of_two() && (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes)
 }
 
-/// A number from the device's request queue; a partition has that of its whole device. `..` is resolved after
-/// the link to the partition's folder was followed, so it is the whole device.
+/// Returns a number from the device's request queue; a partition has that of its whole device. `..` is resolved after the link to
+/// the partition's folder was followed, so it is the whole device.
 pub(crate) fn queue_number(device: u64, name: &str) -> Option<u64> {
     sysfs_number(device, &format!("queue/{name}"))
         .or_else(|| sysfs_number(device, &format!("../queue/{name}")))
 }
 
-/// `None` if there is no such device (tmpfs, overlay) or no sysfs.
+/// Reads a number of a device in sysfs. `None` if there is no such device (tmpfs, overlay) or no sysfs.
 pub(crate) fn sysfs_number(device: u64, name: &str) -> Option<u64> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{name}")).ok()?;
@@ -306,7 +306,7 @@ fn choose_direct(
     Ok(true)
 }
 
-/// This also clears O_NONBLOCK, which was only for opening.
+/// Sets or clears O_DIRECT. This also clears O_NONBLOCK, which was only for opening.
 fn set_direct(file: &File, on: bool) -> Result<(), Errno> {
     let mut flags = rustix::fs::fcntl_getfl(file)?;
     flags.set(OFlags::DIRECT, on);
@@ -314,7 +314,7 @@ fn set_direct(file: &File, on: bool) -> Result<(), Errno> {
     rustix::fs::fcntl_setfl(file, flags)
 }
 
-/// The requirements of O_DIRECT: those that the kernel reports (statx(2) STATX_DIOALIGN, since 6.1), or the device's
+/// Returns the requirements of O_DIRECT: those that the kernel reports (statx(2) STATX_DIOALIGN, since 6.1), or the device's
 /// block, or the first of two common ones (`guesses`). Each is verified by a read. `None`: O_DIRECT does not work.
 fn probe_align(file: &File, geometry: &Geometry) -> Result<Option<Align>, Errno> {
     let stated = match rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
