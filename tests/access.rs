@@ -268,7 +268,7 @@ fn a_single_disk_has_a_socket_for_its_metrics() {
     assert_eq!(mode(&metrics), 0o666);
     let shown = cleave_tests::http::fetch(&metrics, "GET", "/metrics", "");
     assert_eq!(shown.status, 200, "{}", shown.body);
-    assert!(shown.body.contains("cleave_info"), "{}", shown.body);
+    assert!(shown.body.contains("cleave_disk_info"), "{}", shown.body);
     let refused = cleave_tests::http::fetch(&metrics, "PATCH", "/v1/disks/ram:1M", "{}");
     assert_eq!(refused.status, 404, "{}", refused.body);
     daemon.finish();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use cleave_client::{Client, OffsetOrder, Stop, Workload};
 use cleave_tests::http::fetch;
 use cleave_tests::nbd::{Export, NbdServer};
-use cleave_tests::{Daemon, Scratch, run_to_exit, small, wait_until};
+use cleave_tests::{Daemon, Node, Scratch, run_to_exit, small, wait_until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -19,10 +19,13 @@ use crate::serve;
 
 static SCRAPED: LazyLock<Families> = LazyLock::new(|| {
     let mut all = failing_disk();
-    for (name, family) in stripe().into_iter().chain(nbd()) {
+    for (name, family) in stripe().into_iter().chain(nbd()).chain(node()) {
         let known = all.entry(name).or_default();
         known.kind = family.kind;
         known.samples.extend(family.samples);
+    }
+    for name in check::RARE {
+        all.entry(name.to_owned()).or_default().kind = "gauge".to_owned();
     }
     all
 });
@@ -61,7 +64,8 @@ fn failing_disk() -> Families {
     let mut families = Families::new();
     assert!(wait_until(|| {
         families = scrape(&control);
-        sum(&families, "cleave_held_requests", &[]) > 0.0
+        let is_held = || sum(&families, "cleave_held_requests", &[]) > 0.0;
+        families.contains_key("cleave_held_requests") && is_held()
     }));
     finish(daemon, client);
     families
@@ -94,6 +98,14 @@ fn nbd() -> Families {
     load(&mut client);
     let families = scrape(&control);
     finish(daemon, client);
+    families
+}
+
+fn node() -> Families {
+    let node = Node::start();
+    node.add("d", &json!({"disk": ["ram:1M"], "persistent": false}));
+    let families = scrape(node.daemon.socket());
+    node.daemon.finish();
     families
 }
 
@@ -211,6 +223,11 @@ fn a_faulty_dashboard_is_noticed() {
         (at("targets/0/expr"), expr("vector(1)"), "no metric in"),
         (
             at("targets/0/expr"),
+            expr("sum by (instance) (process_open_fds{instance=~\"$instance\"})"),
+            "process_open_fds without cleave_build_info",
+        ),
+        (
+            at("targets/0/expr"),
             query(
                 "histogram_quantile(0.5, sum by (disk) (rate(cleave_throttled_seconds_bucket{@}[5m])))",
             ),
@@ -261,8 +278,8 @@ fn a_faulty_dashboard_is_noticed() {
         ),
         (
             "/templating/list/2/query/query".to_owned(),
-            json!("label_values(cleave_info, disc)"),
-            "cleave_info has no label disc",
+            json!("label_values(cleave_disk_state, disc)"),
+            "cleave_disk_state has no label disc",
         ),
     ];
     for (place, value, fault) in cases {

@@ -79,7 +79,8 @@ fn a_limit_is_kept_in_every_mode_and_taken_away_while_the_disk_is_served() {
             sum(&metrics, "cleave_requests_throttled_total", &[]),
             waited as f64
         );
-        assert_eq!(sum(&metrics, "cleave_limit", &[]), LIMIT);
+        let limit = sum(&metrics, "cleave_limit_requests_per_second", &[]);
+        assert_eq!(limit, LIMIT);
 
         let answer = patch(&control, &json!({"limits": {"iops-total": 0}}));
         assert_eq!(answer.json()["tuning"]["limits"], json!({}));

@@ -72,7 +72,8 @@ pub(crate) fn parse(text: &str) -> Result<BTreeMap<String, Family>, String> {
 }
 
 fn valid_name(name: &str) -> Result<(), String> {
-    let sound = name.starts_with("cleave_")
+    let prefixes = ["cleave_", "process_"];
+    let sound = prefixes.iter().any(|prefix| name.starts_with(prefix))
         && name
             .chars()
             .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');

@@ -294,7 +294,7 @@ fn a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error() {
         let metrics = fetch(&control, "GET", "/metrics", "").body;
         for family in [
             "cleave_nbd_connections{disk=\"disk\",state=\"up\"}",
-            "cleave_nbd_lost_total",
+            "cleave_nbd_connections_lost_total",
             "cleave_nbd_reconnects_total",
         ] {
             assert!(metrics.contains(family), "{metrics}");

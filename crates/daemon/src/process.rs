@@ -1,7 +1,7 @@
 //! Limits and settings that the process requests from the kernel once, at start.
 
 use std::sync::OnceLock;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use rustix::process::{
     Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
@@ -74,8 +74,18 @@ pub(crate) fn runtime() -> Result<Runtime, Failure> {
     runtime.map_err(|error| Failure::run(format!("cannot start: {error}")))
 }
 
+/// When the process started, on the clock that never jumps and on that of the day.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ProcessStart {
+    pub(crate) instant: Instant,
+    pub(crate) time: SystemTime,
+}
+
 /// Returns when the process started: at the first call, which `main` makes.
-pub(crate) fn started() -> Instant {
-    static STARTED: OnceLock<Instant> = OnceLock::new();
-    *STARTED.get_or_init(Instant::now)
+pub(crate) fn started() -> ProcessStart {
+    static STARTED: OnceLock<ProcessStart> = OnceLock::new();
+    *STARTED.get_or_init(|| ProcessStart {
+        instant: Instant::now(),
+        time: SystemTime::now(),
+    })
 }

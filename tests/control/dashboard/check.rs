@@ -22,8 +22,19 @@ const UNITS: [&str; 8] = [
 ];
 const OWN_UNIT: &str = "suffix:cores";
 const INTERVALS: [&str; 2] = ["$__rate_interval", "5m"];
+/// Other programs have these metrics too, so a query has to say that it means a Cleave.
+const CONVENTIONAL: &str = "process_";
+const OURS: &str = "cleave_build_info";
 /// Prometheus adds it to each sample.
 const FOREIGN: &str = "instance";
+
+/// Gauges whose samples need an experiment of the daemon.
+pub(super) const RARE: [&str; 4] = [
+    "cleave_spin_gain_ratio",
+    "cleave_spin_price_cores",
+    "cleave_split_gain_ratio",
+    "cleave_split_price_cores",
+];
 
 /// The metrics of a scrape, by their names.
 pub(super) type Families = BTreeMap<String, Family>;
@@ -139,11 +150,15 @@ fn query_faults(expr: &str, legend: &str, families: &Families) -> Vec<String> {
     if selectors.is_empty() {
         faults.push(format!("no metric in {expr}"));
     }
+    let is_ours = selectors.iter().any(|selector| selector.metric == OURS);
     for selector in &selectors {
         let Some(metric) = Metric::find(&selector.metric, families) else {
             faults.push(format!("no metric {}", selector.metric));
             continue;
         };
+        if selector.metric.starts_with(CONVENTIONAL) && !is_ours {
+            faults.push(format!("{} without {OURS}", selector.metric));
+        }
         faults.extend(selector_faults(selector, &metric));
         for label in &groups {
             faults.extend(metric.lacks(label));
@@ -164,7 +179,9 @@ fn query_faults(expr: &str, legend: &str, families: &Families) -> Vec<String> {
 fn selector_faults(selector: &Selector<'_>, metric: &Metric<'_>) -> Vec<String> {
     let name = &selector.metric;
     let mut faults = Vec::new();
-    for variable in ["instance", "disk"] {
+    let is_of_disk = metric.lacks("disk").is_none();
+    let variables = ["instance", "disk"].into_iter();
+    for variable in variables.take(1 + usize::from(is_of_disk)) {
         let used = (variable, &*format!("${variable}"));
         if !selector.matchers.contains(&used) {
             faults.push(format!("{name} does not use ${variable}"));
@@ -264,17 +281,11 @@ impl<'a> Metric<'a> {
     }
 }
 
-/// The metrics whose samples need an experiment of the daemon, and their labels in docs/metrics.md.
+/// The labels of a rare metric in docs/metrics.md.
 fn manual_labels(metric: &str) -> Vec<&'static str> {
-    let rare = [
-        "cleave_spin_gain_ratio",
-        "cleave_spin_price_cores",
-        "cleave_split_gain_ratio",
-        "cleave_split_price_cores",
-    ];
     let rows = include_str!("../../../docs/metrics.md").lines();
     let mut rows =
-        rows.filter(|row| rare.contains(&metric) && row.contains(&format!("`{metric}`")));
+        rows.filter(|row| RARE.contains(&metric) && row.contains(&format!("`{metric}`")));
     let cell = rows.next().and_then(|row| row.split('|').nth(3));
     cell.unwrap_or_default()
         .split('`')
@@ -291,8 +302,11 @@ struct Selector<'a> {
 }
 
 fn selectors(expr: &str) -> Vec<Selector<'_>> {
-    let starts = expr.match_indices("cleave_").map(|(at, _)| &expr[at..]);
-    starts.map(selector).collect()
+    let is_inner = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let starts = ["cleave_", CONVENTIONAL].into_iter();
+    let starts = starts.flat_map(|prefix| expr.match_indices(prefix));
+    let starts = starts.filter(|(at, _)| !expr[..*at].ends_with(is_inner));
+    starts.map(|(at, _)| selector(&expr[at..])).collect()
 }
 
 fn selector(text: &str) -> Selector<'_> {

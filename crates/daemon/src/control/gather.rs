@@ -18,6 +18,7 @@ use cleave_worker::splitter::{SplitResult, SplitState};
 use cleave_worker::{DataDirection, Device, LegTotals, Split, TrialResult, WaitState};
 
 use super::DiskStatus;
+use super::usage::{self, ResidentMemory};
 use crate::process::started;
 
 impl DiskStatus {
@@ -73,7 +74,7 @@ impl DiskStatus {
             serial: self.serial(),
             endpoint: self.endpoint.clone(),
             store: store(device),
-            process: self.process(),
+            process: process(),
             session: self.session_report(),
             tuning: self.tuning(),
             pacing: pacing(device),
@@ -96,17 +97,6 @@ impl DiskStatus {
         let mut tuning = tuning(&self.device);
         tuning.profile = self.profile.clone().filter(|_| tuning.split == "auto");
         tuning
-    }
-
-    fn process(&self) -> ProcessReport {
-        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-        ProcessReport {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            uptime_seconds: started().elapsed().as_secs_f64(),
-            cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
-            resident_bytes: resident_bytes(),
-        }
     }
 
     fn session_report(&self) -> SessionReport {
@@ -134,14 +124,14 @@ impl DiskStatus {
     }
 }
 
-/// Anonymous memory; 0 where the kernel does not say.
-fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"));
-    let number = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    number.unwrap_or(0).saturating_mul(1024)
+fn process() -> ProcessReport {
+    ProcessReport {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        uptime_seconds: started().instant.elapsed().as_secs_f64(),
+        cpu_seconds: usage::cpu_seconds(),
+        resident_bytes: ResidentMemory::read().private_bytes,
+    }
 }
 
 fn store(device: &Device) -> StoreReport {

@@ -1,551 +1,409 @@
-//! `GET /metrics`: the Prometheus text format.
+//! `GET /metrics`: all families of metrics, each over all disks.
 
-use std::collections::HashMap;
-use std::fmt::{Display, Write as _};
+mod exposition;
+#[cfg(test)]
+pub(super) mod tests;
+
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use cleave_api::{
     DiskReport, DiskState, ImageLock, RequestClass, ServerConnections, SpinExperiment, SplitReport,
     VringReport, WorkerMode,
 };
 use cleave_config::CompletionOption;
-use cleave_worker::record::{Distribution, Kind, Stage};
+use cleave_worker::record::{Distribution, Kind, Stage, VringRecord};
+use cleave_worker::{LimitKind, RateLimits};
 
+use self::exposition::{Bounds, Family, Labels, Samples, families};
 use super::DiskStatus;
-use super::gather::merged as merged_times;
+use super::gather::merged;
+use super::usage::{self, ResidentMemory};
+use crate::process::started;
 
-/// All families: name, type and help.
-const FAMILIES: &str = "\
-cleave_info gauge The program and what it serves; always 1.
-cleave_uptime_seconds gauge Time since the daemon started.
-cleave_process_cpu_seconds_total counter CPU time of the daemon, user and system.
-cleave_process_resident_bytes gauge Memory of the daemon, without what it shares with guests.
-cleave_disk_state gauge The state of a disk of a node: opening, serving, ending, failed or ended; always 1.
-cleave_connected gauge 1 while a frontend is connected.
-cleave_sessions_total counter Frontends served so far.
-cleave_vrings_without_recovery gauge Running vrings whose requests in flight are lost if the daemon is killed.
-cleave_disk_size_bytes gauge Size of the disk.
-cleave_disk_short_bytes gauge Bytes that are missing at the end of the disk, or of a leg of its stripe, because it shrank.
-cleave_disk_sync_failed gauge 1 after a sync failed: every flush fails until the disk is opened again.
-cleave_nbd_connections gauge ServerConnections to the NBD server: up, or waiting to be made.
-cleave_nbd_lost_total counter ServerConnections to the NBD server that were lost.
-cleave_nbd_reconnects_total counter ServerConnections made in place of lost ones.
-cleave_nbd_held_requests gauge RequestClass that wait for a connection to the NBD server.
-cleave_nbd_bytes_total counter Bytes that went to the NBD server and came from it.
-cleave_nbd_unflushed_bytes gauge Bytes that are kept because the NBD server answered and did not flush them.
-cleave_nbd_replayed_bytes_total counter Bytes that were sent to the NBD server again because it may have lost them.
-cleave_rbd_lock_lost gauge 1 after another client took the exclusive lock of the image: every request fails until the daemon is restarted.
-cleave_disk_requests_total counter RequestClass that ended well, over all vrings; counted also with --stats off.
-cleave_disk_bytes_total counter Bytes that they moved; counted also with --stats off.
-cleave_disk_failures_total counter RequestClass that did not end well: failed by the store, refused as invalid, or too broken to answer.
-cleave_retired_vrings_total counter Vrings that are served no more because their guest broke them.
-cleave_polled_total counter Reads and writes of the disk that were polled for (--iopoll on).
-cleave_laps_total counter Turns of the workers' loops that did something.
-cleave_completion_mode gauge 1 for the mode in force.
-cleave_workers gauge Workers that run, by what they do when there is nothing to do.
-cleave_spin_seconds_total counter Time spun: hit ended with something to do, wasted did not.
-cleave_sleeps_total counter Times that a worker slept until an event.
-cleave_dozes_total counter Times that a worker slept with a timer, to look again by itself.
-cleave_wakeups_total counter Times that a worker came back from either.
-cleave_mode_switches_total counter Times that a worker changed between spinning and sleeping, by reason.
-cleave_pacing_experiments_total counter Experiments of adaptive workers with spinning and sleeping that came to a verdict.
-cleave_spin_gain_ratio gauge Share of the response time that spinning saved in the last experiment of a worker; negative: it took longer.
-cleave_spin_price_cores gauge Cores that spinning kept busy more in that experiment; negative: less.
-cleave_spin_budget_seconds gauge How long workers may spin in vain from now on.
-cleave_spin_budget_max_seconds gauge The most that this can be.
-cleave_requests_total counter RequestClass that ended well, by direction and size class.
-cleave_request_bytes_total counter Bytes that they moved.
-cleave_request_errors_total counter RequestClass that did not end well, by kind of error.
-cleave_kicks_total counter Kicks from the guest that the worker saw.
-cleave_calls_total counter Calls to the guest.
-cleave_calls_suppressed_total counter Published batches for which the guest wanted no call, or has no way to be called.
-cleave_reads_sampled_total counter Reads whose data was looked at.
-cleave_reads_zero_total counter Of these, reads that found nothing but zeroes.
-cleave_calls_coalesced_total counter Published batches whose call was held back and became one with a later one.
-cleave_in_flight_requests gauge RequestClass with the engine.
-cleave_oldest_request_seconds gauge Age of the oldest request in flight; 0 where there is none.
-cleave_held_requests gauge RequestClass that the disk failed and that wait for the operator; no sample where nothing waits.
-cleave_retrying_requests gauge The same, of those that wait for a pause to end.
-cleave_quiesced gauge 1 while the disk is quiesced: requests wait in their rings.
-cleave_requests_held_total counter Times that a request which the disk failed was held.
-cleave_requests_redone_total counter Times that a request which the disk failed was done again.
-cleave_request_stage_seconds histogram Time that requests spent in a stage; split is the part of device that was cut into several ops.
-cleave_call_held_seconds histogram Time that calls to the guest were held back to become fewer.
-cleave_limit gauge Limits of the disk that are set, by QEMU's names.
-cleave_requests_throttled_total counter RequestClass that waited in the ring for these limits.
-cleave_throttled_seconds histogram Time that they waited there.
-cleave_split_chunk_bytes gauge Pieces that large requests are split into now, by size; 0: left whole.
-cleave_split_gain_ratio gauge Share of the response time that smaller pieces saved in the last experiment; negative: it took longer.
-cleave_split_price_cores gauge Cores that smaller pieces kept busy more in that experiment; negative: less.
-cleave_leg_ops_total counter Ops that a leg of the stripe ended well.
-cleave_leg_bytes_total counter Bytes read from it and written to it.
-cleave_leg_errors_total counter Ops that it failed.
-cleave_leg_busy_seconds_total counter Sum of the times that its reads and writes took.
-";
+/// What belongs to the process, whatever disks it has. Names that begin with `process_` are those of Prometheus' own libraries.
+const PROCESS: &[Family<ResidentMemory>] = families! { ResidentMemory:
+    /// The version of the program; always 1.
+    gauge cleave_build_info = |_, to| to.sample(&[("version", &env!("CARGO_PKG_VERSION"))], 1);
+    /// Time at which the daemon started, since 1970.
+    gauge process_start_time_seconds = |_, to| {
+        to.maybe(started().time.duration_since(UNIX_EPOCH).ok().map(|time| time.as_secs_f64()));
+    };
+    /// CPU time of the daemon, user and system.
+    counter process_cpu_seconds_total = |_, to| to.one(usage::cpu_seconds());
+    /// Resident memory of the daemon, with the memory of guests that it has touched.
+    gauge process_resident_memory_bytes = |memory, to| to.one(memory.total_bytes);
+    /// Resident memory of the daemon, without what it shares with guests.
+    gauge cleave_private_memory_bytes = |memory, to| to.one(memory.private_bytes);
+    /// Files that the daemon has open. Absent before Linux 6.2.
+    gauge process_open_fds = |_, to| to.maybe(usage::open_files());
+    /// Files that the daemon may have open.
+    gauge process_max_fds = |_, to| to.maybe(usage::open_files_max());
+};
 
-/// The texts of several disks as one: a family is declared once, with the samples of all.
-pub(crate) fn merged(texts: impl IntoIterator<Item = String>) -> String {
-    let mut families: Vec<(String, String)> = Vec::new();
-    let mut places = HashMap::new();
-    for text in texts {
-        let mut at = 0;
-        for line in text.lines() {
-            match line.strip_prefix("# HELP ") {
-                Some(head) => {
-                    let name = head.split(' ').next().unwrap_or_default().to_owned();
-                    at = *places.entry(name).or_insert(families.len());
-                    if at == families.len() {
-                        families.push((format!("{line}\n"), String::new()));
-                    }
-                }
-                None => {
-                    let Some((head, samples)) = families.get_mut(at) else {
-                        continue;
-                    };
-                    match line.starts_with("# TYPE ") {
-                        true if head.contains("# TYPE ") => {}
-                        true => *head += &format!("{line}\n"),
-                        false => *samples += &format!("{line}\n"),
-                    }
-                }
+/// What is known of every disk.
+const DISK: &[Family<DiskMetrics>] = families! { DiskMetrics:
+    /// The state of a disk: opening, serving, ending, failed or ended; always 1.
+    gauge cleave_disk_state = |disk, to| to.by("state", [(disk.state, 1)]);
+    /// Files that a disk of a node may come to need open; all disks together may need process_max_fds.
+    gauge cleave_disk_reserved_fds = |disk, to| to.maybe(Some(disk.descriptors).filter(|count| *count > 0));
+};
+
+/// What a disk does while it is served.
+const SERVED: &[Family<ServedDisk>] = families! { ServedDisk:
+    /// What a served disk is called, and what it consists of; always 1.
+    gauge cleave_disk_info = info;
+    /// 1 while a frontend is connected.
+    gauge cleave_connected = |disk, to| to.one(u8::from(disk.report.session.connected));
+    /// Frontends served so far.
+    counter cleave_sessions_total = |disk, to| to.one(disk.report.session.count);
+    /// Running vrings whose requests in flight are lost if the daemon is killed.
+    gauge cleave_vrings_without_recovery = |disk, to| {
+        to.one(disk.report.session.vrings.iter().filter(|vring| !vring.recovery).count());
+    };
+    /// Size of the disk.
+    gauge cleave_disk_size_bytes = |disk, to| to.one(disk.report.store.size_bytes);
+    /// Bytes that are missing at the end of the disk, or of a leg of its stripe, because it shrank.
+    gauge cleave_disk_short_bytes = |disk, to| to.one(disk.report.store.short_bytes);
+    /// 1 after a sync failed: every flush fails until the disk is opened again.
+    gauge cleave_disk_sync_failed = |disk, to| to.one(u8::from(disk.report.store.sync_failed));
+
+    /// Connections to the NBD server: up, or waiting to be made.
+    gauge cleave_nbd_connections = |disk, to| {
+        if let Some(server) = disk.server() {
+            to.by("state", [("up", server.connected), ("waiting", server.waiting)]);
+        }
+    };
+    /// Connections to the NBD server that were lost.
+    counter cleave_nbd_connections_lost_total = |disk, to| to.maybe(disk.server().map(|server| server.lost));
+    /// Connections to the NBD server that were made in place of lost ones.
+    counter cleave_nbd_reconnects_total = |disk, to| to.maybe(disk.server().map(|server| server.reconnects));
+    /// Requests that wait for a connection to the NBD server.
+    gauge cleave_nbd_held_requests = |disk, to| to.maybe(disk.server().map(|server| server.held));
+    /// Bytes that were sent to the NBD server and received from it.
+    counter cleave_nbd_bytes_total = |disk, to| {
+        if let Some(server) = disk.server() {
+            to.by("direction", [("sent", server.sent_bytes), ("received", server.received_bytes)]);
+        }
+    };
+    /// Bytes that are kept because the NBD server answered and did not flush them.
+    gauge cleave_nbd_unflushed_bytes = |disk, to| to.maybe(disk.server().map(|server| server.unflushed_bytes));
+    /// Bytes that were sent to the NBD server again because it may have lost them.
+    counter cleave_nbd_replayed_bytes_total = |disk, to| to.maybe(disk.server().map(|server| server.replayed_bytes));
+    /// 1 after another client took the exclusive lock of the image: every request fails until the daemon is restarted.
+    gauge cleave_rbd_lock_lost = |disk, to| {
+        to.maybe(disk.report.store.lock.map(|lock| u8::from(lock == ImageLock::Lost)));
+    };
+
+    /// Requests that succeeded, over all vrings; counted also with --stats off.
+    counter cleave_disk_requests_total = |disk, to| {
+        let totals = &disk.report.totals;
+        to.by("direction", [("read", totals.reads), ("write", totals.writes), ("other", totals.others)]);
+    };
+    /// Bytes that these requests moved; counted also with --stats off.
+    counter cleave_disk_bytes_total = |disk, to| {
+        let totals = &disk.report.totals;
+        to.by("direction", [("read", totals.read_bytes), ("write", totals.write_bytes)]);
+    };
+    /// Requests that did not succeed: failed by the store, refused as invalid, or too broken to answer.
+    counter cleave_disk_failures_total = |disk, to| {
+        let totals = &disk.report.totals;
+        to.by("outcome", [("failed", totals.failed), ("refused", totals.refused), ("broken", totals.broken)]);
+    };
+    /// Vrings that are no longer served because their guest broke them.
+    counter cleave_retired_vrings_total = |disk, to| to.one(disk.report.totals.retired_vrings);
+    /// Reads and writes of the disk that were polled for (--iopoll on).
+    counter cleave_polled_ops_total = |disk, to| to.one(disk.report.totals.polled);
+    /// Laps of the workers' loops that did something.
+    counter cleave_laps_total = |disk, to| to.one(disk.report.totals.laps);
+
+    /// 1 for the completion mode in force.
+    gauge cleave_completion_mode = |disk, to| {
+        let modes = [CompletionOption::Interrupt, CompletionOption::Poll, CompletionOption::Adaptive];
+        to.by("mode", modes.map(|mode| (mode, u8::from(disk.report.tuning.completion == mode))));
+    };
+    /// Running workers, by what they do when there is nothing to do.
+    gauge cleave_workers = |disk, to| {
+        let count = |mode| disk.report.pacing.workers.iter().filter(|worker| *worker == mode).count();
+        to.by("mode", WorkerMode::ALL.iter().map(|mode| (mode, count(mode))));
+    };
+    /// Time that adaptive workers spun: hit ended with something to do, wasted did not.
+    counter cleave_spin_seconds_total = |disk, to| {
+        let pacing = &disk.report.pacing;
+        to.by("outcome", [("hit", pacing.spin_hit_seconds), ("wasted", pacing.spin_wasted_seconds)]);
+    };
+    /// Times that a worker slept until an event.
+    counter cleave_sleeps_total = |disk, to| to.one(disk.report.pacing.sleeps);
+    /// Times that a worker slept with a timer.
+    counter cleave_dozes_total = |disk, to| to.one(disk.report.pacing.dozes);
+    /// Times that a worker woke up from either.
+    counter cleave_wakeups_total = |disk, to| to.one(disk.report.pacing.wakeups);
+    /// Times that a worker changed between spinning and sleeping, by reason.
+    counter cleave_mode_switches_total = |disk, to| to.by("reason", &disk.report.pacing.switches);
+    /// Experiments of adaptive workers with spinning and sleeping that reached a verdict.
+    counter cleave_pacing_experiments_total = |disk, to| to.one(disk.report.pacing.experiments);
+    /// Share of the response time that spinning saved in the last experiment of a worker; negative: it took longer.
+    gauge cleave_spin_gain_ratio = |disk, to| to.by("worker", disk.tried(|tried| tried.gain_percent[0]));
+    /// Additional cores that spinning kept busy in that experiment; negative: it kept fewer busy.
+    gauge cleave_spin_price_cores = |disk, to| to.by("worker", disk.tried(|tried| tried.price_percent));
+    /// How long workers may still spin in vain.
+    gauge cleave_spin_budget_seconds = |disk, to| to.one(disk.report.pacing.spin_left_seconds);
+    /// The most that this budget can be.
+    gauge cleave_spin_budget_max_seconds = |disk, to| to.one(disk.report.pacing.spin_left_max_seconds);
+
+    /// Requests that succeeded, by direction and size class.
+    counter cleave_requests_total = |disk, to| classes(disk, to, |class| class.requests);
+    /// Bytes that these requests moved.
+    counter cleave_request_bytes_total = |disk, to| classes(disk, to, |class| class.bytes);
+    /// Requests that did not succeed, by kind of error.
+    counter cleave_request_errors_total = |disk, to| {
+        for vring in &disk.report.vrings {
+            for (kind, count) in &vring.errors {
+                to.sample(&[("vring", &vring.index), ("kind", kind)], count);
             }
         }
-    }
-    families
-        .into_iter()
-        .flat_map(|(head, samples)| [head, samples])
-        .collect()
-}
+    };
+    /// Kicks from the guest that the worker saw.
+    counter cleave_kicks_total = |disk, to| to.by("vring", disk.vrings(|vring| vring.kicks));
+    /// Calls to the guest.
+    counter cleave_calls_total = |disk, to| to.by("vring", disk.vrings(|vring| vring.calls));
+    /// Published batches for which the guest wanted no call, or cannot be called.
+    counter cleave_calls_suppressed_total = |disk, to| to.by("vring", disk.vrings(|vring| vring.calls_suppressed));
+    /// Published batches whose call was held back and merged into a later one.
+    counter cleave_calls_coalesced_total = |disk, to| to.one(disk.report.totals.calls_coalesced);
+    /// Reads whose data was examined.
+    counter cleave_reads_sampled_total = |disk, to| to.by("vring", disk.vrings(|vring| vring.zero_reads.sampled));
+    /// Reads among these that found nothing but zeroes.
+    counter cleave_reads_zero_total = |disk, to| to.by("vring", disk.vrings(|vring| vring.zero_reads.zero));
+    /// Requests in flight.
+    gauge cleave_in_flight_requests = |disk, to| to.by("vring", disk.vrings(|vring| vring.in_flight.requests.into()));
+    /// Age of the oldest request in flight; 0 if there is none.
+    gauge cleave_oldest_request_seconds = |disk, to| to.one(disk.report.in_flight.oldest_seconds.unwrap_or(0.0));
+    /// Requests that the disk failed and that wait for the operator, or for a lost NBD server; no sample if nothing waits.
+    gauge cleave_held_requests = |disk, to| {
+        to.by("vring", disk.report.stalled.iter().map(|stalled| (stalled.vring, stalled.held)));
+    };
+    /// Requests that the disk failed and that wait for a pause to end; no sample if nothing waits.
+    gauge cleave_retrying_requests = |disk, to| {
+        to.by("vring", disk.report.stalled.iter().map(|stalled| (stalled.vring, stalled.retrying)));
+    };
+    /// 1 while the disk is quiesced: requests wait in their rings.
+    gauge cleave_quiesced = |disk, to| to.one(u8::from(disk.report.quiesced_seconds.is_some()));
+    /// Times that a request which the disk failed was held.
+    counter cleave_requests_held_total = |disk, to| to.one(disk.report.totals.held);
+    /// Times that a request which the disk failed was repeated.
+    counter cleave_requests_redone_total = |disk, to| to.one(disk.report.totals.redone);
+    /// Time that requests spent in a stage; split is the part of device that was cut into several ops.
+    histogram cleave_request_stage_seconds = stages;
+    /// Time that calls to the guest were held back to become fewer.
+    histogram cleave_call_held_seconds = |disk, to| histograms(disk, to, VringRecord::call_times, &Bounds::SHORT);
 
-/// Bounds of histograms are powers of two of nanoseconds, from the first by a factor to the last: those
-/// at which buckets of ours begin, so that nothing is interpolated.
-struct Bounds {
-    first: u32,
-    step: usize,
-    last: u32,
-}
+    /// Limits of requests that are set, by QEMU's names; those that end in -max are for bursts.
+    gauge cleave_limit_requests_per_second = |disk, to| to.by("limit", disk.rates(OF_REQUESTS));
+    /// Limits of bytes that are set, by QEMU's names; those that end in -max are for bursts.
+    gauge cleave_limit_bytes_per_second = |disk, to| to.by("limit", disk.rates(OF_BYTES));
+    /// How long a burst may last, if that is set, by QEMU's names.
+    gauge cleave_limit_burst_seconds = |disk, to| {
+        let seconds = |kind: LimitKind| (format!("{}-max-length", kind.name()), disk.limits.of(kind).max_length);
+        to.by("limit", LimitKind::ALL.map(seconds).into_iter().filter(is_set));
+    };
+    /// Size from which a request counts as several for the limits, if that is set (iops-size).
+    gauge cleave_limit_request_size_bytes = |disk, to| to.maybe(Some(disk.limits.iops_size).filter(|size| *size > 0));
+    /// Requests that waited in the ring for the limits.
+    counter cleave_requests_throttled_total = |disk, to| to.one(disk.report.totals.throttled);
+    /// Time that requests waited in the ring for the limits.
+    histogram cleave_throttled_seconds = |disk, to| histograms(disk, to, VringRecord::throttle_times, &Bounds::DEVICE);
 
-/// 1 µs to 4.3 s, doubling.
-const DEVICE: Bounds = Bounds {
-    first: 10,
-    step: 1,
-    last: 32,
+    /// Size of the pieces that large requests are split into now, by size of the request; 0: left whole.
+    gauge cleave_split_chunk_bytes = |disk, to| splits(disk, to, |cell| Some(f64::from(cell.chunk_bytes)));
+    /// Share of the response time that smaller pieces saved in the last experiment; negative: it took longer.
+    gauge cleave_split_gain_ratio = |disk, to| splits(disk, to, |cell| Some(share(cell.tried?.gain_percent[0])));
+    /// Additional cores that smaller pieces kept busy in that experiment; negative: they kept fewer busy.
+    gauge cleave_split_price_cores = |disk, to| splits(disk, to, |cell| Some(share(cell.tried?.price_percent)));
+
+    /// Ops that succeeded on a leg of the stripe.
+    counter cleave_leg_ops_total = |disk, to| {
+        for leg in &disk.report.legs {
+            for (direction, count) in [("read", leg.reads), ("write", leg.writes), ("other", leg.others)] {
+                to.sample(&[("leg", &leg.name), ("direction", &direction)], count);
+            }
+        }
+    };
+    /// Bytes read from a leg and written to it.
+    counter cleave_leg_bytes_total = |disk, to| to.by("leg", disk.report.legs.iter().map(|leg| (&leg.name, leg.bytes)));
+    /// Ops that a leg failed.
+    counter cleave_leg_errors_total = |disk, to| to.by("leg", disk.report.legs.iter().map(|leg| (&leg.name, leg.failed)));
+    /// Sum of the times that reads and writes of a leg took.
+    counter cleave_leg_busy_seconds_total = |disk, to| {
+        to.by("leg", disk.report.legs.iter().map(|leg| (&leg.name, leg.busy_seconds)));
+    };
 };
-/// 256 ns to 4.3 s by factors of four, for the stages that are short.
-const SHORT: Bounds = Bounds {
-    first: 8,
-    step: 2,
-    last: 32,
-};
 
-/// Labels of a sample beside `disk`, which every sample has.
-type Labels<'a> = &'a [(&'a str, &'a dyn Display)];
+const OF_REQUESTS: [LimitKind; 3] = [
+    LimitKind::IopsTotal,
+    LimitKind::IopsRead,
+    LimitKind::IopsWrite,
+];
+const OF_BYTES: [LimitKind; 3] = [LimitKind::BpsTotal, LimitKind::BpsRead, LimitKind::BpsWrite];
 
-/// A text that grows family by family.
-struct Text<'a> {
-    out: String,
-    disk: &'a str,
-    family: &'static str,
+/// A disk whose metrics are to be written.
+#[derive(Debug)]
+pub(crate) struct DiskMetrics {
+    pub(crate) id: String,
+    pub(crate) state: DiskState,
+    /// Descriptors that it may come to need. 0: nobody counts them.
+    pub(crate) descriptors: u64,
+    /// What it does, if it is served.
+    pub(crate) served: Option<ServedDisk>,
 }
 
-impl Text<'_> {
-    fn new(disk: &str) -> Text<'_> {
-        Text {
-            out: String::with_capacity(16 << 10),
-            disk,
-            family: "",
-        }
-    }
-
-    /// Begins one of [`FAMILIES`].
-    fn family(&mut self, name: &'static str) {
-        self.family = name;
-        let row = |line: &'static str| line.strip_prefix(name)?.strip_prefix(' ')?.split_once(' ');
-        let (kind, help) = FAMILIES.lines().find_map(row).unwrap_or_default();
-        debug_assert!(!kind.is_empty(), "{name} is not in the table");
-        // Writing to a string does not fail.
-        let _ = writeln!(self.out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    /// A family of one sample.
-    fn one(&mut self, name: &'static str, value: impl Display) {
-        self.family(name);
-        self.sample(&[], value);
-    }
-
-    /// A family whose samples differ in one label.
-    fn by<L: Display, V: Display>(
-        &mut self,
-        name: &'static str,
-        label: &str,
-        samples: impl IntoIterator<Item = (L, V)>,
-    ) {
-        self.family(name);
-        for (of, value) in samples {
-            self.sample(&[(label, &of)], value);
-        }
-    }
-
-    fn sample(&mut self, labels: Labels<'_>, value: impl Display) {
-        self.line("", labels, value);
-    }
-
-    fn line(&mut self, suffix: &str, labels: Labels<'_>, value: impl Display) {
-        let (family, disk) = (self.family, escaped(self.disk));
-        let _ = write!(self.out, "{family}{suffix}{{disk=\"{disk}\"");
-        for (name, value) in labels {
-            let _ = write!(self.out, ",{name}=\"{}\"", escaped(&value.to_string()));
-        }
-        let _ = writeln!(self.out, "}} {value}");
-    }
-
-    fn histogram(&mut self, labels: Labels<'_>, all: &Distribution, bounds: &Bounds) {
-        let mut bucket = |bound: &dyn Display, count| {
-            self.line("_bucket", &[labels, &[("le", bound)]].concat(), count);
-        };
-        for power in (bounds.first..=bounds.last).step_by(bounds.step) {
-            bucket(&((1u64 << power) as f64 / 1e9), all.below_ns(power));
-        }
-        bucket(&"+Inf", all.count());
-        self.line("_sum", labels, all.sum_ns() as f64 / 1e9);
-        self.line("_count", labels, all.count());
-    }
+/// What a disk does that is served.
+#[derive(Debug)]
+pub(crate) struct ServedDisk {
+    report: DiskReport,
+    records: Vec<Arc<VringRecord>>,
+    limits: RateLimits,
 }
 
-/// Of a label's value.
-fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n")
-}
-
-/// The state of a disk of a node, served or not.
-pub(crate) fn state_of(id: &str, state: DiskState) -> String {
-    let mut text = Text::new(id);
-    text.by("cleave_disk_state", "state", [(state, 1)]);
-    text.out
+/// Writes the metrics of the process and of these disks, which are all that it has.
+pub(crate) fn write(disks: &[DiskMetrics]) -> String {
+    let mut out = String::new();
+    let memory = ResidentMemory::read();
+    for family in PROCESS {
+        family.write(&mut out, [(None, &memory)]);
+    }
+    for family in DISK {
+        let each = disks.iter().map(|disk| (Some(&*disk.id), disk));
+        family.write(&mut out, each);
+    }
+    for family in SERVED {
+        let served = disks.iter();
+        let served = served.filter_map(|disk| Some((Some(&*disk.id), disk.served.as_ref()?)));
+        family.write(&mut out, served);
+    }
+    out
 }
 
 impl DiskStatus {
-    /// All metrics of the disk.
-    pub(crate) fn metrics(&self) -> String {
-        let report = self.report();
-        let mut text = Text::new(&report.id);
-        daemon(&mut text, &report);
-        disk(&mut text, &report);
-        pacing(&mut text, &report);
-        vrings(&mut text, &report);
-        stalls(&mut text, &report);
-        self.stages(&mut text);
-        self.calls(&mut text);
-        self.limits(&mut text, &report);
-        splitting(&mut text, &report);
-        legs(&mut text, &report);
-        text.out
-    }
-
-    fn stages(&self, text: &mut Text<'_>) {
-        text.family("cleave_request_stage_seconds");
-        let records = self.device.records.all();
-        for kind in Kind::all() {
-            for stage in Stage::ALL {
-                let all = merged_times(records.iter().map(|record| record.times(stage, kind)));
-                let bounds = match stage {
-                    Stage::Device => &DEVICE,
-                    Stage::Ring | Stage::Plan | Stage::Publish => &SHORT,
-                };
-                stage_of(text, kind, stage.name(), all, bounds);
-            }
-            let split = records.iter().filter_map(|record| record.split_times(kind));
-            stage_of(text, kind, "split", merged_times(split), &DEVICE);
-        }
-    }
-
-    fn calls(&self, text: &mut Text<'_>) {
-        text.family("cleave_call_held_seconds");
-        for record in self.device.records.all() {
-            let labels: Labels<'_> = &[("vring", &record.index())];
-            text.histogram(labels, &record.call_times(), &SHORT);
-        }
-    }
-
-    fn limits(&self, text: &mut Text<'_>, report: &DiskReport) {
-        text.by("cleave_limit", "limit", &report.tuning.limits);
-        text.one("cleave_requests_throttled_total", report.totals.throttled);
-        text.family("cleave_throttled_seconds");
-        for record in self.device.records.all() {
-            let labels: Labels<'_> = &[("vring", &record.index())];
-            text.histogram(labels, &record.throttle_times(), &DEVICE);
+    /// Returns what the metrics say of the disk.
+    pub(crate) fn metrics(&self) -> ServedDisk {
+        ServedDisk {
+            report: self.report(),
+            records: self.device.records.all(),
+            limits: self.device.tuning().limits,
         }
     }
 }
 
-/// Kinds of request that never occurred are left out; that is most of them.
-fn stage_of(
-    text: &mut Text<'_>,
-    kind: Kind,
-    stage: &str,
-    all: Option<Distribution>,
-    bounds: &Bounds,
-) {
-    let Some(all) = all.filter(|all| all.count() > 0) else {
-        return;
-    };
-    let labels: Labels<'_> = &[
-        ("direction", &kind.way().name()),
-        ("size", &kind.size()),
-        ("stage", &stage),
-    ];
-    text.histogram(labels, &all, bounds);
+impl ServedDisk {
+    fn server(&self) -> Option<&ServerConnections> {
+        self.report.store.connections.as_ref()
+    }
+
+    fn vrings(&self, of: fn(&VringReport) -> u64) -> impl Iterator<Item = (u16, u64)> {
+        let vrings = self.report.vrings.iter();
+        vrings.map(move |vring| (vring.index, of(vring)))
+    }
+
+    /// Returns a percentage of the last experiment of each worker that has made one, as a share.
+    fn tried(&self, percent: fn(&SpinExperiment) -> f64) -> impl Iterator<Item = (usize, f64)> {
+        let each = self.report.pacing.tried.iter().enumerate();
+        each.filter_map(move |(worker, tried)| Some((worker, share(percent(tried.as_ref()?)))))
+    }
+
+    /// Returns the limits of these kinds that are set.
+    fn rates(&self, kinds: [LimitKind; 3]) -> impl Iterator<Item = (String, u64)> {
+        let each = kinds.into_iter().flat_map(|kind| {
+            let (name, limit) = (kind.name(), self.limits.of(kind));
+            [
+                (name.to_owned(), limit.average),
+                (format!("{name}-max"), limit.max),
+            ]
+        });
+        each.filter(is_set)
+    }
 }
 
-fn daemon(text: &mut Text<'_>, report: &DiskReport) {
-    let process = &report.process;
-    text.family("cleave_info");
+fn is_set((_, value): &(String, u64)) -> bool {
+    *value > 0
+}
+
+fn info(disk: &ServedDisk, to: &mut Samples<'_>) {
+    let report = &disk.report;
     let labels: Labels<'_> = &[
         ("name", &report.name),
-        ("store", &report.store.kind),
-        ("version", &process.version),
+        ("serial", &report.serial.as_deref().unwrap_or_default()),
+        ("kind", &report.store.kind),
+        ("socket", &report.endpoint),
     ];
-    text.sample(labels, 1);
-    text.one("cleave_uptime_seconds", process.uptime_seconds);
-    text.one("cleave_process_cpu_seconds_total", process.cpu_seconds);
-    text.one("cleave_process_resident_bytes", process.resident_bytes);
-    text.one("cleave_connected", u8::from(report.session.connected));
-    text.one("cleave_sessions_total", report.session.count);
-    let vrings = report.session.vrings.iter();
-    let unrecorded = vrings.filter(|vring| !vring.recovery).count();
-    text.one("cleave_vrings_without_recovery", unrecorded);
+    to.sample(labels, 1);
 }
 
-fn write_connections(text: &mut Text<'_>, connections: Option<&ServerConnections>) {
-    let Some(connections) = connections else {
-        return;
-    };
-    let states = [
-        ("up", connections.connected),
-        ("waiting", connections.waiting),
-    ];
-    text.by("cleave_nbd_connections", "state", states);
-    text.one("cleave_nbd_lost_total", connections.lost);
-    text.one("cleave_nbd_reconnects_total", connections.reconnects);
-    text.one("cleave_nbd_held_requests", connections.held);
-    let bytes = [
-        ("sent", connections.sent_bytes),
-        ("received", connections.received_bytes),
-    ];
-    text.by("cleave_nbd_bytes_total", "direction", bytes);
-    text.one("cleave_nbd_unflushed_bytes", connections.unflushed_bytes);
-    let replayed = connections.replayed_bytes;
-    text.one("cleave_nbd_replayed_bytes_total", replayed);
-}
-
-fn disk(text: &mut Text<'_>, report: &DiskReport) {
-    let (store, totals) = (&report.store, &report.totals);
-    text.one("cleave_disk_size_bytes", store.size_bytes);
-    text.one("cleave_disk_short_bytes", store.short_bytes);
-    text.one("cleave_disk_sync_failed", u8::from(store.sync_failed));
-    write_connections(text, store.connections.as_ref());
-    if let Some(lock) = &store.lock {
-        text.one("cleave_rbd_lock_lost", u8::from(*lock == ImageLock::Lost));
-    }
-    let requests = [
-        ("read", totals.reads),
-        ("write", totals.writes),
-        ("other", totals.others),
-    ];
-    text.by("cleave_disk_requests_total", "direction", requests);
-    let bytes = [("read", totals.read_bytes), ("write", totals.write_bytes)];
-    text.by("cleave_disk_bytes_total", "direction", bytes);
-    let failures = [
-        ("failed", totals.failed),
-        ("refused", totals.refused),
-        ("broken", totals.broken),
-    ];
-    text.by("cleave_disk_failures_total", "outcome", failures);
-    text.one("cleave_retired_vrings_total", totals.retired_vrings);
-    text.one("cleave_polled_total", totals.polled);
-    text.one("cleave_laps_total", totals.laps);
-}
-
-fn pacing(text: &mut Text<'_>, report: &DiskReport) {
-    let pacing = &report.pacing;
-    let modes = [
-        CompletionOption::Interrupt,
-        CompletionOption::Poll,
-        CompletionOption::Adaptive,
-    ];
-    let modes = modes.map(|mode| (mode, u8::from(report.tuning.completion == mode)));
-    text.by("cleave_completion_mode", "mode", modes);
-    let count = |mode| pacing.workers.iter().filter(move |worker| *worker == mode);
-    let workers = WorkerMode::ALL
-        .iter()
-        .map(|mode| (mode, count(mode).count()));
-    text.by("cleave_workers", "mode", workers);
-    let spun = [
-        ("hit", pacing.spin_hit_seconds),
-        ("wasted", pacing.spin_wasted_seconds),
-    ];
-    text.by("cleave_spin_seconds_total", "outcome", spun);
-    text.one("cleave_sleeps_total", pacing.sleeps);
-    text.one("cleave_dozes_total", pacing.dozes);
-    text.one("cleave_wakeups_total", pacing.wakeups);
-    text.by("cleave_mode_switches_total", "reason", &pacing.switches);
-    text.one("cleave_pacing_experiments_total", pacing.experiments);
-    let tried = |of: fn(&SpinExperiment) -> f64| {
-        let each = pacing.tried.iter().enumerate();
-        each.filter_map(move |(worker, tried)| Some((worker, of(tried.as_ref()?))))
-    };
-    let [gain, price] = [
-        |tried: &SpinExperiment| share(tried.gain_percent[0]),
-        |tried: &SpinExperiment| share(tried.price_percent),
-    ];
-    text.by("cleave_spin_gain_ratio", "worker", tried(gain));
-    text.by("cleave_spin_price_cores", "worker", tried(price));
-    text.one("cleave_spin_budget_seconds", pacing.spin_left_seconds);
-    let most = pacing.spin_left_max_seconds;
-    text.one("cleave_spin_budget_max_seconds", most);
-}
-
-fn vrings(text: &mut Text<'_>, report: &DiskReport) {
-    each_kind(text, report, "cleave_requests_total", |row| row.requests);
-    each_kind(text, report, "cleave_request_bytes_total", |row| row.bytes);
-    text.family("cleave_request_errors_total");
-    for vring in &report.vrings {
-        for (kind, count) in &vring.errors {
-            text.sample(&[("vring", &vring.index), ("kind", kind)], count);
-        }
-    }
-    by_vring(text, report, "cleave_kicks_total", |vring| vring.kicks);
-    by_vring(text, report, "cleave_calls_total", |vring| vring.calls);
-    let suppressed = |vring: &VringReport| vring.calls_suppressed;
-    by_vring(text, report, "cleave_calls_suppressed_total", suppressed);
-    let sampled = |vring: &VringReport| vring.zero_reads.sampled;
-    by_vring(text, report, "cleave_reads_sampled_total", sampled);
-    let zero = |vring: &VringReport| vring.zero_reads.zero;
-    by_vring(text, report, "cleave_reads_zero_total", zero);
-    let coalesced = report.totals.calls_coalesced;
-    text.one("cleave_calls_coalesced_total", coalesced);
-    let in_flight = |vring: &VringReport| vring.in_flight.requests.into();
-    by_vring(text, report, "cleave_in_flight_requests", in_flight);
-    let oldest = report.in_flight.oldest_seconds.unwrap_or(0.0);
-    text.one("cleave_oldest_request_seconds", oldest);
-}
-
-fn stalls(text: &mut Text<'_>, report: &DiskReport) {
-    let stalled = || report.stalled.iter();
-    let held = stalled().map(|stalled| (stalled.vring, stalled.held));
-    text.by("cleave_held_requests", "vring", held);
-    let retrying = stalled().map(|stalled| (stalled.vring, stalled.retrying));
-    text.by("cleave_retrying_requests", "vring", retrying);
-    text.one(
-        "cleave_quiesced",
-        u8::from(report.quiesced_seconds.is_some()),
-    );
-    text.one("cleave_requests_held_total", report.totals.held);
-    text.one("cleave_requests_redone_total", report.totals.redone);
-}
-
-fn by_vring(
-    text: &mut Text<'_>,
-    report: &DiskReport,
-    name: &'static str,
-    of: fn(&VringReport) -> u64,
-) {
-    let samples = report.vrings.iter().map(|vring| (vring.index, of(vring)));
-    text.by(name, "vring", samples);
-}
-
-fn each_kind(
-    text: &mut Text<'_>,
-    report: &DiskReport,
-    name: &'static str,
-    of: fn(&RequestClass) -> u64,
-) {
-    text.family(name);
-    for vring in &report.vrings {
-        for row in &vring.requests {
+fn classes(disk: &ServedDisk, to: &mut Samples<'_>, of: fn(&RequestClass) -> u64) {
+    for vring in &disk.report.vrings {
+        for class in &vring.requests {
             let labels: Labels<'_> = &[
                 ("vring", &vring.index),
-                ("direction", &row.direction),
-                ("size", &row.size),
+                ("direction", &class.direction),
+                ("size", &class.size),
             ];
-            text.sample(labels, of(row));
+            to.sample(labels, of(class));
         }
     }
 }
 
-/// Of tenths of a per cent: as short as it can be written.
+/// Writes the times of the stages. Kinds of request that never occurred are left out; that is most of them.
+fn stages(disk: &ServedDisk, to: &mut Samples<'_>) {
+    let records = &disk.records;
+    for kind in Kind::all() {
+        let mut stage_of = |stage: &str, all: Option<Distribution>, bounds| {
+            let labels: Labels<'_> = &[
+                ("direction", &kind.way().name()),
+                ("size", &kind.size()),
+                ("stage", &stage),
+            ];
+            if let Some(all) = all.filter(|all| all.count() > 0) {
+                to.histogram(labels, &all, bounds);
+            }
+        };
+        for stage in Stage::ALL {
+            let bounds = match stage {
+                Stage::Device => &Bounds::DEVICE,
+                Stage::Ring | Stage::Plan | Stage::Publish => &Bounds::SHORT,
+            };
+            let each = records.iter().map(|record| record.times(stage, kind));
+            stage_of(stage.name(), merged(each), bounds);
+        }
+        let split = records.iter().filter_map(|record| record.split_times(kind));
+        stage_of("split", merged(split), &Bounds::DEVICE);
+    }
+}
+
+/// Writes a distribution of each vring.
+fn histograms(
+    disk: &ServedDisk,
+    to: &mut Samples<'_>,
+    of: fn(&VringRecord) -> Distribution,
+    bounds: &Bounds,
+) {
+    for record in &disk.records {
+        to.histogram(&[("vring", &record.index())], &of(record), bounds);
+    }
+}
+
+fn splits(disk: &ServedDisk, to: &mut Samples<'_>, of: fn(&SplitReport) -> Option<f64>) {
+    for cell in &disk.report.splitting {
+        let labels: Labels<'_> = &[
+            ("direction", &cell.direction),
+            ("from_bytes", &cell.from_bytes),
+        ];
+        if let Some(value) = of(cell) {
+            to.sample(labels, value);
+        }
+    }
+}
+
+/// Returns the share that a percentage is. As percentages have one decimal, it is as short as it can be written.
 fn share(percent: f64) -> f64 {
     (percent * 10.0).round() / 1000.0
-}
-
-fn splitting(text: &mut Text<'_>, report: &DiskReport) {
-    let mut each = |name, of: &dyn Fn(&SplitReport) -> Option<f64>| {
-        text.family(name);
-        for cell in &report.splitting {
-            let labels: Labels<'_> = &[
-                ("direction", &cell.direction),
-                ("from_bytes", &cell.from_bytes),
-            ];
-            if let Some(value) = of(cell) {
-                text.sample(labels, value);
-            }
-        }
-    };
-    each("cleave_split_chunk_bytes", &|cell| {
-        Some(cell.chunk_bytes.into())
-    });
-    each("cleave_split_gain_ratio", &|cell| {
-        cell.tried.map(|tried| share(tried.gain_percent[0]))
-    });
-    each("cleave_split_price_cores", &|cell| {
-        cell.tried.map(|tried| share(tried.price_percent))
-    });
-}
-
-/// The part about splitting, by itself.
-#[cfg(test)]
-pub(super) fn splitting_of(report: &DiskReport) -> String {
-    let mut text = Text::new(&report.id);
-    splitting(&mut text, report);
-    text.out
-}
-
-/// The part about waiting, by itself.
-#[cfg(test)]
-pub(super) fn pacing_of(report: &DiskReport) -> String {
-    let mut text = Text::new(&report.id);
-    pacing(&mut text, report);
-    text.out
-}
-
-/// The part about legs, by itself.
-#[cfg(test)]
-pub(super) fn legs_of(report: &DiskReport) -> String {
-    let mut text = Text::new(&report.id);
-    legs(&mut text, report);
-    text.out
-}
-
-fn legs(text: &mut Text<'_>, report: &DiskReport) {
-    let legs = || report.legs.iter();
-    if report.legs.is_empty() {
-        return;
-    }
-    text.family("cleave_leg_ops_total");
-    for leg in legs() {
-        for (direction, count) in [
-            ("read", leg.reads),
-            ("write", leg.writes),
-            ("other", leg.others),
-        ] {
-            text.sample(&[("leg", &leg.name), ("direction", &direction)], count);
-        }
-    }
-    let bytes = legs().map(|leg| (&leg.name, leg.bytes));
-    text.by("cleave_leg_bytes_total", "leg", bytes);
-    let failed = legs().map(|leg| (&leg.name, leg.failed));
-    text.by("cleave_leg_errors_total", "leg", failed);
-    let busy = legs().map(|leg| (&leg.name, leg.busy_seconds));
-    text.by("cleave_leg_busy_seconds_total", "leg", busy);
 }

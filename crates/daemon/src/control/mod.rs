@@ -11,6 +11,7 @@ mod quiet;
 mod serve;
 #[cfg(test)]
 mod tests;
+mod usage;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +28,7 @@ use tokio::task::AbortHandle;
 use crate::confine::Confinement;
 use crate::events::Events;
 
-pub(crate) use metrics::{merged as merged_metrics, state_of as metrics_of_state};
+pub(crate) use metrics::{DiskMetrics, write as write_metrics};
 pub(crate) use serve::{CONNECTIONS_MAX, Server, Streaming};
 #[cfg(test)]
 pub(crate) use tests::ram as ram_for_tests;

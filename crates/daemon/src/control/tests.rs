@@ -12,6 +12,7 @@ use cleave_worker::{DataDirection, Device, LegTotals, Split, TrialResult, Tuning
 use serde_json::{Value, json};
 
 use super::DiskStatus;
+use super::metrics::tests::text_of;
 use crate::confine::Confinement;
 
 fn options() -> OpenOptions {
@@ -103,7 +104,7 @@ fn what_an_experiment_found_is_told_of_the_worker_that_made_it() {
     let expected = json!({"spins": true, "gain_percent": [22.0, -4.1, -100_000.0], "price_percent": 40.0,
         "seconds_ago": 2.5});
     assert_eq!(json["pacing"]["tried"], json!([null, expected]));
-    let metrics = super::metrics::pacing_of(&report);
+    let metrics = text_of(report);
     for sample in [
         "cleave_spin_gain_ratio{disk=\"a\",worker=\"1\"} 0.22\n",
         "cleave_spin_price_cores{disk=\"a\",worker=\"1\"} 0.4\n",
@@ -128,7 +129,7 @@ fn what_an_experiment_with_pieces_found_is_told_of_its_requests() {
     let expected = json!([{"direction": "write", "from_bytes": 524_288, "chunk_bytes": 16384, "requests": 77,
         "tried": null}]);
     assert_eq!(serde_json::to_value(&report.splitting).unwrap(), expected);
-    let metrics = super::metrics::splitting_of(&report);
+    let metrics = text_of(report.clone());
     let labels = "{disk=\"a\",direction=\"write\",from_bytes=\"524288\"}";
     assert!(
         metrics.contains(&format!("cleave_split_chunk_bytes{labels} 16384\n")),
@@ -146,7 +147,7 @@ fn what_an_experiment_with_pieces_found_is_told_of_its_requests() {
         "price_percent": 17.3, "seconds_ago": 7.0});
     let found = serde_json::to_value(&report.splitting).unwrap();
     assert_eq!(found[0]["tried"], expected);
-    let metrics = super::metrics::splitting_of(&report);
+    let metrics = text_of(report);
     for (sample, value) in [("gain_ratio", "0.351"), ("price_cores", "0.173")] {
         let line = format!("cleave_split_{sample}{labels} {value}\n");
         assert!(metrics.contains(&line), "{metrics}");
@@ -209,7 +210,7 @@ fn legs_of_a_stripe_are_shown_by_name() {
         (StoreKind::Stripe, 2)
     );
     assert!(report.legs[1].name.ends_with("leg\"1"));
-    let metrics = status.metrics();
+    let metrics = text_of(report);
     assert!(
         metrics.contains("leg\\\"1\",direction=\"read\"} 0"),
         "{metrics}"
@@ -228,7 +229,7 @@ fn the_busy_time_of_a_leg_never_falls() {
         };
         let mut report = ram("a").report();
         report.legs = vec![super::gather::leg("one", &totals)];
-        let text = super::metrics::legs_of(&report);
+        let text = text_of(report);
         let line = text
             .lines()
             .find(|line| line.starts_with("cleave_leg_busy_seconds_total{"));
@@ -239,70 +240,4 @@ fn the_busy_time_of_a_leg_never_falls() {
     let after = busy(1_000_001, 100_000_050);
     assert!(after >= before, "{after} after {before}");
     assert_eq!(before, 0.1);
-}
-
-/// Each family of an idle disk's metrics, with its type: names are stable.
-#[test]
-fn metrics_have_stable_names() {
-    let text = ram("a").metrics();
-    let families: Vec<&str> = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("# TYPE cleave_"))
-        .collect();
-    let expected = [
-        "info gauge",
-        "uptime_seconds gauge",
-        "process_cpu_seconds_total counter",
-        "process_resident_bytes gauge",
-        "connected gauge",
-        "sessions_total counter",
-        "vrings_without_recovery gauge",
-        "disk_size_bytes gauge",
-        "disk_short_bytes gauge",
-        "disk_sync_failed gauge",
-        "disk_requests_total counter",
-        "disk_bytes_total counter",
-        "disk_failures_total counter",
-        "retired_vrings_total counter",
-        "polled_total counter",
-        "laps_total counter",
-        "completion_mode gauge",
-        "workers gauge",
-        "spin_seconds_total counter",
-        "sleeps_total counter",
-        "dozes_total counter",
-        "wakeups_total counter",
-        "mode_switches_total counter",
-        "pacing_experiments_total counter",
-        "spin_gain_ratio gauge",
-        "spin_price_cores gauge",
-        "spin_budget_seconds gauge",
-        "spin_budget_max_seconds gauge",
-        "requests_total counter",
-        "request_bytes_total counter",
-        "request_errors_total counter",
-        "kicks_total counter",
-        "calls_total counter",
-        "calls_suppressed_total counter",
-        "reads_sampled_total counter",
-        "reads_zero_total counter",
-        "calls_coalesced_total counter",
-        "in_flight_requests gauge",
-        "oldest_request_seconds gauge",
-        "held_requests gauge",
-        "retrying_requests gauge",
-        "quiesced gauge",
-        "requests_held_total counter",
-        "requests_redone_total counter",
-        "request_stage_seconds histogram",
-        "call_held_seconds histogram",
-        "limit gauge",
-        "requests_throttled_total counter",
-        "throttled_seconds histogram",
-        "split_chunk_bytes gauge",
-        "split_gain_ratio gauge",
-        "split_price_cores gauge",
-    ];
-    assert_eq!(families, expected);
-    assert_eq!(text.matches("# HELP ").count(), families.len());
 }

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use super::disk::{DeleteMode, DiskRequest, HostedDisk, HostedState, Placed};
 use super::generation::{self, Condition};
 use super::{Host, snapshot};
-use crate::control::{DiskStatus, Streaming, merged_metrics, metrics_of_state};
+use crate::control::{DiskMetrics, DiskStatus, Streaming, write_metrics};
 use crate::disk_server::SizeAsker;
 use crate::problem::{Refusal, answer};
 
@@ -188,17 +188,20 @@ pub(super) async fn events(
 }
 
 pub(super) async fn metrics(Shared(host): Shared<Arc<Host>>) -> Response {
-    let all = host.disks.all();
-    let texts = all.iter().flat_map(|disk| {
-        let state = disk.state();
-        let shown = metrics_of_state(&disk.id, state.word());
-        match state {
-            HostedState::Serving(status) => vec![shown, status.metrics()],
-            _ => vec![shown],
+    let all = host.disks.all().into_iter().map(|disk| {
+        let shown = disk.shown();
+        DiskMetrics {
+            id: disk.id.clone(),
+            state: shown.state.word(),
+            descriptors: shown.descriptors,
+            served: match &shown.state {
+                HostedState::Serving(status) => Some(status.metrics()),
+                _ => None,
+            },
         }
     });
     let kind = [(header::CONTENT_TYPE, PROMETHEUS)];
-    (kind, merged_metrics(texts)).into_response()
+    (kind, write_metrics(&all.collect::<Vec<_>>())).into_response()
 }
 
 pub(super) async fn nothing() -> Refusal {
