@@ -200,6 +200,57 @@ fn a_disk_can_be_for_another_group_than_that_of_the_unit() {
     node.daemon.finish();
 }
 
+/// As libvirt runs each guest, without a group in common.
+#[test]
+fn a_disk_can_be_for_one_user() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let node = start(folder());
+    let body = json!({"disk": ["ram:1M"], "socket_user": OTHER.to_string(), "socket_mode": "0600"});
+    node.add("a", &body);
+    let socket = node.socket("a");
+    assert!(can_connect(OTHER, &OTHER.to_string(), &socket));
+    assert!(!can_connect(MEMBER, "64056", &socket));
+    // The socket is the user's, and its place in the folder is not.
+    let folder = socket.parent().unwrap();
+    for command in [
+        "rm -f \"$1/disk.sock\"; ! test -e \"$1/disk.sock\"",
+        ": >\"$1/mine\"",
+        "ls \"$1\"",
+    ] {
+        assert!(
+            !can(OTHER, &OTHER.to_string(), command, folder),
+            "{command}"
+        );
+    }
+    let refused = node.put(
+        "b",
+        &json!({"disk": ["ram:1M"], "socket_user": "nobody of this name"}),
+    );
+    assert_eq!(refused.status, 422, "{}", refused.body);
+    assert!(
+        refused.error().contains("socket_user: no user"),
+        "{}",
+        refused.body
+    );
+    node.daemon.finish();
+}
+
+#[test]
+fn a_control_socket_can_be_for_a_group() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let options = ["--control-group", "64100"].map(std::ffi::OsStr::new);
+    let node = Node::start_with(folder(), &options);
+    let socket = node.daemon.socket();
+    assert_eq!(mode(socket) & 0o777, 0o660);
+    assert!(can_connect(OTHER, "64100", socket));
+    assert!(!can_connect(OTHER, "64056", socket));
+    node.daemon.finish();
+}
+
 /// The files that describe the disks name paths and servers.
 #[test]
 fn the_state_of_a_node_is_its_own() {

@@ -150,6 +150,11 @@ disk_options! {
         /// Permissions of the socket of the disk, in octal
         #[arg(long, value_name = "MODE", default_value_t)]
         socket_mode: Given<SocketMode>,
+        /// User that owns the socket of the disk, by name or number [default: the node's]
+        ///
+        /// For a VMM that runs as a user of its own, as libvirt's do.
+        #[arg(long, value_name = "USER")]
+        socket_user: Option<String>,
         /// Group of the socket of the disk, by name or number [default: the node's]
         #[arg(long, value_name = "GROUP")]
         socket_group: Option<String>,

@@ -18,10 +18,11 @@ use crate::process;
 /// interface how much memory the process has.
 const OWN_PROCESS: &str = "/proc/self";
 
-/// A node reads these to open a disk: properties of devices, the numbers of groups, and where names of servers are looked up.
-const READ: [&str; 7] = [
+/// A node reads these to open a disk: properties of devices, the numbers of users and groups, and where names of servers are looked up.
+const READ: [&str; 8] = [
     "/sys",
     "/etc/group",
+    "/etc/passwd",
     "/etc/hosts",
     "/etc/resolv.conf",
     "/etc/nsswitch.conf",

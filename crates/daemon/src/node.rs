@@ -99,7 +99,7 @@ async fn control(
 ) -> Result<(), Failure> {
     let mut signals =
         Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
-    let socket = socket::open_private(&options.control)?;
+    let socket = socket::open_control(&options.control, options.control_group.as_deref())?;
     let metrics = options.metrics.open()?;
     let manager = Arc::new(Manager::from_environment());
     let watches = Watches::default();

@@ -46,6 +46,8 @@ pub(crate) struct Serve {
     pub(crate) service: Service,
     /// The control socket.
     pub(crate) control: Option<PathBuf>,
+    /// The group that may use it too.
+    pub(crate) control_group: Option<String>,
     pub(crate) metrics: MetricsOptions,
     /// Whether the process is confined.
     pub(crate) sandbox: bool,
@@ -170,7 +172,9 @@ async fn control(
     let signals =
         Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
     // Before the other socket too: when that one exists, the control socket can be used.
-    let opened = serve.control.as_deref().map(socket::open_private);
+    let group = serve.control_group.as_deref();
+    let opened = serve.control.as_deref();
+    let opened = opened.map(|path| socket::open_control(path, group));
     let opened = opened.transpose()?;
     let metrics = serve.metrics.open()?;
     let door = match inherited {

@@ -9,7 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use cleave_session::Offload;
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, chmod, chownat, fchmod, fstat, open};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, chmod, chownat, fchmod, fstat, open};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with, sockopt,
 };
@@ -98,9 +98,9 @@ impl Door {
 }
 
 impl Listening {
-    /// Sets the permissions of its file, and the group. By a descriptor of that file and never by its name: whoever may write to
+    /// Sets the permissions of its file, its user and its group. By a descriptor of that file and never by its name: whoever may write to
     /// the folder could have put a link to another file there since.
-    fn give(&self, mode: u32, group: Option<u32>) -> io::Result<()> {
+    fn give(&self, mode: u32, user: Option<u32>, group: Option<u32>) -> io::Result<()> {
         let Some(file) = &self.file else {
             return Ok(());
         };
@@ -110,19 +110,21 @@ impl Listening {
         if (found.st_dev, found.st_ino) != (file.device, file.inode) {
             return Err(io::Error::other("another file took its place"));
         }
+        let owned = |user: Option<u32>, group: Option<u32>| {
+            let (user, group) = (user.map(Uid::from_raw), group.map(Gid::from_raw));
+            chownat(&opened, "", user, group, AtFlags::EMPTY_PATH)
+        };
+        // In this order: the mode is not for the group that the file has at first, and only its owner may set it.
         if let Some(group) = group.filter(|group| *group != found.st_gid) {
-            chownat(
-                &opened,
-                "",
-                None,
-                Some(Gid::from_raw(group)),
-                AtFlags::EMPTY_PATH,
-            )?;
+            owned(None, Some(group))?;
         }
         // The umask took bits away when the file was made. A descriptor of this kind has no fchmod().
         if found.st_mode & 0o777 != mode {
-            let opened = format!("/proc/self/fd/{}", opened.as_raw_fd());
-            chmod(opened, Mode::from_raw_mode(mode))?;
+            let path = format!("/proc/self/fd/{}", opened.as_raw_fd());
+            chmod(path, Mode::from_raw_mode(mode))?;
+        }
+        if let Some(user) = user.filter(|user| *user != found.st_uid) {
+            owned(Some(user), None)?;
         }
         Ok(())
     }
@@ -135,8 +137,19 @@ impl Listening {
     }
 }
 
+/// Opens a control socket: for the user of this process alone, or for the members of a group that `--control-group` names too.
+pub(crate) fn open_control(path: &Path, group: Option<&str>) -> Result<Listening, Failure> {
+    match group {
+        None => open_private(path),
+        Some(group) => {
+            let group = group_number("--control-group", group)?;
+            open_shared(path, Some(group))
+        }
+    }
+}
+
 /// Opens a socket that only the user of this process may connect to.
-pub(crate) fn open_private(path: &Path) -> Result<Listening, Failure> {
+fn open_private(path: &Path) -> Result<Listening, Failure> {
     // Held until we listen: between looking, removing a stale file and listening on a new one, another cleave would take
     // our file for a stale one.
     let lock = PathLock::take(path)?;
@@ -177,9 +190,14 @@ fn check_length(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Makes a socket file for a group, and listens on it. The socket is made under another name and then renamed,
+/// Makes a socket file for a user and a group, and listens on it. The socket is made under another name and then renamed,
 /// so a client that sees the file can connect. The path is locked.
-pub(crate) fn listen_for_group(path: &Path, mode: u32, group: u32) -> Result<Listening, Failure> {
+pub(crate) fn listen_for(
+    path: &Path,
+    mode: u32,
+    user: Option<u32>,
+    group: u32,
+) -> Result<Listening, Failure> {
     let cannot = |error: &io::Error| {
         let (shown, remedy) = (path.display(), remedy(error));
         Failure::input(format!("cannot make socket {shown}: {error}: {remedy}"))
@@ -191,7 +209,7 @@ pub(crate) fn listen_for_group(path: &Path, mode: u32, group: u32) -> Result<Lis
     let _ = fs::remove_file(&beside);
     let mut listening = listen(&beside, Some(Mode::from_raw_mode(mode)))?;
     listening
-        .give(mode, Some(group))
+        .give(mode, user, Some(group))
         .map_err(|error| cannot(&error))?;
     fs::rename(&beside, path).map_err(|error| cannot(&error))?;
     let moved = SocketFile::of(path).map_err(|error| cannot(&error))?;
@@ -209,7 +227,7 @@ pub(crate) fn open_shared(path: &Path, group: Option<u32>) -> Result<Listening, 
     };
     // Not for the group that it has at first.
     let listening = listen(path, Some(Mode::RUSR | Mode::WUSR))?;
-    listening.give(mode, group).map_err(|error| {
+    listening.give(mode, None, group).map_err(|error| {
         let shown = path.display();
         Failure::input(match group {
             Some(group) => format!(
@@ -226,26 +244,35 @@ pub(crate) fn open_shared(path: &Path, group: Option<u32>) -> Result<Listening, 
 
 /// The number of a group of this machine, which was named by `by`.
 pub(crate) fn group_number(by: &str, group: &str) -> Result<u32, Failure> {
+    number_of(by, "group", "/etc/group", group)
+}
+
+/// The number of a user of this machine, which was named by `by`.
+pub(crate) fn user_number(by: &str, user: &str) -> Result<u32, Failure> {
+    number_of(by, "user", "/etc/passwd", user)
+}
+
+fn number_of(by: &str, what: &str, list: &str, wanted: &str) -> Result<u32, Failure> {
     let named = |line: &str| {
         let mut fields = line.split(':');
-        (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok())?
+        (fields.next() == Some(wanted)).then(|| fields.nth(1)?.parse().ok())?
     };
-    let number = group.parse().ok();
-    let groups = match number {
+    let number = wanted.parse().ok();
+    let lines = match number {
         Some(_) => String::new(),
-        // A confined node keeps the file that it had at its start; whoever adds a group replaces it.
-        None => fs::read_to_string("/etc/group").map_err(|error| {
+        // A confined node keeps the file that it had at its start; whoever adds a name replaces it.
+        None => fs::read_to_string(list).map_err(|error| {
             Failure::input(format!(
-                "{by}: cannot read /etc/group, which may have been changed since the node was started: {error}: give the \
-                 number of group {group:?}, or restart the node"
+                "{by}: cannot read {list}, which may have been changed since the node was started: {error}: give the number of \
+                 {what} {wanted:?}, or restart the node"
             ))
         })?,
     };
-    let known = number.or_else(|| groups.lines().find_map(named));
+    let known = number.or_else(|| lines.lines().find_map(named));
     // The largest number means "no change" to the kernel.
     known.filter(|number| *number != u32::MAX).ok_or_else(|| {
         Failure::input(format!(
-            "{by}: no group {group:?} in /etc/group: make it, or give its number"
+            "{by}: no {what} {wanted:?} in {list}: make it, or give its number"
         ))
     })
 }
@@ -449,7 +476,7 @@ mod tests {
         for (more, fits) in [(0, true), (1, false)] {
             let beside = folder.path().join("p".repeat(padding + more));
             fs::create_dir(&beside).unwrap();
-            let made = listen_for_group(&beside.join("disk.sock"), 0o600, group);
+            let made = listen_for(&beside.join("disk.sock"), 0o600, None, group);
             assert_eq!(made.is_ok(), fits);
             assert!(
                 fits || made

@@ -32,9 +32,14 @@ pub(super) struct NodeArgs {
     run: PathBuf,
     /// The control socket [default: control.sock in the folder of --run]
     ///
-    /// Only the user that runs cleave may use it (mode 0600).
+    /// Only the user that runs cleave may use it (mode 0600), unless there is --control-group.
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// Group that may use the control socket too (mode 0660): a name or a number
+    ///
+    /// Its members can have any file served that cleave may open: they are as mighty as the user that runs cleave.
+    #[arg(long, value_name = "GROUP")]
+    control_group: Option<String>,
     #[command(flatten)]
     metrics: MetricsOptions,
     /// Folder of images, block devices and profiles: no others can be opened [default: everywhere]
@@ -80,6 +85,7 @@ impl From<NodeArgs> for NodeOptions {
         NodeOptions {
             state: absolute(args.state),
             control: absolute(args.control.unwrap_or_else(|| run.join("control.sock"))),
+            control_group: args.control_group,
             metrics: args.metrics.made_absolute(),
             run,
             images: args.images.into_iter().map(absolute).collect(),

@@ -92,6 +92,9 @@ pub(crate) struct ServeOptions {
     /// removed when cleave ends.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
+    /// Group that may use the control socket too (mode 0660): a name or a number
+    #[arg(long, value_name = "GROUP", requires = "control")]
+    control_group: Option<String>,
     #[command(flatten)]
     pub(crate) metrics: MetricsOptions,
     /// Whether the daemon gives up what it does not need, once its disk and its sockets are open
@@ -225,6 +228,7 @@ pub(super) fn serve(
             ..service
         },
         control: options.control.clone(),
+        control_group: options.control_group.clone(),
         metrics: options.metrics.clone(),
         sandbox: options.sandbox.is_on(),
         identity,

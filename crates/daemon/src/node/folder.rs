@@ -15,6 +15,15 @@ use crate::failure::Failure;
 const RUN_MODE: u32 = 0o755;
 const SETGID: u32 = 0o2000;
 
+/// Who may enter the folder of a socket.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Entry {
+    Group,
+    All,
+    /// All, and they may list it.
+    AllAndLook,
+}
+
 /// Makes the folder of all folders.
 pub(super) fn make_run(run: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(RUN_MODE).create(run)
@@ -22,7 +31,7 @@ pub(super) fn make_run(run: &Path) -> io::Result<()> {
 
 /// Makes the folder of a socket with these permissions, or changes one that is there: a node of an earlier version may have left it
 /// writable for its group. Returns the group of the folder, which is the one given or else that of a new file.
-pub(super) fn make(folder: &Path, group: Option<u32>, socket_mode: u32) -> Result<u32, Failure> {
+pub(super) fn make(folder: &Path, group: Option<u32>, entry: Entry) -> Result<u32, Failure> {
     let shown = folder.display();
     let failed = |error: io::Error| {
         let remedy = match error.kind() {
@@ -32,10 +41,10 @@ pub(super) fn make(folder: &Path, group: Option<u32>, socket_mode: u32) -> Resul
         Failure::input(format!("cannot make {shown}: {error}: {remedy}"))
     };
     let run = folder.parent().unwrap_or(folder);
-    // A socket for everybody is of use only in a folder that everybody may enter.
-    let mode = match socket_mode & 0o002 {
-        0 => 0o750,
-        _ => 0o755,
+    let mode = match entry {
+        Entry::Group => 0o750,
+        Entry::All => 0o751,
+        Entry::AllAndLook => 0o755,
     };
     make_run(run).map_err(failed)?;
     match DirBuilder::new().mode(mode).create(folder) {

@@ -10,7 +10,7 @@ use cleave_disk::{ContentOrigin, Disk, DiskSpec};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::folder;
+use super::folder::{self, Entry};
 use super::shared::Node;
 use crate::disk_server;
 use crate::failure::Failure;
@@ -171,12 +171,15 @@ fn open_here(
     let mode = config.socket_mode.get().bits();
     let group = config.socket_group.as_deref();
     let group = group.map(|group| socket::group_number("socket_group", group));
-    let group = folder::make(&folder, group.transpose()?, mode)?;
+    let user = config.socket_user.as_deref();
+    let user = user.map(|user| socket::user_number("socket_user", user));
+    let user = user.transpose()?;
+    let group = folder::make(&folder, group.transpose()?, entry_of(mode, user))?;
     let path = folder.join("disk.sock");
     let lock = PathLock::take_while(&path, is_wanted)?;
     let disk = disk_server::open(&mut service, lock.as_ref())?;
     let watch = watches.watch(&disk);
-    let door = socket::listen_for_group(&path, mode, group)?;
+    let door = socket::listen_for(&path, mode, user, group)?;
     Ok(Opened {
         service,
         disk,
@@ -184,4 +187,14 @@ fn open_here(
         door: Door::Listening(door),
         lock,
     })
+}
+
+/// Returns who may enter the folder of a socket: it is of use only to users that can reach it.
+fn entry_of(socket_mode: u32, user: Option<u32>) -> Entry {
+    match (socket_mode & 0o002, user) {
+        (0, None) => Entry::Group,
+        // The user need not be in the group. Others that enter find a socket that they cannot open.
+        (0, Some(_)) => Entry::All,
+        _ => Entry::AllAndLook,
+    }
 }

@@ -17,6 +17,7 @@ pub(crate) struct NodeOptions {
     pub(crate) state: PathBuf,
     pub(crate) run: PathBuf,
     pub(crate) control: PathBuf,
+    pub(crate) control_group: Option<String>,
     pub(crate) metrics: MetricsOptions,
     /// Folders of images; none: everywhere.
     pub(crate) images: Vec<PathBuf>,
