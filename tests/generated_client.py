@@ -58,7 +58,8 @@ added = done(put_disk, "d1", body=config, status=201)
 assert isinstance(added, Disk) and added.state is DiskState.SERVING
 assert added.spec.disk == ["ram:1M"] and added.store.kind is StoreKind.RAM
 done(put_disk, "d1", body=config)
-refused = done(put_disk, "d1", body=DiskConfig(disk=["ram:2M"]), status=409)
+other = DiskConfig(disk=["ram:2M"], queues=1, persistent=False)
+refused = done(put_disk, "d1", body=other, status=409)
 assert isinstance(refused, Problem) and refused.detail.startswith("disk: ")
 
 shown = done(get_disk, "d1")
