@@ -89,9 +89,16 @@ assert done(get_openapi)["openapi"] == "3.1.0"
 
 with client.get_httpx_client().stream(**watch_events._get_kwargs()) as stream:
     events = (Event.from_dict(json.loads(line)) for line in stream.iter_lines())
-    assert next(events).event is EventName.LISTENING
+    first = next(events)
+    assert first.event is EventName.LISTENING and not first.replayed
+    assert next(events).disk == "d1"
     assert done(delete_disk, "d1", mode=DeleteDiskMode.HARD).id == "d1"
     ended = next(event for event in events if event.event is EventName.ENDED)
     assert ended.disk == "d1"
+place = watch_events._get_kwargs(since=first.seq, boot=first.boot)
+with client.get_httpx_client().stream(**place) as stream:
+    events = (Event.from_dict(json.loads(line)) for line in stream.iter_lines())
+    assert next(events).replayed
+    assert next(event for event in events if event.event is EventName.ENDED).seq == ended.seq
 assert isinstance(done(get_disk, "d1", status=404), Problem)
 assert done(list_disks) == []

@@ -36,4 +36,4 @@ pub use report::{
     ServerConnections, SessionReport, SizeClass, SpinExperiment, SplitExperiment, SplitReport,
     StalledRequests, StoreKind, StoreReport, TuningReport, VringReport, WorkerMode, ZeroReads,
 };
-pub use table::{Method, Operation, Query, Route, Tag};
+pub use table::{Method, Operation, Query, QueryValue, Route, Tag};

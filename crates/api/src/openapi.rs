@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use crate::content::Content;
 use crate::event::EventName;
 use crate::problem::Problem;
-use crate::table::{Operation, Query, Route, Tag};
+use crate::table::{Operation, Query, QueryValue, Route, Tag};
 
 /// Returns the OpenAPI document.
 pub fn document() -> Value {
@@ -60,7 +60,7 @@ fn operation(operation: Operation, route: &Route, generator: &mut SchemaGenerato
         let id = json!({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"});
         parameters.push(json!({"name": "id", "in": "path", "required": true, "description": about, "schema": id}));
     }
-    parameters.extend(route.query.as_ref().map(parameter));
+    parameters.extend(route.query.iter().map(parameter));
     let mut all = json!({
         "operationId": operation,
         "tags": [route.tag],
@@ -76,8 +76,14 @@ fn operation(operation: Operation, route: &Route, generator: &mut SchemaGenerato
 }
 
 fn parameter(query: &Query) -> Value {
-    let (values, names): (Vec<_>, Vec<_>) = query.values.iter().copied().unzip();
-    let mut schema = json!({"type": "string", "enum": values, "x-enum-varnames": names});
+    let mut schema = match query.values {
+        QueryValue::Word(words) => {
+            let (values, names): (Vec<_>, Vec<_>) = words.iter().copied().unzip();
+            json!({"type": "string", "enum": values, "x-enum-varnames": names})
+        }
+        QueryValue::Number => json!({"type": "integer", "format": "uint64", "minimum": 0}),
+        QueryValue::Text => json!({"type": "string"}),
+    };
     if let Some(default) = query.default {
         schema["default"] = json!(default);
     }
@@ -119,11 +125,19 @@ fn event(generator: &mut SchemaGenerator) -> Value {
         "description": "An event. Further fields depend on what happened.",
         "type": "object",
         "properties": {
+            "seq": {
+                "type": "integer", "format": "uint64", "minimum": 0,
+                "description": "The number of the event. They count from 1 with each start of the process. `listening` and `disk` \
+                                have the number of the event before them.",
+            },
             "time": {"type": "number", "description": "Seconds since 1970."},
             "event": generator.subschema_for::<EventName>(),
-            "disk": {"type": "string", "description": "The id of the disk. An event that is not about a disk has none."},
+            "disk": {"type": "string", "description": "The id of the disk. A line that is not about a disk has none."},
+            "boot": {"type": "string", "description": "Of `listening`: names this start of the process."},
+            "replayed": {"type": "boolean", "description": "Of `listening`: the events after `since` follow, and no `disk`."},
+            "disks": {"type": "integer", "minimum": 0, "description": "Of `listening`: number of lines `disk` that follow."},
         },
-        "required": ["time", "event"],
+        "required": ["seq", "time", "event"],
     })
 }
 

@@ -38,13 +38,24 @@ words! {
     }
 }
 
-/// The part of a URL after `?`.
+/// The values that a parameter takes.
+#[derive(Debug, Clone, Copy)]
+pub enum QueryValue {
+    /// One of these, each with a name for programs.
+    Word(&'static [(&'static str, &'static str)]),
+    /// A whole number.
+    Number,
+    /// Any text.
+    Text,
+}
+
+/// A parameter after the `?` of a URL.
 #[derive(Debug, Clone, Copy)]
 pub struct Query {
     /// Its name.
     pub name: &'static str,
-    /// All values that it takes, each with a name for programs.
-    pub values: &'static [(&'static str, &'static str)],
+    /// The values that it takes.
+    pub values: QueryValue,
     /// The value that it has if it is left out.
     pub default: Option<&'static str>,
     /// Its meaning.
@@ -63,7 +74,7 @@ pub struct Route {
     /// The effect, in a line.
     pub does: &'static str,
     /// What may follow the path.
-    pub query: Option<Query>,
+    pub query: &'static [Query],
     /// The body that it takes.
     pub body: Option<Content>,
     /// True if there must be a body.
@@ -81,7 +92,7 @@ impl Route {
             path,
             tag,
             does,
-            query: None,
+            query: &[],
             body: None,
             needs_body: false,
             answers: &[],
@@ -92,17 +103,31 @@ impl Route {
 
 const FULL: Query = Query {
     name: "full",
-    values: &[("1", "Yes")],
+    values: QueryValue::Word(&[("1", "Yes")]),
     default: None,
     about: "With 1 each disk has all the fields that getDisk answers with.",
 };
 
 const MODE: Query = Query {
     name: "mode",
-    values: &[("safe", "Safe"), ("drain", "Drain"), ("hard", "Hard")],
+    values: QueryValue::Word(&[("safe", "Safe"), ("drain", "Drain"), ("hard", "Hard")]),
     default: Some("safe"),
     about: "safe: refuse while a frontend is connected. drain: disconnect it, and wait for its requests at most as long as \
             stop_deadline says. hard: do not wait.",
+};
+
+const SINCE: Query = Query {
+    name: "since",
+    values: QueryValue::Number,
+    default: None,
+    about: "Begins with the events after this number, instead of all disks, if they are still kept. Needs boot.",
+};
+
+const BOOT: Query = Query {
+    name: "boot",
+    values: QueryValue::Text,
+    default: None,
+    about: "The start of the process that the number belongs to, as the line listening named it.",
 };
 
 /// Makes [`Operation`] and its table. The comment of a row is what the document says of the operation.
@@ -134,7 +159,7 @@ macro_rules! operations {
 operations! {
     /// Lists all disks
     ListDisks = "listDisks": Get "/v1/disks" in Disks,
-        query(Some(FULL)), answers(&[(200, Content::DISKS)]);
+        query(&[FULL]), answers(&[(200, Content::DISKS)]);
     /// Shows a disk
     GetDisk = "getDisk": Get "/v1/disks/{id}" in Disks,
         answers(&[(200, json::<NodeDisk>())]), refusals(&[400, 404]);
@@ -149,7 +174,7 @@ operations! {
         answers(&[(200, json::<NodeDisk>())]), refusals(&[400, 404, 408, 409, 413, 500]);
     /// Removes a disk. Its image stays
     DeleteDisk = "deleteDisk": Delete "/v1/disks/{id}" in Disks,
-        query(Some(MODE)), answers(&[(200, json::<DiskDeleted>())]), refusals(&[400, 404, 409, 500]);
+        query(&[MODE]), answers(&[(200, json::<DiskDeleted>())]), refusals(&[400, 404, 409, 500]);
     /// Checks the size of a disk, and reports growth to the guest. The check takes longer than 5 s: 202
     ResizeDisk = "resizeDisk": Post "/v1/disks/{id}/resize" in Disks,
         answers(&[(200, json::<NodeDisk>()), (202, json::<NodeDisk>())]), refusals(&[400, 404, 409, 500]);
@@ -173,9 +198,9 @@ operations! {
     SnapshotDisk = "snapshotDisk": Post "/v1/disks/{id}/snapshot" in Disks,
         body(Some(json::<SnapshotRequest>())), needs_body(true), answers(&[(201, json::<Snapshot>())]),
         refusals(&[400, 404, 408, 409, 413, 422, 500, 503]);
-    /// Tells what happens to all disks, a line of JSON for each event, as long as the client listens
+    /// Shows all disks, and tells what happens to them, a line of JSON for each event, as long as the client listens
     WatchEvents = "watchEvents": Get "/v1/events" in Events,
-        answers(&[(200, Content::EVENTS)]), refusals(&[503]);
+        query(&[SINCE, BOOT]), answers(&[(200, Content::EVENTS)]), refusals(&[400, 503]);
     /// Describes this interface
     GetOpenapi = "getOpenapi": Get "/v1/openapi.json" in Node,
         answers(&[(200, Content::DOCUMENT)]);

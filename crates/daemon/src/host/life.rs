@@ -101,8 +101,8 @@ pub(crate) trait DiskHost: Send + Sync + 'static {
     /// The socket of the frontends of a disk, as it is shown.
     fn socket(&self, id: &str) -> String;
 
-    /// Tells of a state that a disk has entered.
-    fn tell(&self, id: &str, state: &HostedState);
+    /// Tells of a state that a disk of this description has entered.
+    fn tell(&self, id: &str, state: &HostedState, config: &DiskConfig);
 
     /// Takes a disk out of the list, with the folder of its socket.
     fn forget(&self, id: &str);
@@ -320,13 +320,16 @@ fn new<H: DiskHost>(
 }
 
 fn spawn<H: DiskHost>(life: Life<H>) {
-    let (id, show) = (life.id.clone(), life.show.clone());
+    let (id, show, host) = (life.id.clone(), life.show.clone(), life.host.clone());
     let task = tokio::spawn(life.run());
     tokio::spawn(async move {
         // A fault of our own is the end of this disk alone.
         if task.await.is_err() {
             let why = format!("{id}: internal fault, see the log");
-            show.send_modify(|shown| shown.state = HostedState::Ended(Some(why)));
+            let state = HostedState::Ended(Some(why));
+            show.send_modify(|shown| shown.state = state.clone());
+            let config = show.borrow().config.clone();
+            host.tell(&id, &state, &config);
         }
     });
 }
@@ -682,8 +685,8 @@ impl<H: DiskHost> Life<H> {
     /// Leaves the list, and ends.
     fn vanish(&mut self) {
         self.host.leaves(&self.config);
-        self.host.forget(&self.id);
         self.enter(Phase::Over(self.lost.clone()));
+        self.host.forget(&self.id);
     }
 
     // Its file.
@@ -847,7 +850,7 @@ impl<H: DiskHost> Life<H> {
         let state = self.state();
         self.show.send_modify(|shown| shown.state = state.clone());
         if self.told.replace(state.word()) != Some(state.word()) {
-            self.host.tell(&self.id, &state);
+            self.host.tell(&self.id, &state, &self.config);
         }
     }
 

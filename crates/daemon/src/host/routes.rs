@@ -15,10 +15,13 @@ use cleave_config::{Change, DiskConfig};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::disk::{DeleteMode, DiskRequest, HostedDisk, HostedState, Placed};
+use super::disk::{
+    DeleteMode, DiskRequest, HostedDisk, HostedState, Placed, written_name, written_serial,
+};
 use super::{Host, snapshot};
 use crate::control::{DiskStatus, Streaming, merged_metrics, metrics_of_state};
 use crate::disk_server::SizeAsker;
+use crate::events::Since;
 use crate::problem::{Refusal, answer};
 
 /// A check of the size that takes longer is answered with 202.
@@ -165,10 +168,14 @@ pub(super) async fn snapshot(Shared(host): Shared<Arc<Host>>, path: DiskId, body
 
 pub(super) async fn events(
     Shared(host): Shared<Arc<Host>>,
+    uri: Uri,
     stream: Extension<Streaming>,
 ) -> Answer {
+    let since = Since::from_query(uri.query().unwrap_or_default())?;
+    let disks = || host.disks.all().iter().map(|disk| row(disk)).collect();
+    let lines = host.events.listen(since.as_ref(), disks)?;
     stream.begin();
-    host.events.listen()
+    Ok(lines)
 }
 
 pub(super) async fn metrics(Shared(host): Shared<Arc<Host>>) -> Response {
@@ -265,12 +272,8 @@ fn row(disk: &HostedDisk) -> DiskRow {
         id: disk.id.clone(),
         state: shown.state.word(),
         socket: disk.socket.clone(),
-        name: config
-            .disk
-            .first()
-            .map(ToString::to_string)
-            .unwrap_or_default(),
-        serial: config.serial.written().map(ToString::to_string),
+        name: written_name(config),
+        serial: written_serial(config),
         size_bytes: 0,
         connected: false,
         error: None,

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use cleave_api::EventName;
 use cleave_config::{DiskConfig, ID_CHARS_MAX, is_id};
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::opening::{self, Opened};
@@ -22,6 +24,7 @@ use crate::problem::Refusal;
 
 /// Most disks of a node.
 pub(super) const DISKS_MAX: usize = 1024;
+
 impl Node {
     /// Stops all disks side by side, and tells of each that left or lost requests.
     pub(super) async fn stop(&self, signal: &str) -> Result<(), Failure> {
@@ -233,13 +236,14 @@ impl DiskHost for Node {
         self.socket_path(id).display().to_string()
     }
 
-    fn tell(&self, id: &str, state: &HostedState) {
-        let details = state.details(&self.socket(id));
+    fn tell(&self, id: &str, state: &HostedState, config: &DiskConfig) {
+        let details = state.details(&self.socket(id), config);
         self.events.tell(id, state.word().into(), details);
     }
 
     fn forget(&self, id: &str) {
         self.disks.remove(id);
         self.remove_folder(id);
+        self.events.tell(id, EventName::Removed, Value::Null);
     }
 }

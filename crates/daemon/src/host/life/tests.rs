@@ -196,7 +196,7 @@ impl DiskHost for Invented {
         format!("/run/{id}")
     }
 
-    fn tell(&self, _: &str, state: &HostedState) {
+    fn tell(&self, _: &str, state: &HostedState, _: &DiskConfig) {
         self.note(state.word().name());
     }
 
