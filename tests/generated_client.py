@@ -23,7 +23,7 @@ from cleave_node.api.disks import (
     start_disk,
 )
 from cleave_node.api.events import watch_events
-from cleave_node.api.node import get_metrics, get_openapi
+from cleave_node.api.node import get_health, get_metrics, get_node, get_openapi, get_readiness
 from cleave_node.models import (
     Change,
     ChangeCompletion,
@@ -36,6 +36,7 @@ from cleave_node.models import (
     EventName,
     ListDisksFull,
     Problem,
+    ProcessKind,
     QuiesceRequest,
     ResumeRequest,
     SnapshotRequest,
@@ -86,6 +87,9 @@ assert done(snapshot_disk, "d1", body=copy, status=400).detail
 
 assert 'cleave_disk_state{disk="d1",state="serving"} 1' in done(get_metrics)
 assert done(get_openapi)["openapi"] == "3.1.0"
+node = done(get_node)
+assert node.kind is ProcessKind.NODE and (node.disks.count, node.pools) == (1, [])
+assert done(get_health) == done(get_readiness) == "ok\n"
 
 with client.get_httpx_client().stream(**watch_events._get_kwargs()) as stream:
     events = (Event.from_dict(json.loads(line)) for line in stream.iter_lines())

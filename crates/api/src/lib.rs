@@ -13,6 +13,7 @@ mod content;
 mod disk;
 mod event;
 mod id;
+mod node;
 mod openapi;
 mod orders;
 mod problem;
@@ -24,6 +25,7 @@ pub use content::Content;
 pub use disk::{DeletedState, DiskDeleted, DiskEntry, DiskRow, DiskState, NodeDisk};
 pub use event::EventName;
 pub use id::{encoded, natural};
+pub use node::{DiskRoom, FileRoom, NodeReport, NodeSetup, PoolReport, ProcessKind};
 pub use openapi::document;
 pub use orders::{
     Flushed, HeldRequests, QuiesceRequest, Quiesced, QuietState, ResumeRequest, Resumed, Snapshot,

@@ -102,7 +102,7 @@ fn meaning(status: u16) -> &'static str {
         409 => "The state of the disk does not permit it",
         413 => "The body is broken or too long",
         422 => "The storage of the disk does not permit it",
-        503 => "Not in time, or too many at once",
+        503 => "Not in time, not yet, or too many at once",
         507 => "The node has no room for another disk",
         _ => "A fault of the daemon or its storage",
     }

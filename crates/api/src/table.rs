@@ -5,6 +5,7 @@ use cleave_config::{Change, DiskConfig};
 use crate::content::{Content, json};
 use crate::disk::{DiskDeleted, NodeDisk};
 use crate::id::encoded;
+use crate::node::NodeReport;
 use crate::orders::{
     Flushed, HeldRequests, QuiesceRequest, Quiesced, ResumeRequest, Resumed, Snapshot,
     SnapshotRequest,
@@ -201,6 +202,15 @@ operations! {
     /// Shows all disks, and tells what happens to them, a line of JSON for each event, as long as the client listens
     WatchEvents = "watchEvents": Get "/v1/events" in Events,
         query(&[SINCE, BOOT]), answers(&[(200, Content::EVENTS)]), refusals(&[400, 503]);
+    /// Shows the process, and what it has room for
+    GetNode = "getNode": Get "/v1/node" in Node,
+        answers(&[(200, json::<NodeReport>())]);
+    /// Answers as long as the control loop runs
+    GetHealth = "getHealth": Get "/healthz" in Node,
+        answers(&[(200, Content::WORD)]);
+    /// Tells when no disk is being opened for the first time any more. Until then: 503
+    GetReadiness = "getReadiness": Get "/readyz" in Node,
+        answers(&[(200, Content::WORD)]), refusals(&[503]);
     /// Describes this interface
     GetOpenapi = "getOpenapi": Get "/v1/openapi.json" in Node,
         answers(&[(200, Content::DOCUMENT)]);

@@ -91,6 +91,11 @@ impl Default for Events {
 }
 
 impl Events {
+    /// Returns the name of this start of the process.
+    pub(crate) fn boot(&self) -> &str {
+        &self.boot
+    }
+
     /// Tells of an event of a disk. `more`: an object whose fields follow.
     pub(crate) fn tell(&self, disk: &str, event: EventName, more: Value) {
         let mut fields = about(disk);
@@ -367,7 +372,7 @@ mod tests {
     }
 
     fn since(events: &Events, seq: u64) -> Since {
-        let boot = events.boot.clone();
+        let boot = events.boot().to_owned();
         Since { seq, boot }
     }
 
@@ -394,7 +399,7 @@ mod tests {
             ),
             (&json!("listening"), &json!(3), &json!(2), &json!(false))
         );
-        assert_eq!(first["boot"], json!(events.boot));
+        assert_eq!(first["boot"], json!(events.boot()));
         let disk = reader.next().unwrap();
         assert_eq!(
             (&disk["event"], &disk["disk"], &disk["id"], &disk["state"]),
@@ -458,8 +463,8 @@ mod tests {
             let mut reader = Reader::new(&events, Some(&since(&events, seq)));
             assert_eq!(reader.is_replayed(), is_kept, "{seq}");
         }
-        let boot = Arc::<Events>::default().boot.clone();
-        assert_ne!(boot, events.boot);
+        let boot = Arc::<Events>::default().boot().to_owned();
+        assert_ne!(boot, events.boot());
         let mut reader = Reader::new(&events, Some(&Since { seq: 2, boot }));
         assert!(!reader.is_replayed());
     }

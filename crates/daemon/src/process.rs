@@ -1,7 +1,7 @@
 //! Limits and settings that the process requests from the kernel once, at start.
 
 use std::sync::OnceLock;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use rustix::process::{
     Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
@@ -76,6 +76,15 @@ pub(crate) fn runtime() -> Result<Runtime, Failure> {
 
 /// Returns when the process started: at the first call, which `main` makes.
 pub(crate) fn started() -> Instant {
-    static STARTED: OnceLock<Instant> = OnceLock::new();
-    *STARTED.get_or_init(Instant::now)
+    start().0
+}
+
+/// Returns the time of day at which the process started.
+pub(crate) fn start_time() -> SystemTime {
+    start().1
+}
+
+fn start() -> (Instant, SystemTime) {
+    static START: OnceLock<(Instant, SystemTime)> = OnceLock::new();
+    *START.get_or_init(|| (Instant::now(), SystemTime::now()))
 }

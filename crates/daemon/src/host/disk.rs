@@ -129,6 +129,15 @@ pub(crate) struct Shown {
     pub(crate) files: OpenFiles,
     /// Descriptors that it may come to need.
     pub(crate) descriptors: u64,
+    /// It has been opened, or could not be: the first attempt is over.
+    pub(crate) is_settled: bool,
+}
+
+impl Shown {
+    pub(super) fn enter(&mut self, state: HostedState) {
+        self.is_settled |= !matches!(state, HostedState::Opening);
+        self.state = state;
+    }
 }
 
 impl HostedDisk {

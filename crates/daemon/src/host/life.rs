@@ -294,6 +294,7 @@ fn new<H: DiskHost>(
         descriptors: host.judge(id, &config).unwrap_or_default(),
         config: config.clone(),
         files: OpenFiles::default(),
+        is_settled: false,
     };
     let (disk, inbox, show) = HostedDisk::new(id, host.socket(id), shown);
     let life = Life {
@@ -327,7 +328,7 @@ fn spawn<H: DiskHost>(life: Life<H>) {
         if task.await.is_err() {
             let why = format!("{id}: internal fault, see the log");
             let state = HostedState::Ended(Some(why));
-            show.send_modify(|shown| shown.state = state.clone());
+            show.send_modify(|shown| shown.enter(state.clone()));
             let config = show.borrow().config.clone();
             host.tell(&id, &state, &config);
         }
@@ -848,7 +849,7 @@ impl<H: DiskHost> Life<H> {
     fn enter(&mut self, phase: Phase<H>) {
         self.phase = phase;
         let state = self.state();
-        self.show.send_modify(|shown| shown.state = state.clone());
+        self.show.send_modify(|shown| shown.enter(state.clone()));
         if self.told.replace(state.word()) != Some(state.word()) {
             self.host.tell(&self.id, &state, &self.config);
         }

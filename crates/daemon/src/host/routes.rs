@@ -196,7 +196,7 @@ pub(super) async fn nothing() -> Refusal {
     Refusal(
         StatusCode::NOT_FOUND,
         "no such path; there are /v1/disks, /v1/disks/{id}, its /start, /resize, /resume, /fail, /flush, /quiesce and /snapshot, \
-         /v1/events, /v1/openapi.json and /metrics"
+         /v1/events, /v1/node, /v1/openapi.json, /healthz, /readyz and /metrics"
             .to_owned(),
     )
 }

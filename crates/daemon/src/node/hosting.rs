@@ -1,11 +1,12 @@
 //! A node as the host of its disks: how their lives begin and end with it, and what each asks of it.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use cleave_api::EventName;
+use cleave_api::{EventName, NodeSetup};
 use cleave_config::{DiskConfig, ID_CHARS_MAX, is_id};
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -154,6 +155,17 @@ impl ManyDisks for Node {
 
     fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig {
         self.groups.in_force(config)
+    }
+
+    fn setup(&self) -> NodeSetup {
+        let shown = |path: &PathBuf| path.display().to_string();
+        NodeSetup {
+            state: shown(&self.state),
+            run: shown(&self.run),
+            images: self.images.iter().map(shown).collect(),
+            ceph: self.ceph,
+            pools: self.pools.report(),
+        }
     }
 }
 
