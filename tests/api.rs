@@ -1,15 +1,19 @@
 //! The OpenAPI document of a node, against what the node answers.
 #![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::io::Write as _;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use cleave_api::Operation;
-use cleave_tests::http::{Response, converse, events};
-use cleave_tests::{Node, Scratch, TIMEOUT, schema, small, wait_until};
+use cleave_tests::http::{Response, converse, events, events_after, fetch, get};
+use cleave_tests::{
+    Daemon, Node, Scratch, TIMEOUT, UnresponsiveFs, ignored, is_root, schema, small, wait_until,
+};
 use serde_json::{Value, json};
 
 /// Method, path, the rest of the URL, body, and the status of the answer. In order: later ones need what earlier ones made.
@@ -102,6 +106,11 @@ const CALLS: &[(&str, &str, &str, &str, u16)] = &[
         422,
     ),
     ("GET", "/v1/events", "", "", 200),
+    ("GET", "/v1/events", "?since=0&boot=another", "", 200),
+    ("GET", "/v1/events", "?since=0", "", 400),
+    ("GET", "/v1/node", "", "", 200),
+    ("GET", "/healthz", "", "", 200),
+    ("GET", "/readyz", "", "", 200),
     ("GET", "/metrics", "", "", 200),
     ("DELETE", "/v1/disks/{id}", "?mode=softly", "", 400),
     ("DELETE", "/v1/disks/{id}", "?mode=safe", "", 200),
@@ -289,27 +298,261 @@ fn every_request_of_a_crowd_is_answered_and_a_listener_stays() {
     node.daemon.finish();
 }
 
+/// A disk in memory that does not outlive its node.
+fn ram() -> Value {
+    json!({"disk": ["ram:1M"], "queues": 1, "persistent": false})
+}
+
+/// Has an event happen to disk `d1` for each of these values, of which none is that before.
+fn change(node: &Node, values: RangeInclusive<u64>) {
+    for value in values {
+        let body = json!({ "coalesce_us": value }).to_string();
+        assert_eq!(node.ask("PATCH", "/v1/disks/d1", &body).status, 200);
+    }
+}
+
 #[test]
 fn events_that_were_lost_are_told_without_another_event() {
+    const CHANGES: u64 = 2500;
     let node = Node::start();
-    node.add(
-        "d1",
-        &json!({"disk": ["ram:1M"], "queues": 1, "persistent": false}),
-    );
-    let mut events = listen(&node);
-    // More than the socket and the node keep for a reader that does not read.
-    let mut changes = 0;
-    for completion in ["poll", "interrupt"].iter().cycle().take(700) {
-        let body = json!({ "completion": completion }).to_string();
-        assert_eq!(node.ask("PATCH", "/v1/disks/d1", &body).status, 200);
-        changes += 1;
+    node.add("d1", &ram());
+    let (first, _, events) = events_after(node.daemon.socket(), "");
+    // More than the socket has room for and the node keeps.
+    change(&node, 1..=CHANGES);
+    let mut seq = first["seq"].as_u64().unwrap();
+    let (mut heard, mut lost) = (0, 0);
+    for event in events {
+        match event["events"].as_u64() {
+            Some(events) => lost += events,
+            None => heard += 1,
+        }
+        seq += event["events"].as_u64().unwrap_or(1);
+        assert_eq!(event["seq"], json!(seq));
+        if heard + lost == CHANGES {
+            break;
+        }
     }
-    let mut heard = 0;
-    let lost = events.find_map(|event| {
-        heard += u64::from(event["event"] == "changed");
-        event["events"].as_u64()
+    assert_ne!(lost, 0);
+    node.daemon.finish();
+}
+
+/// The states of all disks, as a program that listens has them when it hears that `last` is served.
+fn followed(node: &Node, last: &str) -> BTreeMap<String, String> {
+    let (first, disks, events) = events_after(node.daemon.socket(), "");
+    let (mut states, mut seq) = (BTreeMap::new(), first["seq"].as_u64().unwrap());
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    for disk in disks {
+        assert_eq!(disk["seq"], first["seq"]);
+        states.insert(text(&disk["id"]), text(&disk["state"]));
+    }
+    if states.get(last).is_some_and(|state| state == "serving") {
+        return states;
+    }
+    for event in events {
+        seq += 1;
+        assert_eq!(event["seq"], json!(seq), "{event}");
+        let (disk, name) = (text(&event["disk"]), text(&event["event"]));
+        match &*name {
+            "opening" | "serving" | "ending" | "ended" => states.insert(disk.clone(), name.clone()),
+            "removed" => states.remove(&disk),
+            _ => None,
+        };
+        if disk == last && name == "serving" {
+            break;
+        }
+    }
+    states
+}
+
+#[test]
+fn a_listener_knows_all_disks_whenever_it_comes() {
+    let node = Node::start();
+    node.add("d0", &ram());
+    let (_, disks, mut events) = events_after(node.daemon.socket(), "");
+    let row = &node.get("/v1/disks")[0];
+    assert_eq!(disks.len(), 1);
+    for (name, value) in row.as_object().unwrap() {
+        assert_eq!(disks[0][name], *value, "{name}");
+    }
+    assert_eq!(disks[0]["disk"], json!("d0"));
+    node.add("d1", &ram());
+    let opening = events.next().unwrap();
+    assert_eq!(
+        [&opening["event"], &opening["disk"], &opening["name"]],
+        [&json!("opening"), &json!("d1"), &json!("ram:1M")]
+    );
+    node.remove("d0");
+    node.remove("d1");
+    let removed = events.filter(|event| event["event"] == "removed");
+    assert_eq!(removed.take(2).count(), 2);
+    // They come while disks are added and removed.
+    std::thread::scope(|scope| {
+        let listeners: Vec<_> = (0..8)
+            .map(|number: u64| {
+                for disk in 0..4 {
+                    node.add(&format!("{number}-{disk}"), &ram());
+                }
+                let listener = scope.spawn(|| followed(&node, "last"));
+                node.remove(&format!("{number}-0"));
+                listener
+            })
+            .collect();
+        node.add("last", &ram());
+        let all = node.get("/v1/disks");
+        let all = all.as_array().unwrap().iter();
+        let all: BTreeMap<_, _> = all
+            .map(|disk| [&disk["id"], &disk["state"]].map(|text| text.as_str().unwrap().to_owned()))
+            .map(|[id, state]| (id, state))
+            .collect();
+        assert_eq!(all.len(), 8 * 3 + 1);
+        for listener in listeners {
+            assert_eq!(listener.join().unwrap(), all);
+        }
     });
-    assert_eq!(lost.map(|lost| lost + heard), Some(changes));
+    node.daemon.finish();
+}
+
+#[test]
+fn a_listener_that_comes_back_misses_nothing() {
+    let node = Node::start();
+    let socket = node.daemon.socket();
+    node.add("d1", &ram());
+    let (first, disks, events) = events_after(socket, "");
+    assert_eq!((first["replayed"].as_bool(), disks.len()), (Some(false), 1));
+    drop(events);
+    let (seq, boot) = (
+        first["seq"].as_u64().unwrap(),
+        first["boot"].as_str().unwrap(),
+    );
+    let back = |seq: u64, boot: &str| events_after(socket, &format!("since={seq}&boot={boot}"));
+    change(&node, 1..=3);
+    let (again, disks, events) = back(seq, boot);
+    assert_eq!(
+        (
+            &again["replayed"],
+            &again["seq"],
+            &again["boot"],
+            disks.len()
+        ),
+        (&json!(true), &json!(seq), &json!(boot), 0)
+    );
+    // And goes on.
+    change(&node, 4..=4);
+    for (event, number) in events.take(4).zip(seq + 1..) {
+        assert_eq!(
+            (&event["event"], &event["seq"]),
+            (&json!("changed"), &json!(number))
+        );
+    }
+    // Events of another process, and of times to come.
+    for (seq, boot) in [(seq, "another"), (seq + 5, boot)] {
+        let (first, disks, _) = back(seq, boot);
+        assert_eq!((first["replayed"].as_bool(), disks.len()), (Some(false), 1));
+    }
+    // They are not all kept any more.
+    change(&node, 5..=1104);
+    let (first, disks, _) = back(seq, boot);
+    assert_eq!((&first["replayed"], disks.len()), (&json!(false), 1));
+    assert_eq!(first["seq"], json!(seq + 4 + 1100));
+    let other = Node::start();
+    let (first, ..) = events_after(other.daemon.socket(), "");
+    assert_ne!(first["boot"], json!(boot));
+    other.daemon.finish();
+    node.daemon.finish();
+}
+
+#[test]
+fn a_node_tells_what_it_is_and_what_it_has_room_for() {
+    let scratch = Scratch::in_memory();
+    let images = scratch.join("images");
+    std::fs::create_dir(&images).unwrap();
+    let options = ["--images", images.to_str().unwrap(), "--pool", "fast=0"].map(OsStr::new);
+    let node = Node::start_with(scratch, &options);
+    let before = node.get("/v1/node");
+    let folder = |name: &str| json!(node.daemon.scratch().join(name));
+    for (field, value) in [
+        ("kind", json!("node")),
+        ("pid", json!(node.daemon.pid())),
+        ("state", folder("state")),
+        ("run", folder("run")),
+        ("images", json!([images.canonicalize().unwrap()])),
+        ("ceph", json!(false)),
+        ("pools", json!([{"name": "fast", "cpus": [0]}])),
+        ("disks", json!({"count": 0, "max": 1024})),
+    ] {
+        assert_eq!(before[field], value, "{field}");
+    }
+    let (first, ..) = events_after(node.daemon.socket(), "");
+    assert_eq!(before["boot"], first["boot"]);
+    node.add("d1", &ram());
+    let after = node.get("/v1/node");
+    assert_eq!(after["disks"]["count"], json!(1));
+    let number = |report: &Value, path: &str| report.pointer(path).unwrap().as_f64().unwrap();
+    let needed = [&before, &after].map(|report| number(report, "/open_files/needed"));
+    assert!(needed[0] < needed[1], "{needed:?}");
+    assert!(needed[1] < number(&after, "/open_files/max"));
+    assert_eq!(before["start_seconds"], after["start_seconds"]);
+    let times = [
+        number(&before, "/start_seconds"),
+        number(&before, "/now_seconds"),
+        number(&after, "/now_seconds"),
+    ];
+    assert!(times.is_sorted(), "{times:?}");
+    node.daemon.finish();
+}
+
+#[test]
+fn a_single_disk_tells_what_it_is_as_well() {
+    let scratch = Scratch::in_memory();
+    let control = scratch.join("control");
+    let daemon = Daemon::serve(&["--disk", "ram:1M", "--control", control.to_str().unwrap()]);
+    let node = get(&control, "/v1/node");
+    assert_eq!(
+        (&node["kind"], &node["pid"], &node["disks"]),
+        (
+            &json!("disk"),
+            &json!(daemon.pid()),
+            &json!({"count": 1, "max": 1})
+        )
+    );
+    assert_eq!(node.get("state"), None);
+    let room = &node["open_files"];
+    assert!(room["needed"].as_u64() <= room["max"].as_u64(), "{room}");
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(fetch(&control, "GET", path, "").body, "ok\n");
+    }
+    let (_, disks, _) = events_after(&control, "");
+    assert_eq!(
+        (disks.len(), &disks[0]["state"], &disks[0]["name"]),
+        (1, &json!("serving"), &json!("ram:1M"))
+    );
+    daemon.finish();
+}
+
+#[test]
+fn a_node_is_not_ready_while_a_disk_is_being_opened() {
+    if !is_root() {
+        return ignored("needs root, to mount");
+    }
+    let folder = Scratch::in_memory();
+    let server = UnresponsiveFs::mount(&folder, 1 << 20).unwrap();
+    let node = Node::start();
+    node.add("d0", &ram());
+    let body = json!({"disk": [server.file()], "queues": 1});
+    let ready = || node.ask("GET", "/readyz", "");
+    assert_eq!((ready().status, &*ready().body), (200, "ok\n"));
+    server.stop_answering();
+    std::thread::scope(|scope| {
+        let put = scope.spawn(|| node.put("d1", &body).status);
+        assert!(wait_until(|| ready().status == 503));
+        let why = ready().error();
+        assert!(why.starts_with("1 disk is being opened"), "{why}");
+        assert_eq!(node.ask("GET", "/healthz", "").body, "ok\n");
+        // Its storage is gone then.
+        drop(server);
+        assert_eq!(put.join().unwrap(), 422);
+    });
+    assert_eq!(ready().status, 200);
     node.daemon.finish();
 }
 
@@ -394,6 +637,20 @@ fn a_change_is_refused_if_somebody_else_was_faster() {
         assert_eq!(late.json()["type"], "urn:cleave:generation-differs");
     }
     assert_eq!(node.disk("d1")["labels"], json!({"owner": "db"}));
+    let listed = |query: &str| {
+        node.get(&format!("/v1/disks?{query}"))
+            .as_array()
+            .unwrap()
+            .len()
+    };
+    assert_eq!(
+        (listed("label=owner%3Ddb"), listed("label=owner=web&full=1")),
+        (1, 0)
+    );
+    for query in ["label=owner", "full=true", "lable=a=b", "full=1&full=1"] {
+        let refused = node.ask("GET", &format!("/v1/disks?{query}"), "");
+        assert_eq!(refused.status, 400, "{query}: {}", refused.body);
+    }
     assert_eq!(ask("PATCH", "second", change).status, 400);
     // Taken back, it is the first generation again; and an equal description is no change.
     let back = ask("PUT", &second, &body.to_string()).json();

@@ -23,7 +23,7 @@ from cleave_node.api.disks import (
     start_disk,
 )
 from cleave_node.api.events import watch_events
-from cleave_node.api.node import get_metrics, get_openapi
+from cleave_node.api.node import get_health, get_metrics, get_node, get_openapi, get_readiness
 from cleave_node.models import (
     Change,
     ChangeCompletion,
@@ -36,6 +36,7 @@ from cleave_node.models import (
     EventName,
     ListDisksFull,
     Problem,
+    ProcessKind,
     QuiesceRequest,
     ResumeRequest,
     SnapshotRequest,
@@ -58,9 +59,10 @@ added = done(put_disk, "d1", body=config, status=201)
 assert isinstance(added, Disk) and added.state is DiskState.SERVING
 assert added.spec.disk == ["ram:1M"] and added.store.kind is StoreKind.RAM
 done(put_disk, "d1", body=config)
-refused = done(put_disk, "d1", body=DiskConfig(disk=["ram:2M"]), status=409)
+other = DiskConfig(disk=["ram:2M"], queues=1, persistent=False)
+refused = done(put_disk, "d1", body=other, status=409)
 assert isinstance(refused, Problem) and refused.type_ == "urn:cleave:fixed-fields"
-assert refused.detail.startswith("disk, ")
+assert refused.detail.startswith("disk: ")
 
 shown = done(get_disk, "d1")
 assert shown.size_bytes == 1 << 20 and shown.totals.reads == 0 and shown.error is None
@@ -86,12 +88,22 @@ assert done(snapshot_disk, "d1", body=copy, status=400).detail
 
 assert 'cleave_disk_state{disk="d1",state="serving"} 1' in done(get_metrics)
 assert done(get_openapi)["openapi"] == "3.1.0"
+node = done(get_node)
+assert node.kind is ProcessKind.NODE and (node.disks.count, node.pools) == (1, [])
+assert done(get_health) == done(get_readiness) == "ok\n"
 
 with client.get_httpx_client().stream(**watch_events._get_kwargs()) as stream:
     events = (Event.from_dict(json.loads(line)) for line in stream.iter_lines())
-    assert next(events).event is EventName.LISTENING
+    first = next(events)
+    assert first.event is EventName.LISTENING and not first.replayed
+    assert next(events).disk == "d1"
     assert done(delete_disk, "d1", mode=DeleteDiskMode.HARD).id == "d1"
     ended = next(event for event in events if event.event is EventName.ENDED)
     assert ended.disk == "d1"
+place = watch_events._get_kwargs(since=first.seq, boot=first.boot)
+with client.get_httpx_client().stream(**place) as stream:
+    events = (Event.from_dict(json.loads(line)) for line in stream.iter_lines())
+    assert next(events).replayed
+    assert next(event for event in events if event.event is EventName.ENDED).seq == ended.seq
 assert isinstance(done(get_disk, "d1", status=404), Problem)
 assert done(list_disks) == []

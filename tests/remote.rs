@@ -276,6 +276,7 @@ impl Drop for Listener {
 #[test]
 fn events_that_nobody_reads_end_the_program() {
     let node = Node::start();
+    node.add("d0", &json!({"disk": ["ram:1M"]}));
     let mut command = Command::new(program_path());
     command
         .args(["disk", "events", "--control"])
@@ -283,6 +284,11 @@ fn events_that_nobody_reads_end_the_program() {
     let mut listener = Listener(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(listener.0.stdout.take().unwrap()).lines();
     assert!(lines.next().unwrap().unwrap().contains("listening"));
+    let disk = lines.next().unwrap().unwrap();
+    assert!(
+        disk.ends_with("Z d0         is serving: ram:1M, 1 MiB"),
+        "{disk}"
+    );
     drop(lines);
     node.add("d1", &json!({"disk": ["ram:1M"]}));
     let mut ended = None;

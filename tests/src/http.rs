@@ -47,11 +47,24 @@ impl Response {
 
 /// The events of a control socket from now on, as they come.
 pub fn events(socket: &Path) -> impl Iterator<Item = Value> + use<> {
-    let client = HttpClient::new(socket, crate::TIMEOUT);
-    let lines = client.watch(Some(crate::TIMEOUT)).unwrap();
-    let mut events = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
-    assert_eq!(events.next().unwrap()["event"], "listening");
+    let (_, _, events) = events_after(socket, "");
     events
+}
+
+/// The line with which the events of a control socket begin, the disks, and the events after a place such as `since=17&boot=5f0c`.
+pub fn events_after(
+    socket: &Path,
+    place: &str,
+) -> (Value, Vec<Value>, impl Iterator<Item = Value> + use<>) {
+    let client = HttpClient::new(socket, crate::TIMEOUT);
+    let lines = client.watch(place, Some(crate::TIMEOUT)).unwrap();
+    let mut lines = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let first = lines.next().unwrap();
+    assert_eq!(first["event"], "listening");
+    let count = first["disks"].as_u64().unwrap();
+    let disks: Vec<_> = (0..count).map(|_| lines.next().unwrap()).collect();
+    assert!(disks.iter().all(|line| line["event"] == "disk"));
+    (first, disks, lines)
 }
 
 /// Sends bytes and reads until the peer closes the connection or the time limit passes.

@@ -120,10 +120,15 @@ impl HttpClient {
             .map_err(|error| self.explain(error))
     }
 
-    /// Takes the events from now on. A silence of this length ends them with an error; with `None` the client waits without end.
-    pub fn watch(&self, silence: Option<Duration>) -> Result<EventLines, ClientError> {
+    /// Takes the disks and the events from now on, or the events after a place such as `since=17&boot=5f0c`, as long as none is further
+    /// from the one before than `silence`; `None`: without end.
+    pub fn watch(&self, place: &str, silence: Option<Duration>) -> Result<EventLines, ClientError> {
         let route = Operation::WatchEvents.route();
-        let begun = self.begin(route.method.name(), route.path, "");
+        let target = match place {
+            "" => route.path.to_owned(),
+            place => format!("{}?{place}", route.path),
+        };
+        let begun = self.begin(route.method.name(), &target, "");
         let mut begun = begun.map_err(|error| self.explain(error))?;
         if begun.status != 200 {
             let reply = begun.finish().map_err(|error| self.explain(error))?;

@@ -33,6 +33,11 @@ impl BodyContent {
         media: "application/json",
         schema: |_| json_schema!({"type": "object"}),
     };
+    /// A word for people and probes.
+    pub(crate) const WORD: BodyContent = BodyContent {
+        media: "text/plain",
+        schema: |_| json_schema!({"type": "string"}),
+    };
     /// The text format of Prometheus.
     pub(crate) const METRICS: BodyContent = BodyContent {
         media: "text/plain",

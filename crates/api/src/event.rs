@@ -5,9 +5,11 @@ use crate::disk::DiskState;
 words! {
     /// What happened.
     EventName {
-        /// The client hears everything from now on.
+        /// The client hears everything after number `seq`. First `disks` lines `disk` follow; none if events are `replayed`.
         Listening = "listening",
-        /// The client read too slowly, and `events` events are missing here.
+        /// The disk as it is when the client begins to listen, with the fields of the list.
+        Disk = "disk",
+        /// The client read too slowly, and `events` events are missing here, up to number `seq`.
         Lost = "lost",
         /// The disk is being opened.
         Opening = "opening",
@@ -19,6 +21,8 @@ words! {
         Failed = "failed",
         /// The disk has ended. `lost` says which requests were lost, if any were.
         Ended = "ended",
+        /// The disk is not in the list any more.
+        Removed = "removed",
         /// A frontend connected.
         Connected = "connected",
         /// The frontend disconnected.

@@ -13,6 +13,7 @@ mod content;
 mod disk;
 mod event;
 mod id;
+mod node;
 mod openapi;
 mod orders;
 mod problem;
@@ -24,6 +25,7 @@ pub use content::BodyContent;
 pub use disk::{DeletedState, DiskDeleted, DiskEntry, DiskRow, DiskState, NodeDisk};
 pub use event::EventName;
 pub use id::natural;
+pub use node::{DiskRoom, FileRoom, NodeReport, NodeSetup, PoolReport, ProcessKind};
 pub use openapi::document;
 pub use orders::{
     Flushed, HeldRequests, QuiesceRequest, Quiesced, QuietState, ResumeRequest, Resumed, Snapshot,
@@ -36,4 +38,4 @@ pub use report::{
     ServerConnections, SessionReport, SizeClass, SpinExperiment, SplitExperiment, SplitReport,
     StalledVring, StoreKind, StoreReport, TuningReport, VringReport, WorkerMode, ZeroReads,
 };
-pub use table::{HttpMethod, Operation, Query, Route, Tag};
+pub use table::{HttpMethod, Operation, Query, QueryValue, Route, Tag};

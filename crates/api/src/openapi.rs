@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use crate::content::BodyContent;
 use crate::event::EventName;
 use crate::problem::Problem;
-use crate::table::{Operation, Query, Route, Tag};
+use crate::table::{Operation, Query, QueryValue, Route, Tag};
 
 /// Returns the OpenAPI document.
 pub fn document() -> Value {
@@ -64,7 +64,7 @@ fn operation(operation: Operation, route: &Route, generator: &mut SchemaGenerato
         let about = "Only if the disk is of this generation, in double quotes: otherwise 412.";
         parameters.push(json!({"name": "If-Match", "in": "header", "description": about, "schema": {"type": "string"}}));
     }
-    parameters.extend(route.query.as_ref().map(parameter));
+    parameters.extend(route.query.iter().map(parameter));
     let mut all = json!({
         "operationId": operation,
         "tags": [route.tag],
@@ -80,8 +80,14 @@ fn operation(operation: Operation, route: &Route, generator: &mut SchemaGenerato
 }
 
 fn parameter(query: &Query) -> Value {
-    let (values, names): (Vec<_>, Vec<_>) = query.values.iter().copied().unzip();
-    let mut schema = json!({"type": "string", "enum": values, "x-enum-varnames": names});
+    let mut schema = match query.values {
+        QueryValue::Word(words) => {
+            let (values, names): (Vec<_>, Vec<_>) = words.iter().copied().unzip();
+            json!({"type": "string", "enum": values, "x-enum-varnames": names})
+        }
+        QueryValue::Number => json!({"type": "integer", "format": "uint64", "minimum": 0}),
+        QueryValue::Text => json!({"type": "string"}),
+    };
     if let Some(default) = query.default {
         schema["default"] = json!(default);
     }
@@ -101,7 +107,7 @@ fn meaning(status: u16) -> &'static str {
         412 => "The disk is of another generation",
         413 => "The body is broken or too long",
         422 => "The storage of the disk does not permit it",
-        503 => "Not in time, or too many at once",
+        503 => "Not in time, not yet, or too many at once",
         507 => "The node has no room for another disk",
         _ => "A fault of the daemon or its storage",
     }
@@ -124,11 +130,19 @@ fn event(generator: &mut SchemaGenerator) -> Value {
         "description": "An event. Further fields depend on what happened.",
         "type": "object",
         "properties": {
+            "seq": {
+                "type": "integer", "format": "uint64", "minimum": 0,
+                "description": "The number of the event. They count from 1 with each start of the process. `listening` and `disk` \
+                                have the number of the event before them.",
+            },
             "time": {"type": "number", "description": "Seconds since 1970."},
             "event": generator.subschema_for::<EventName>(),
-            "disk": {"type": "string", "description": "The id of the disk. An event that is not about a disk has none."},
+            "disk": {"type": "string", "description": "The id of the disk. A line that is not about a disk has none."},
+            "boot": {"type": "string", "description": "Of `listening`: names this start of the process."},
+            "replayed": {"type": "boolean", "description": "Of `listening`: the events after `since` follow, and no `disk`."},
+            "disks": {"type": "integer", "minimum": 0, "description": "Of `listening`: number of lines `disk` that follow."},
         },
-        "required": ["time", "event"],
+        "required": ["seq", "time", "event"],
     })
 }
 

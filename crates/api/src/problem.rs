@@ -54,6 +54,8 @@ words! {
         StorageSlow = "storage-slow",
         /// Too many clients listen to events.
         TooManyListeners = "too-many-listeners",
+        /// Disks are still being opened.
+        NotReady = "not-ready",
         /// The daemon ends.
         Ending = "daemon-ending",
         /// There would be too many disks or open files.
@@ -84,7 +86,10 @@ impl ProblemKind {
             ProblemKind::StorageFailed | ProblemKind::StateFolder | ProblemKind::InternalFault => {
                 500
             }
-            ProblemKind::StorageSlow | ProblemKind::TooManyListeners | ProblemKind::Ending => 503,
+            ProblemKind::StorageSlow
+            | ProblemKind::TooManyListeners
+            | ProblemKind::NotReady
+            | ProblemKind::Ending => 503,
             ProblemKind::NoRoom => 507,
         }
     }

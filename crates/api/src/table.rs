@@ -5,6 +5,7 @@ use cleave_config::{Change, DiskConfig};
 use crate::content::{BodyContent, json};
 use crate::disk::{DiskDeleted, NodeDisk};
 use crate::id::encoded;
+use crate::node::NodeReport;
 use crate::orders::{
     Flushed, HeldRequests, QuiesceRequest, Quiesced, ResumeRequest, Resumed, Snapshot,
     SnapshotRequest,
@@ -38,14 +39,25 @@ words! {
     }
 }
 
-/// The part of a URL after `?`.
+/// The values that a parameter takes.
+#[derive(Debug, Clone, Copy)]
+pub enum QueryValue {
+    /// One of these, each with a name for programs.
+    Word(&'static [(&'static str, &'static str)]),
+    /// A whole number.
+    Number,
+    /// Any text.
+    Text,
+}
+
+/// A parameter after the `?` of a URL.
 #[derive(Debug, Clone, Copy)]
 pub struct Query {
     /// The name.
     pub name: &'static str,
-    /// All values, each with a name for programs.
-    pub values: &'static [(&'static str, &'static str)],
-    /// The value if it is left out.
+    /// The values that it takes.
+    pub values: QueryValue,
+    /// The value that it has if it is left out.
     pub default: Option<&'static str>,
     /// The meaning.
     pub about: &'static str,
@@ -63,7 +75,7 @@ pub struct Route {
     /// The effect, in a line.
     pub does: &'static str,
     /// What may follow the path.
-    pub query: Option<Query>,
+    pub query: &'static [Query],
     /// The body that it takes.
     pub body: Option<BodyContent>,
     /// True if there must be a body.
@@ -89,7 +101,7 @@ impl Route {
             path,
             tag,
             does,
-            query: None,
+            query: &[],
             body: None,
             needs_body: false,
             answers: &[],
@@ -100,17 +112,38 @@ impl Route {
 
 const FULL: Query = Query {
     name: "full",
-    values: &[("1", "Yes")],
+    values: QueryValue::Word(&[("1", "Yes")]),
     default: None,
     about: "With 1 each disk has all the fields that getDisk answers with.",
 };
 
+const LABEL: Query = Query {
+    name: "label",
+    values: QueryValue::Text,
+    default: None,
+    about: "Only disks with this label: owner=web.",
+};
+
 const MODE: Query = Query {
     name: "mode",
-    values: &[("safe", "Safe"), ("drain", "Drain"), ("hard", "Hard")],
+    values: QueryValue::Word(&[("safe", "Safe"), ("drain", "Drain"), ("hard", "Hard")]),
     default: Some("safe"),
     about: "safe: refuse while a frontend is connected. drain: disconnect it, and wait for its requests at most as long as \
             stop_deadline says. hard: do not wait.",
+};
+
+const SINCE: Query = Query {
+    name: "since",
+    values: QueryValue::Number,
+    default: None,
+    about: "Begins with the events after this number, instead of all disks, if they are still kept. Needs boot.",
+};
+
+const BOOT: Query = Query {
+    name: "boot",
+    values: QueryValue::Text,
+    default: None,
+    about: "The start of the process that the number belongs to, as the line listening named it.",
 };
 
 /// Makes [`Operation`] and its table. The comment of a row is what the document says of the operation.
@@ -142,7 +175,7 @@ macro_rules! operations {
 operations! {
     /// Lists all disks
     ListDisks = "listDisks": Get "/v1/disks" in Disks,
-        query(Some(FULL)), answers(&[(200, BodyContent::DISKS)]);
+        query(&[FULL, LABEL]), answers(&[(200, BodyContent::DISKS)]), refusals(&[400]);
     /// Shows a disk
     GetDisk = "getDisk": Get "/v1/disks/{id}" in Disks,
         answers(&[(200, json::<NodeDisk>())]), refusals(&[400, 404]);
@@ -157,7 +190,7 @@ operations! {
         answers(&[(200, json::<NodeDisk>())]), refusals(&[400, 404, 408, 409, 412, 413, 500]);
     /// Removes a disk. Its image stays
     DeleteDisk = "deleteDisk": Delete "/v1/disks/{id}" in Disks,
-        query(Some(MODE)), answers(&[(200, json::<DiskDeleted>())]), refusals(&[400, 404, 409, 412, 500]);
+        query(&[MODE]), answers(&[(200, json::<DiskDeleted>())]), refusals(&[400, 404, 409, 412, 500]);
     /// Checks the size of a disk, and reports growth to the guest. The check takes longer than 5 s: 202
     ResizeDisk = "resizeDisk": Post "/v1/disks/{id}/resize" in Disks,
         answers(&[(200, json::<NodeDisk>()), (202, json::<NodeDisk>())]), refusals(&[400, 404, 409, 500]);
@@ -181,9 +214,18 @@ operations! {
     SnapshotDisk = "snapshotDisk": Post "/v1/disks/{id}/snapshot" in Disks,
         body(Some(json::<SnapshotRequest>())), needs_body(true), answers(&[(201, json::<Snapshot>())]),
         refusals(&[400, 404, 408, 409, 413, 422, 500, 503]);
-    /// Tells what happens to all disks, a line of JSON for each event, as long as the client listens
+    /// Shows all disks, and tells what happens to them, a line of JSON for each event, as long as the client listens
     WatchEvents = "watchEvents": Get "/v1/events" in Events,
-        answers(&[(200, BodyContent::EVENTS)]), refusals(&[503]);
+        query(&[SINCE, BOOT]), answers(&[(200, BodyContent::EVENTS)]), refusals(&[400, 503]);
+    /// Shows the process, and what it has room for
+    GetNode = "getNode": Get "/v1/node" in Node,
+        answers(&[(200, json::<NodeReport>())]);
+    /// Answers as long as the control loop runs
+    GetHealth = "getHealth": Get "/healthz" in Node,
+        answers(&[(200, BodyContent::WORD)]);
+    /// Tells when no disk is being opened for the first time any more. Until then: 503
+    GetReadiness = "getReadiness": Get "/readyz" in Node,
+        answers(&[(200, BodyContent::WORD)]), refusals(&[503]);
     /// Describes this interface
     GetOpenapi = "getOpenapi": Get "/v1/openapi.json" in Node,
         answers(&[(200, BodyContent::DOCUMENT)]);

@@ -77,8 +77,8 @@ impl DiskHost for Alone {
         self.endpoint.clone()
     }
 
-    fn tell(&self, id: &str, state: &HostedState) {
-        let details = state.details(&self.endpoint);
+    fn tell(&self, id: &str, state: &HostedState, config: &DiskConfig) {
+        let details = state.details(&self.endpoint, config);
         self.events.tell(id, state.word().into(), details);
     }
 

@@ -24,7 +24,7 @@ use crate::confine::{self, Confinement, NodeFolders};
 use crate::control::Server;
 use crate::failure::Failure;
 use crate::host::disk::{HostedDisk, HostedState};
-use crate::host::{Disks, Host, api};
+use crate::host::{Disks, Host, Room, api};
 use crate::log;
 use crate::process;
 use crate::resize::Watches;
@@ -36,7 +36,7 @@ use groups::Groups;
 use hosting::DISKS_MAX;
 pub(crate) use options::{NodeOptions, PoolSpec};
 use pools::{Pools, taken_cpus};
-use shared::Node;
+use shared::{DESCRIPTORS_OWN, Node};
 
 /// Most disks that are opened at once.
 const OPENERS_MAX: usize = 64;
@@ -113,6 +113,7 @@ async fn control(
     let node = Arc::new_cyclic(|me| Node {
         me: me.clone(),
         files,
+        state: options.state.clone(),
         pools,
         ceph: options.ceph,
         run: options.run.clone(),
@@ -131,6 +132,11 @@ async fn control(
     let host = Arc::new(Host {
         disks: node.disks.clone(),
         events: node.events.clone(),
+        room: Room {
+            disks_max: DISKS_MAX,
+            descriptors_own: DESCRIPTORS_OWN,
+            descriptors_max: descriptors,
+        },
         many: Some(node.clone()),
     });
     let server = Server::start(socket, api::router(host.clone()))?;

@@ -21,7 +21,7 @@ use crate::disk_server::{self, DiskServer, Naming, SizeAsker};
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::host::disk::{DiskRequest, HostedDisk};
-use crate::host::{Disks, Host, api, life};
+use crate::host::{Disks, Host, Room, api, life};
 use crate::log;
 use crate::path_lock::{Left, PathLock};
 use crate::process;
@@ -90,7 +90,12 @@ pub(crate) fn run(mut serve: Serve) -> Result<(), Failure> {
     if let Some(parent) = serve.exit_with_parent {
         process::end_with_parent(parent)?;
     }
-    process::raise_descriptor_limit(serve.descriptors())?;
+    let descriptors_own = serve.descriptors();
+    let room = Room {
+        disks_max: 1,
+        descriptors_own,
+        descriptors_max: process::raise_descriptor_limit(descriptors_own)?,
+    };
     Reactor::probe().map_err(Failure::input)?;
     let manager = Manager::from_environment();
     manager.tell("STATUS=waiting for the disk");
@@ -116,6 +121,7 @@ pub(crate) fn run(mut serve: Serve) -> Result<(), Failure> {
         inherited,
         manager,
         log: &log,
+        room,
     };
     let runtime = process::runtime()?;
     let served = runtime.block_on(control(serve, disk.clone(), is_locked, outside));
@@ -148,12 +154,13 @@ fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc<Disk>, Fai
     disk
 }
 
-/// The process's connections to the outside, besides its disk.
+/// The process's connections to the outside, besides its disk, and what it has room for.
 struct Outside<'a> {
     /// The socket that the process was started with.
     inherited: Option<Door>,
     manager: Manager,
     log: &'a log::Guard,
+    room: Room,
 }
 
 /// From the socket on.
@@ -163,11 +170,6 @@ async fn control(
     is_locked: bool,
     outside: Outside<'_>,
 ) -> Result<(), Failure> {
-    let Outside {
-        inherited,
-        manager,
-        log,
-    } = outside;
     // Before the socket file exists: a signal from now on ends in order and removes it.
     let signals =
         Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
@@ -177,7 +179,7 @@ async fn control(
     let opened = opened.map(|path| socket::open_control(path, group));
     let opened = opened.transpose()?;
     let metrics = serve.metrics.open()?;
-    let door = match inherited {
+    let door = match outside.inherited {
         Some(door) => door,
         None => socket::open_door(&serve.service.endpoint)?,
     };
@@ -193,7 +195,7 @@ async fn control(
     let watched = disk.clone();
     let process = serve.process();
     let confine = |name: &str, watch: Watch| {
-        let confinement = Confinement::apply(&process, name, log)?;
+        let confinement = Confinement::apply(&process, name, outside.log)?;
         Ok((confinement, watch.confined(&watched)))
     };
     let name = disk.name().to_owned();
@@ -223,11 +225,13 @@ async fn control(
     let host = Arc::new(Host {
         disks,
         events,
+        room: outside.room,
         many: None,
     });
     let control = opened.map(|socket| Server::start(socket, api::router(host.clone())));
     let metrics = metrics.map(|socket| Server::start(socket, api::metrics_router(host)));
     let servers = [control.transpose()?, metrics.transpose()?];
+    let manager = outside.manager;
     manager.watch();
     manager.ready(&format!("serving {name}"));
     let lost = |_| Err(Failure::run("internal fault, see the log"));

@@ -74,7 +74,7 @@ pub(super) enum DiskCommand {
     Snapshot(SnapshotArgs),
     /// Remove a disk from the node; its image stays
     Remove(RemoveArgs),
-    /// Print what happens to the disks, a line each, until Ctrl-C
+    /// Print all disks, and then what happens to them, a line each, until Ctrl-C
     Events(NodeArgs),
 }
 

@@ -8,7 +8,7 @@ use axum::response::Response;
 use axum::routing::{MethodFilter, MethodRouter, get, on};
 use cleave_api::{HttpMethod, Operation, document};
 
-use super::{Host, routes};
+use super::{Host, about, routes};
 use crate::problem::answer;
 
 /// Makes the router of all paths.
@@ -44,6 +44,9 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Host>> {
         Operation::QuiesceDisk => on(method, routes::quiesce),
         Operation::SnapshotDisk => on(method, routes::snapshot),
         Operation::WatchEvents => on(method, routes::events),
+        Operation::GetNode => on(method, about::node),
+        Operation::GetHealth => on(method, about::health),
+        Operation::GetReadiness => on(method, about::readiness),
         Operation::GetOpenapi => on(method, describe),
         Operation::GetMetrics => on(method, routes::metrics),
     }

@@ -94,9 +94,12 @@ impl HostedState {
     }
 
     /// Returns what an event says of the state, besides its name.
-    pub(crate) fn details(&self, socket: &str) -> Value {
+    pub(crate) fn details(&self, socket: &str, config: &DiskConfig) -> Value {
         match self {
-            HostedState::Opening | HostedState::Ending => Value::Null,
+            HostedState::Opening => {
+                json!({"socket": socket, "name": written_name(config), "serial": written_serial(config)})
+            }
+            HostedState::Ending => Value::Null,
             HostedState::Serving(status) => {
                 json!({"socket": socket, "size_bytes": status.entry().size_bytes})
             }
@@ -104,6 +107,17 @@ impl HostedState {
             HostedState::Ended(lost) => json!({ "lost": lost }),
         }
     }
+}
+
+/// Returns the storage of a disk as it was named; for a stripe its first leg.
+pub(super) fn written_name(config: &DiskConfig) -> String {
+    let first = config.disk.first();
+    first.map(ToString::to_string).unwrap_or_default()
+}
+
+/// Returns the serial number that was given to a disk.
+pub(super) fn written_serial(config: &DiskConfig) -> Option<String> {
+    config.serial.written().map(ToString::to_string)
 }
 
 /// What a disk is to be, and how far it is.
@@ -115,6 +129,15 @@ pub(crate) struct Shown {
     pub(crate) files: OpenFiles,
     /// Descriptors that it may come to need.
     pub(crate) descriptors: u64,
+    /// It has been opened, or could not be: the first attempt is over.
+    pub(crate) is_settled: bool,
+}
+
+impl Shown {
+    pub(super) fn enter(&mut self, state: HostedState) {
+        self.is_settled |= !matches!(state, HostedState::Opening);
+        self.state = state;
+    }
 }
 
 impl HostedDisk {

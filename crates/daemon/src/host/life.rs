@@ -100,8 +100,8 @@ pub(crate) trait DiskHost: Send + Sync + 'static {
     /// The socket of the frontends of a disk, as it is shown.
     fn socket(&self, id: &str) -> String;
 
-    /// Tells of a state that a disk has entered.
-    fn tell(&self, id: &str, state: &HostedState);
+    /// Tells of a state that a disk of this description has entered.
+    fn tell(&self, id: &str, state: &HostedState, config: &DiskConfig);
 
     /// Takes a disk out of the list, with the folder of its socket.
     fn forget(&self, id: &str);
@@ -293,6 +293,7 @@ fn new<H: DiskHost>(
         descriptors: host.judge(id, &config).unwrap_or_default(),
         config: config.clone(),
         files: OpenFiles::default(),
+        is_settled: false,
     };
     let (disk, inbox, show) = HostedDisk::new(id, host.socket(id), shown);
     let life = Life {
@@ -319,13 +320,16 @@ fn new<H: DiskHost>(
 }
 
 fn spawn<H: DiskHost>(life: Life<H>) {
-    let (id, show) = (life.id.clone(), life.show.clone());
+    let (id, show, host) = (life.id.clone(), life.show.clone(), life.host.clone());
     let task = tokio::spawn(life.run());
     tokio::spawn(async move {
         // A fault of our own is the end of this disk alone.
         if task.await.is_err() {
             let why = format!("{id}: internal fault, see the log");
-            show.send_modify(|shown| shown.state = HostedState::Ended(Some(why)));
+            let state = HostedState::Ended(Some(why));
+            show.send_modify(|shown| shown.enter(state.clone()));
+            let config = show.borrow().config.clone();
+            host.tell(&id, &state, &config);
         }
     });
 }
@@ -690,8 +694,8 @@ impl<H: DiskHost> Life<H> {
     /// Leaves the list, and ends.
     fn vanish(&mut self) {
         self.host.leaves(&self.config);
-        self.host.forget(&self.id);
         self.enter(Phase::Over(self.lost.clone()));
+        self.host.forget(&self.id);
     }
 
     // Its file.
@@ -853,9 +857,9 @@ impl<H: DiskHost> Life<H> {
     fn enter(&mut self, phase: Phase<H>) {
         self.phase = phase;
         let state = self.state();
-        self.show.send_modify(|shown| shown.state = state.clone());
+        self.show.send_modify(|shown| shown.enter(state.clone()));
         if self.told.replace(state.word()) != Some(state.word()) {
-            self.host.tell(&self.id, &state);
+            self.host.tell(&self.id, &state, &self.config);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The disks of a process and its HTTP interface: the one disk of `cleave serve`, or all that a node has. [`HostedDisk`] is a disk as
 //! requests see it, [`life`] the task behind it, and [`api`] the table of what can be asked.
 
+mod about;
 pub(crate) mod api;
 pub(crate) mod aside;
 pub(crate) mod disk;
@@ -13,7 +14,7 @@ mod snapshot;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cleave_api::ProblemKind;
+use cleave_api::{NodeSetup, ProblemKind};
 use cleave_config::DiskConfig;
 
 use crate::events::Events;
@@ -26,8 +27,19 @@ use generation::Condition;
 pub(crate) struct Host {
     pub(crate) disks: Arc<Disks>,
     pub(crate) events: Arc<Events>,
+    pub(crate) room: Room,
     /// `None`: there is one disk, which the command line describes.
     pub(crate) many: Option<Arc<dyn ManyDisks>>,
+}
+
+/// What the process has room for.
+#[derive(Debug)]
+pub(crate) struct Room {
+    pub(crate) disks_max: usize,
+    /// Descriptors that the process may come to need apart from those of its disks.
+    pub(crate) descriptors_own: u64,
+    /// Most descriptors that it may have.
+    pub(crate) descriptors_max: u64,
 }
 
 /// What the host of many disks can do.
@@ -41,6 +53,9 @@ pub(crate) trait ManyDisks: std::fmt::Debug + Send + Sync {
 
     /// Returns a description with the limits that are in force if it shares those of a group.
     fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig;
+
+    /// Returns how the host was started.
+    fn setup(&self) -> NodeSetup;
 }
 
 /// All disks by their ids.
@@ -126,6 +141,14 @@ impl Disks {
 
     pub(crate) fn remove(&self, id: &str) {
         self.lock().remove(id);
+    }
+
+    /// Returns how many descriptors all disks may come to need.
+    pub(crate) fn descriptors(&self) -> u64 {
+        self.lock()
+            .values()
+            .map(|disk| disk.shown().descriptors)
+            .sum()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<HostedDisk>>> {

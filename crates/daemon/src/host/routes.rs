@@ -6,20 +6,25 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::{FromRequestParts, Path, State as Shared};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequestParts, Path, Query, State as Shared};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use cleave_api::{DeletedState, DiskDeleted, DiskRow, NodeDisk, ProblemKind};
 use cleave_config::{Change, DiskConfig};
+use serde::Deserialize;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::disk::{DeleteMode, DiskRequest, HostedDisk, HostedState, Placed};
+use super::disk::{
+    DeleteMode, DiskRequest, HostedDisk, HostedState, Placed, written_name, written_serial,
+};
 use super::generation::{self, Condition};
 use super::{Host, snapshot};
 use crate::control::{DiskMetrics, DiskStatus, Streaming, write_metrics};
 use crate::disk_server::SizeAsker;
+use crate::events::Since;
 use crate::problem::{Refusal, answer};
 
 /// A check of the size that takes longer is answered with 202.
@@ -33,18 +38,56 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 type Answer = Result<Response, Refusal>;
 
-pub(super) async fn list(Shared(host): Shared<Arc<Host>>, uri: Uri) -> Response {
-    let all = host.disks.all();
-    match uri.query() {
-        Some("full=1") => {
-            let all: Vec<NodeDisk> = all.iter().map(|disk| full(&host, disk)).collect();
-            answer(StatusCode::OK, &all)
-        }
-        _ => {
-            let all: Vec<DiskRow> = all.iter().map(|disk| row(&host, disk)).collect();
-            answer(StatusCode::OK, &all)
+/// What may follow the path of the list.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Listed {
+    full: Option<String>,
+    label: Option<String>,
+}
+
+impl Listed {
+    /// Returns true if all of a disk is to be shown.
+    fn is_full(&self) -> Result<bool, Refusal> {
+        match self.full.as_deref() {
+            None => Ok(false),
+            Some("1") => Ok(true),
+            Some(_) => Err(bad_request(
+                "full: write ?full=1, or leave it out".to_owned(),
+            )),
         }
     }
+
+    /// Returns the name and the value of a label that a disk must have.
+    fn label(&self) -> Result<Option<(&str, &str)>, Refusal> {
+        let Some(label) = self.label.as_deref() else {
+            return Ok(None);
+        };
+        let bad = || bad_request("label: write ?label=NAME=VALUE".to_owned());
+        label.split_once('=').ok_or_else(bad).map(Some)
+    }
+}
+
+pub(super) async fn list(
+    Shared(host): Shared<Arc<Host>>,
+    query: Result<Query<Listed>, QueryRejection>,
+) -> Answer {
+    let Query(query) = query.map_err(|why| bad_request(why.body_text()))?;
+    let (is_full, label) = (query.is_full()?, query.label()?);
+    let all = host.disks.all().into_iter().filter(|disk| {
+        let has = |(name, value)| disk.shown().config.labels.get().has(name, value);
+        label.is_none_or(has)
+    });
+    Ok(match is_full {
+        true => {
+            let all: Vec<NodeDisk> = all.map(|disk| full(&host, &disk)).collect();
+            answer(StatusCode::OK, &all)
+        }
+        false => {
+            let all: Vec<DiskRow> = all.map(|disk| row(&host, &disk)).collect();
+            answer(StatusCode::OK, &all)
+        }
+    })
 }
 
 pub(super) async fn show(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Answer {
@@ -181,10 +224,20 @@ pub(super) async fn snapshot(Shared(host): Shared<Arc<Host>>, path: DiskId, body
 
 pub(super) async fn events(
     Shared(host): Shared<Arc<Host>>,
+    uri: Uri,
     stream: Extension<Streaming>,
 ) -> Answer {
+    let since = Since::from_query(uri.query().unwrap_or_default())?;
+    let disks = || {
+        host.disks
+            .all()
+            .iter()
+            .map(|disk| row(&host, disk))
+            .collect()
+    };
+    let lines = host.events.listen(since.as_ref(), disks)?;
     stream.begin();
-    host.events.listen()
+    Ok(lines)
 }
 
 pub(super) async fn metrics(Shared(host): Shared<Arc<Host>>) -> Response {
@@ -208,7 +261,7 @@ pub(super) async fn nothing() -> Refusal {
     Refusal(
         ProblemKind::NoSuchPath,
         "no such path; there are /v1/disks, /v1/disks/{id}, its /start, /resize, /resume, /fail, /flush, /quiesce and /snapshot, \
-         /v1/events, /v1/openapi.json and /metrics"
+         /v1/events, /v1/node, /v1/openapi.json, /healthz, /readyz and /metrics"
             .to_owned(),
     )
 }
@@ -286,12 +339,8 @@ fn row(host: &Host, disk: &HostedDisk) -> DiskRow {
         generation: generation::of(config),
         socket: disk.socket.clone(),
         labels: config.labels.get(),
-        name: config
-            .disk
-            .first()
-            .map(ToString::to_string)
-            .unwrap_or_default(),
-        serial: config.serial.written().map(ToString::to_string),
+        name: written_name(config),
+        serial: written_serial(config),
         size_bytes: 0,
         connected: false,
         error: None,

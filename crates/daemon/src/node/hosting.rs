@@ -1,11 +1,13 @@
 //! A node as the host of its disks: how their lives begin and end with it, and what each asks of it.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cleave_api::ProblemKind;
+use cleave_api::{EventName, NodeSetup, ProblemKind};
 use cleave_config::{DiskConfig, ID_CHARS_MAX, is_id};
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::opening::{self, Opened};
@@ -22,6 +24,7 @@ use crate::problem::Refusal;
 
 /// Most disks of a node.
 pub(super) const DISKS_MAX: usize = 1024;
+
 impl Node {
     /// Stops all disks side by side, and tells of each that left or lost requests.
     pub(super) async fn stop(&self, signal: &str) -> Result<(), Failure> {
@@ -152,6 +155,17 @@ impl ManyDisks for Node {
     fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig {
         self.groups.in_force(config)
     }
+
+    fn setup(&self) -> NodeSetup {
+        let shown = |path: &PathBuf| path.display().to_string();
+        NodeSetup {
+            state: shown(&self.state),
+            run: shown(&self.run),
+            images: self.images.iter().map(shown).collect(),
+            ceph: self.ceph,
+            pools: self.pools.report(),
+        }
+    }
 }
 
 impl DiskHost for Node {
@@ -233,13 +247,14 @@ impl DiskHost for Node {
         self.socket_path(id).display().to_string()
     }
 
-    fn tell(&self, id: &str, state: &HostedState) {
-        let details = state.details(&self.socket(id));
+    fn tell(&self, id: &str, state: &HostedState, config: &DiskConfig) {
+        let details = state.details(&self.socket(id), config);
         self.events.tell(id, state.word().into(), details);
     }
 
     fn forget(&self, id: &str) {
         self.disks.remove(id);
         self.remove_folder(id);
+        self.events.tell(id, EventName::Removed, Value::Null);
     }
 }

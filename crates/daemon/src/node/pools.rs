@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use cleave_api::PoolReport;
 use cleave_config::Storage;
 use cleave_disk::DiskSpec;
 use cleave_sandbox::Role;
@@ -32,6 +33,15 @@ impl Pools {
             pools.insert(name.clone(), pool);
         }
         Ok(Pools(pools))
+    }
+
+    /// Returns all pools as they are shown.
+    pub(super) fn report(&self) -> Vec<PoolReport> {
+        let all = self.0.iter().map(|(name, pool)| PoolReport {
+            name: name.clone(),
+            cpus: pool.cpus().to_owned(),
+        });
+        all.collect()
     }
 
     /// Has a disk's service use the pool that its description names.

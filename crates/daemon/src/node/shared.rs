@@ -20,13 +20,14 @@ use crate::service::Service;
 use crate::socket::{Endpoint, NEW_SOCKET};
 
 /// Descriptors of the process itself: the connections of the control socket and of that for metrics, and 224 for all else.
-const DESCRIPTORS_OWN: u64 = 224 + 2 * CONNECTIONS_MAX as u64;
+pub(super) const DESCRIPTORS_OWN: u64 = 224 + 2 * CONNECTIONS_MAX as u64;
 
 /// What the disks of a node have in common. A life holds it, and so it needs itself to begin one.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) me: Weak<Node>,
     pub(super) files: Files,
+    pub(super) state: PathBuf,
     pub(super) run: PathBuf,
     pub(super) control: PathBuf,
     /// Folders of images, without links; none: everywhere.
@@ -49,8 +50,7 @@ pub(super) struct Node {
 impl Node {
     /// Descriptors that the process may come to need with its disks.
     pub(super) fn descriptors_needed(&self) -> u64 {
-        let disks = self.disks.all().into_iter();
-        DESCRIPTORS_OWN + disks.map(|disk| disk.shown().descriptors).sum::<u64>()
+        DESCRIPTORS_OWN + self.disks.descriptors()
     }
 
     /// Removes the folder of a socket, unless a lock is held in it, or tells of an NBD disk whose daemon did not end in order. A node

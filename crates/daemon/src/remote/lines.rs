@@ -1,7 +1,7 @@
 //! Answers of a node in words.
 
-use cleave_api::{Operation, natural};
-use serde_json::Value;
+use cleave_api::{EventName, Operation, natural};
+use serde_json::{Map, Value};
 
 /// Columns of the list, and the fields that they show.
 const COLUMNS: [(&str, &str); 7] = [
@@ -153,6 +153,9 @@ pub(super) fn removed(id: &str, body: &Value) -> String {
     }
 }
 
+/// Fields of events that are for programs: they say where a reader is.
+const PLACES: [&str; 4] = ["seq", "boot", "replayed", "disks"];
+
 /// An event: when, which disk, what, and the rest as it came.
 pub(super) fn event(line: &str) -> String {
     let Ok(Value::Object(mut event)) = serde_json::from_str(line) else {
@@ -160,17 +163,32 @@ pub(super) fn event(line: &str) -> String {
     };
     let mut take = |name: &str| event.remove(name);
     let (time, disk, what) = (take("time"), take("disk"), take("event"));
+    for place in PLACES {
+        take(place);
+    }
     let seconds = time.and_then(|time| time.as_f64()).unwrap_or_default();
-    let mut told = format!(
-        "{} {:10} {}",
-        clock(seconds),
-        text(disk.as_ref()),
-        text(what.as_ref())
-    );
+    let what = text(what.as_ref());
+    let mut told = format!("{} {:10} ", clock(seconds), text(disk.as_ref()));
+    if what == EventName::Disk.name() {
+        return format!("{told}{}\n", standing(&event));
+    }
+    told += &what;
     for (name, value) in event.into_iter().filter(|(_, value)| !value.is_null()) {
         told += &format!(" {name}={}", text(Some(&value)));
     }
     format!("{}\n", told.trim_end())
+}
+
+/// A disk as it is when the events begin.
+fn standing(disk: &Map<String, Value>) -> String {
+    let field = |name: &str| match (name, disk.get(name)) {
+        ("size_bytes", Some(size)) if *size == 0 => String::new(),
+        ("connected", Some(Value::Bool(false))) => String::new(),
+        (name, value) => shown(name, value),
+    };
+    let known = ["name", "size_bytes", "connected", "error"].map(field);
+    let known: Vec<_> = known.into_iter().filter(|text| !text.is_empty()).collect();
+    format!("is {}: {}", text(disk.get("state")), known.join(", "))
 }
 
 /// The time of day, UTC.
@@ -296,8 +314,31 @@ mod tests {
             event(line),
             "01:01:01Z d1         held error=No space left on device vring=0\n"
         );
-        let line = r#"{"time":1,"event":"ended","disk":"d1","lost":null}"#;
+        let line = r#"{"time":1,"event":"ended","disk":"d1","lost":null,"seq":7}"#;
         assert_eq!(event(line), "00:00:01Z d1         ended\n");
+        let line =
+            r#"{"time":1,"event":"listening","boot":"5f","replayed":false,"disks":2,"seq":7}"#;
+        assert_eq!(event(line), "00:00:01Z            listening\n");
+        let mut disk = json!({
+            "time": 1, "event": "disk", "seq": 7, "disk": "d1", "id": "d1", "state": "serving", "name": "/a\n.img",
+            "size_bytes": 1 << 30, "connected": true, "socket": "/s", "serial": "a", "error": null,
+        });
+        assert_eq!(
+            event(&disk.to_string()),
+            "00:00:01Z d1         is serving: /a?.img, 1 GiB, connected\n"
+        );
+        for (name, value) in [
+            ("state", json!("failed")),
+            ("size_bytes", json!(0)),
+            ("connected", json!(false)),
+            ("error", json!("no file")),
+        ] {
+            disk[name] = value;
+        }
+        assert_eq!(
+            event(&disk.to_string()),
+            "00:00:01Z d1         is failed: /a?.img, no file\n"
+        );
         assert_eq!(event("x\u{1b}"), "x?\n");
     }
 

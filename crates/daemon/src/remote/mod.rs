@@ -43,7 +43,7 @@ pub(crate) fn run(remote: &Remote) -> Result<(), Failure> {
 /// Prints events until the node ends or nobody reads them any more.
 fn watch(remote: &Remote, client: &HttpClient) -> Result<(), Failure> {
     let failed = |error| failure(&remote.socket, &error);
-    for line in client.watch(None).map_err(failed)? {
+    for line in client.watch("", None).map_err(failed)? {
         let line = line.map_err(failed)?;
         let is_read = print_more(&match remote.json {
             true => format!("{}\n", lines::visible(&line)),

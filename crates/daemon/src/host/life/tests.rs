@@ -197,7 +197,7 @@ impl DiskHost for Invented {
         format!("/run/{id}")
     }
 
-    fn tell(&self, _: &str, state: &HostedState) {
+    fn tell(&self, _: &str, state: &HostedState, _: &DiskConfig) {
         self.note(state.word().name());
     }
 
@@ -302,6 +302,24 @@ async fn settle() {
     for _ in 0..50 {
         tokio::task::yield_now().await;
     }
+}
+
+/// A host is ready although a disk fails again and again.
+#[tokio::test(start_paused = true)]
+async fn the_first_attempt_to_open_a_disk_is_told_from_those_that_follow() {
+    let prepare = |host: &Invented| {
+        host.openings.close();
+        host.break_disk("ram:1M", "no memory");
+    };
+    let scene = Scene::kept(prepare, Ok(disk("ram:1M")));
+    let is_settled = || scene.disk.shown().is_settled;
+    settle().await;
+    assert!(!is_settled());
+    scene.host.openings.let_pass(1);
+    scene.reaches("failed").await;
+    assert!(is_settled());
+    scene.reaches("opening").await;
+    assert!(is_settled());
 }
 
 #[tokio::test(start_paused = true)]
