@@ -395,7 +395,7 @@ fn a_change_is_refused_if_somebody_else_was_faster() {
     }
     assert_eq!(node.disk("d1")["labels"], json!({"owner": "db"}));
     assert_eq!(ask("PATCH", "second", change).status, 400);
-    // Taken back, it is the first generation again; and an equal description is no change.
+    // Taken back, it is the first generation again; and an equal description changes nothing.
     let back = ask("PUT", &second, &body.to_string()).json();
     assert_eq!(back["generation"], disk["generation"]);
     assert_eq!(ask("DELETE", "*", "").status, 200);
