@@ -25,7 +25,7 @@ use crate::host::{Disks, Host, api, life};
 use crate::log;
 use crate::path_lock::{Left, PathLock};
 use crate::process;
-use crate::resize::{Watch, Watches};
+use crate::resize::{SizeWatches, Watch};
 use crate::service::Service;
 use crate::signals::{SignalRequest, Signals};
 use crate::socket::{self, Door, Endpoint};
@@ -184,7 +184,7 @@ async fn control(
         is_locked,
         events: events.clone(),
     };
-    let watches = Watches::default();
+    let watches = SizeWatches::default();
     let watch = watches.watch(&disk);
     let watched = disk.clone();
     let process = serve.process();

@@ -23,14 +23,14 @@ pub(crate) struct HostedDisk {
     /// The socket of the frontends, as it is shown.
     pub(crate) socket: String,
     inbox: mpsc::Sender<DiskRequest>,
-    shown: watch::Receiver<Shown>,
+    shown: watch::Receiver<HostedStatus>,
 }
 
 /// Where the result of a request goes.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
 
 /// Where the result of a request comes from.
-pub(crate) type Answer<T> = oneshot::Receiver<Result<T, Refusal>>;
+pub(crate) type FutureReply<T> = oneshot::Receiver<Result<T, Refusal>>;
 
 /// A request to the task of a disk.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl HostedState {
 
 /// What a disk is to be, and how far it is.
 #[derive(Debug, Clone)]
-pub(crate) struct Shown {
+pub(crate) struct HostedStatus {
     pub(crate) state: HostedState,
     pub(crate) config: DiskConfig,
     /// The files and devices that it had when it was opened.
@@ -122,11 +122,11 @@ impl HostedDisk {
     pub(crate) fn new(
         id: &str,
         socket: String,
-        shown: Shown,
+        shown: HostedStatus,
     ) -> (
         Arc<HostedDisk>,
         mpsc::Receiver<DiskRequest>,
-        watch::Sender<Shown>,
+        watch::Sender<HostedStatus>,
     ) {
         let (inbox, taken) = mpsc::channel(INBOX_MAX);
         let (show, shown) = watch::channel(shown);
@@ -172,7 +172,7 @@ impl HostedDisk {
         self.inbox.is_closed()
     }
 
-    pub(crate) fn shown(&self) -> watch::Ref<'_, Shown> {
+    pub(crate) fn shown(&self) -> watch::Ref<'_, HostedStatus> {
         self.shown.borrow()
     }
 

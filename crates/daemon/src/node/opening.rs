@@ -18,7 +18,7 @@ use crate::host::disk::HostedState;
 use crate::host::life::Past;
 use crate::host::open_files::OpenFiles;
 use crate::path_lock::PathLock;
-use crate::resize::{Watch, Watches};
+use crate::resize::{SizeWatches, Watch};
 use crate::service::Service;
 use crate::socket::{self, Door};
 use crate::source;
@@ -165,7 +165,7 @@ fn open_here(
     folder: PathBuf,
     mut service: Service,
     config: &DiskConfig,
-    watches: &Watches,
+    watches: &SizeWatches,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Opened, Failure> {
     let mode = config.socket_mode.get().bits();

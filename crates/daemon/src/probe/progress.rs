@@ -12,12 +12,12 @@ const TENTHS: usize = 10;
 
 /// Shows how far it is.
 #[derive(Debug, Default)]
-pub(super) struct Shown {
+pub(super) struct ProgressLines {
     /// Tenths tenths_shown of, where stderr is no terminal.
     tenths_shown: usize,
 }
 
-impl Shown {
+impl ProgressLines {
     /// Draws the moving line, or tells of another tenth.
     pub(super) fn show(&mut self, progress: &ProbeProgress) {
         if draw(&line(progress)) {

@@ -6,8 +6,8 @@ use cleave_nbd::wire::request;
 use io_uring::opcode;
 use io_uring::squeue::Flags;
 
-use super::flight::Sent;
-use super::line::{Entry as RingEntry, Inbound, Phase, RANGES_MAX, STAGING_BYTES};
+use super::flight::SendState;
+use super::line::{Inbound, Phase, RANGES_MAX, RingEntry, STAGING_BYTES};
 use super::{Nbd, cut};
 use crate::Reactor;
 use crate::ops::memory::fill_with_zeroes;
@@ -323,7 +323,7 @@ impl Nbd {
         state.has_answered |= result != Err(libc::ESHUTDOWN);
         state.gather.answered(took);
         match self.flight(index).sent {
-            Sent::Partly => self.flight_mut(index).early = Some(result),
+            SendState::Partly => self.flight_mut(index).early = Some(result),
             _ => self.settle(index, result),
         }
         Ok(())
