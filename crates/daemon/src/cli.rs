@@ -128,7 +128,7 @@ enum Command {
     /// Show what disks do, live
     ///
     /// A line for each disk: requests and bytes a second, how long requests took, how workers wait, and what that
-    /// costs. If the output is no terminal, each update is a block of lines.
+    /// costs. If the output is not a terminal, each update is a block of lines.
     #[command(after_long_help = view::TOP_EXAMPLES)]
     Top(view::TopArgs),
     /// Show what disks have done, once

@@ -82,7 +82,7 @@ pub(crate) fn last_words(line: &str) {
         true => "<3>",
         false => "",
     };
-    // A closed stderr is no reason to hide the exit code.
+    // The exit code is told even if stderr is closed.
     let _ = writeln!(io::stderr(), "{priority}cleave: {line}");
 }
 

@@ -84,7 +84,7 @@ fn lock_state(state: &Path) -> Result<File, Failure> {
         Err(rustix::io::Errno::WOULDBLOCK) => Err(Failure::input(format!(
             "{shown} is in use by a running node: end that one, or give another folder with --state"
         ))),
-        // A file system without locks is no reason not to serve.
+        // The node serves on a file system without locks too.
         _ => Ok(folder),
     }
 }

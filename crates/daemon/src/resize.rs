@@ -196,7 +196,7 @@ async fn told(bells: &[AsyncFd<OwnedFd>]) {
     .await;
 }
 
-/// Whether it rang. If not, the task is woken when it does.
+/// Returns true if the bell has rung, and silences it. Otherwise the task is woken when it rings.
 fn is_told(bell: &AsyncFd<OwnedFd>, context: &mut Context<'_>) -> bool {
     let mut count = [0; 8];
     loop {

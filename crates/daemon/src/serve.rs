@@ -47,7 +47,7 @@ pub(crate) struct Serve {
     /// The control socket.
     pub(crate) control: Option<PathBuf>,
     pub(crate) metrics: MetricsOptions,
-    /// Whether the process is confined.
+    /// True if the process is confined.
     pub(crate) sandbox: bool,
     /// The user that it becomes.
     pub(crate) identity: Option<Identity>,

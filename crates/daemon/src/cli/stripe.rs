@@ -27,7 +27,7 @@ pub(super) enum StripeCommand {
     Create(CreateArgs),
     /// Show what the superblocks of legs say, and whether the legs are a whole stripe in this order
     ///
-    /// Legs that are being served may be looked at. Exits 1 where they are no whole stripe.
+    /// Legs that are being served may be looked at. Exits 1 unless they are a whole stripe.
     Show(ShowArgs),
 }
 

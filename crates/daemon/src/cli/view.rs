@@ -41,7 +41,7 @@ struct Sockets {
     /// The control socket of a daemon or a node; once for each; without any, /run/cleave/control.sock
     #[arg(long, value_name = "PATH", action = ArgAction::Append)]
     control: Vec<PathBuf>,
-    /// The same, without the option's name
+    /// A control socket, without the option's name
     #[arg(value_name = "CONTROL")]
     plain: Vec<PathBuf>,
 }
@@ -89,7 +89,7 @@ pub(super) struct FailArgs {
     /// The control socket of a daemon or a node; once for each
     #[arg(long, value_name = "PATH", action = ArgAction::Append)]
     control: Vec<PathBuf>,
-    /// The same, without the option's name
+    /// A control socket, without the option's name
     #[arg(value_name = "CONTROL", required_unless_present = "control")]
     plain: Vec<PathBuf>,
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 #[serde(rename_all = "lowercase")]
 pub(super) enum Severity {
     Ok,
-    /// It may disturb some guests, or stop the daemon when it runs as another user.
+    /// A fault that may disturb some guests, or stop the daemon when it runs as another user.
     Warning,
     /// The disk cannot be served, or not to this VMM.
     Problem,

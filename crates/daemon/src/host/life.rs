@@ -119,7 +119,7 @@ pub(crate) enum Past {
     Unknown,
     /// The disk was in the state folder when the host started, which may say more.
     CameBack,
-    /// It was open before, so a guest may have written it.
+    /// The disk was open before, so a guest may have written it.
     WasOpen,
 }
 
@@ -601,7 +601,7 @@ impl<H: DiskHost> Life<H> {
         }
     }
 
-    /// It could not be opened.
+    /// Notes that the disk could not be opened, for this reason.
     fn fail(&mut self, why: String) {
         let refusal = || Refusal(ProblemKind::CannotOpen, why.clone());
         match (&self.before, &self.writing) {

@@ -98,7 +98,7 @@ impl Host {
                     (disk, answer.await.ok())
                 }
                 (None, None) => {
-                    let why = "this process serves one disk, and takes no other: run `cleave node`";
+                    let why = "this process serves one disk only: run `cleave node`";
                     return Err(Refusal(ProblemKind::OneDisk, why.to_owned()));
                 }
             };

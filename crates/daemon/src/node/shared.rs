@@ -41,7 +41,7 @@ pub(super) struct Node {
     pub(super) disks: Arc<Disks>,
     /// One for each thread that may open a disk.
     pub(super) openers: Arc<Semaphore>,
-    /// The same for threads whose storage does not answer: they must not keep other disks away.
+    /// One for each thread whose storage does not answer: such threads must not keep other disks away.
     pub(super) slow_openers: Arc<Semaphore>,
     pub(super) events: Arc<Events>,
 }

@@ -10,10 +10,10 @@ use crate::progress::{bar, draw, note};
 const BAR_CELLS: usize = 30;
 const TENTHS: usize = 10;
 
-/// Shows how far it is.
+/// The lines about the progress of a probe.
 #[derive(Debug, Default)]
 pub(super) struct ProgressLines {
-    /// Tenths tenths_shown of, where stderr is no terminal.
+    /// Tenths that a line was written about, where stderr is not a terminal.
     tenths_shown: usize,
 }
 

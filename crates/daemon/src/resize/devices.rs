@@ -135,8 +135,8 @@ impl Drop for DeviceWatch {
     }
 }
 
-/// Whether an announcement (`change@/devices/…`, then `KEY=value`, each ended by a zero byte) tells of
-/// a change of this block device.
+/// Returns true if an announcement (`change@/devices/…`, then `KEY=value`, each ended by a zero byte) tells of a change of this
+/// block device.
 fn concerns(announcement: &[u8], number: &DeviceNumber) -> bool {
     let has = |key: &str, value: &str| {
         announcement.split(|byte| *byte == 0).any(|field| {

@@ -36,7 +36,7 @@ impl Nbd {
                 count < RANGES_MAX - 1
             });
             if covered < left {
-                // More ranges than one receive takes: no staging after them.
+                // More ranges than fit into one receive: no staging after them.
                 return self.submit_receive(reactor, line, count);
             }
         }
