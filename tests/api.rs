@@ -652,7 +652,7 @@ fn a_change_is_refused_if_somebody_else_was_faster() {
         assert_eq!(refused.status, 400, "{query}: {}", refused.body);
     }
     assert_eq!(ask("PATCH", "second", change).status, 400);
-    // Taken back, it is the first generation again; and an equal description is no change.
+    // Taken back, it is the first generation again; and an equal description changes nothing.
     let back = ask("PUT", &second, &body.to_string()).json();
     assert_eq!(back["generation"], disk["generation"]);
     assert_eq!(ask("DELETE", "*", "").status, 200);

@@ -322,7 +322,7 @@ fn what_cannot_be_cloned_says_why() {
     let to = scratch.join("copy");
     for (body, status, named) in [
         (json!({ "to": to }), 422, "cannot share blocks"),
-        (json!({ "to": "copy" }), 400, "no absolute path"),
+        (json!({ "to": "copy" }), 400, "not an absolute path"),
         (
             json!({ "to": "/no/such/folder/copy" }),
             422,

@@ -23,7 +23,7 @@ pub(crate) struct Alone {
 }
 
 impl DiskHost for Alone {
-    /// It is open when its life begins, and not opened again.
+    /// The disk is open when its life begins, and is not opened again.
     type Opened = Infallible;
 
     fn judge(&self, _: &str, _: &DiskConfig) -> Result<u64, String> {

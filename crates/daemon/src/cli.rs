@@ -27,7 +27,7 @@ use crate::options_doc;
 use crate::probe::Probe;
 use crate::remote::Remote;
 use crate::serve::Serve;
-use crate::stripe::Stripe;
+use crate::stripe::StripeAction;
 use crate::view::{Held, Stats, Top};
 pub(crate) use metrics::MetricsOptions;
 use serve::{EndpointArgs, ServeArgs, ServeOptions};
@@ -54,7 +54,7 @@ pub(crate) enum Action {
     /// Check the host.
     Doctor(Doctor),
     /// Create or show a stripe.
-    Stripe(Stripe),
+    Stripe(StripeAction),
     /// Show the activity of disks until the operator quits.
     Top(Top),
     /// Show it once.
@@ -128,7 +128,7 @@ enum Command {
     /// Show what disks do, live
     ///
     /// A line for each disk: requests and bytes a second, how long requests took, how workers wait, and what that
-    /// costs. If the output is no terminal, each update is a block of lines.
+    /// costs. If the output is not a terminal, each update is a block of lines.
     #[command(after_long_help = view::TOP_EXAMPLES)]
     Top(view::TopArgs),
     /// Show what disks have done, once

@@ -154,7 +154,7 @@ fn report(narrowed: Result<(), cleave_sandbox::SandboxError>, role: Role) {
 /// What `cleave serve` gives up, and the files that it needs to the end.
 #[derive(Debug)]
 pub(crate) struct OneDiskProcess {
-    /// Whether the process is confined.
+    /// True if the process is confined.
     pub(crate) sandbox: bool,
     /// The user that it becomes.
     pub(crate) identity: Option<Identity>,

@@ -19,7 +19,7 @@ use crate::failure::Failure;
 use crate::output::print;
 use crate::signals::QuitSignals;
 use folder::Folder;
-use measure::{Row, Step};
+use measure::{DemoStep, StepResult};
 use serving::Serving;
 
 /// Options of the demonstration.
@@ -69,7 +69,7 @@ async fn measure_all(
     demo: &Demo,
     serving: &mut Serving,
     stop: &mut QuitSignals,
-) -> Result<Vec<Row>, Failure> {
+) -> Result<Vec<StepResult>, Failure> {
     let mut client = connect(serving).await?;
     let mut rows = Vec::new();
     for step in measure::steps(demo.size_bytes, demo.time) {
@@ -83,11 +83,11 @@ async fn measure_all(
 
 /// One step, on a thread of its own, with its progress shown from here.
 async fn take(
-    step: &Step,
+    step: &DemoStep,
     client: Client,
     serving: &mut Serving,
     stop: &mut QuitSignals,
-) -> Result<(Client, Row), Failure> {
+) -> Result<(Client, StepResult), Failure> {
     let mut running = measure::Running::start(step, client, serving.id())?;
     let mut shown = tokio::time::interval(progress::PAUSE);
     loop {

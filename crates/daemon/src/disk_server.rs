@@ -93,7 +93,7 @@ pub(crate) struct Naming {
     pub(crate) id: Option<String>,
     /// The socket of the frontends.
     pub(crate) endpoint: String,
-    /// Whether the path of the socket is locked.
+    /// True if the path of the socket is locked.
     pub(crate) is_locked: bool,
     /// The listeners for what happens to it.
     pub(crate) events: Arc<Events>,
@@ -672,7 +672,7 @@ fn telling(id: Arc<OnceLock<String>>, events: Arc<Events>) -> impl Fn(Incident) 
     }
 }
 
-/// Whether nothing came of a session: no request, good or bad.
+/// Returns true if a session had no request, good or bad.
 fn is_unused(served: &Totals) -> bool {
     let Totals {
         reads,

@@ -34,7 +34,7 @@ impl Failure {
         }
     }
 
-    /// It was running by then.
+    /// Returns true if the command was running when it failed.
     pub(crate) fn is_of_the_run(&self) -> bool {
         self.code == 1
     }

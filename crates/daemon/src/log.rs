@@ -33,12 +33,12 @@ enum Entry {
 }
 
 /// A job that the log thread does once, before it writes its next line.
-type Order = Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>;
+type Job = Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>;
 
 /// Keeps the log going; dropping it gives the last lines a moment to be written.
 pub(crate) struct Guard {
     lines: SyncSender<Entry>,
-    order: Order,
+    order: Job,
 }
 
 /// Starts logging. To be called once; a second call changes nothing.
@@ -82,7 +82,7 @@ pub(crate) fn last_words(line: &str) {
         true => "<3>",
         false => "",
     };
-    // A closed stderr is no reason to hide the exit code.
+    // The exit code is told even if stderr is closed.
     let _ = writeln!(io::stderr(), "{priority}cleave: {line}");
 }
 
@@ -163,7 +163,7 @@ impl Queue {
         let (lines, entries) = sync_channel(LINES_MAX);
         let lost = Arc::new(AtomicU64::new(0));
         let watched = Arc::downgrade(&lost);
-        let order = Order::default();
+        let order = Job::default();
         let given = order.clone();
         thread::Builder::new()
             .name("log".to_owned())
@@ -182,7 +182,7 @@ impl Queue {
     }
 }
 
-fn write(entries: &Receiver<Entry>, mut out: impl Write, lost: &Weak<AtomicU64>, order: &Order) {
+fn write(entries: &Receiver<Entry>, mut out: impl Write, lost: &Weak<AtomicU64>, order: &Job) {
     let mut is_done = false;
     while let Ok(entry) = entries.recv() {
         if let Some(order) = order.get().filter(|_| !is_done) {

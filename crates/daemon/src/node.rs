@@ -27,11 +27,11 @@ use crate::host::disk::{HostedDisk, HostedState};
 use crate::host::{Disks, Host, Room, api};
 use crate::log;
 use crate::process;
-use crate::resize::Watches;
+use crate::resize::SizeWatches;
 use crate::signals::{SignalRequest, Signals};
 use crate::socket;
 use crate::systemd::Manager;
-use files::Files;
+use files::StateFiles;
 use groups::Groups;
 use hosting::DISKS_MAX;
 pub(crate) use options::{NodeOptions, PoolSpec};
@@ -50,7 +50,7 @@ pub(crate) fn run(options: &NodeOptions) -> Result<(), Failure> {
     let descriptors = process::raise_descriptor_limit(0)?;
     Reactor::probe().map_err(Failure::input)?;
     let images = images(&options.images)?;
-    let files = Files::open(&options.state)?;
+    let files = StateFiles::open(&options.state)?;
     let _state = lock_state(&options.state)?;
     folder::make_run(&options.run).map_err(|error| {
         let run = options.run.display();
@@ -84,7 +84,7 @@ fn lock_state(state: &Path) -> Result<File, Failure> {
         Err(rustix::io::Errno::WOULDBLOCK) => Err(Failure::input(format!(
             "{shown} is in use by a running node: end that one, or give another folder with --state"
         ))),
-        // A file system without locks is no reason not to serve.
+        // The node serves on a file system without locks too.
         _ => Ok(folder),
     }
 }
@@ -92,7 +92,7 @@ fn lock_state(state: &Path) -> Result<File, Failure> {
 /// From the signals on.
 async fn control(
     options: &NodeOptions,
-    files: Files,
+    files: StateFiles,
     images: Vec<PathBuf>,
     descriptors: u64,
     log: &log::Guard,
@@ -102,7 +102,7 @@ async fn control(
     let socket = socket::open_control(&options.control, options.control_group.as_deref())?;
     let metrics = options.metrics.open()?;
     let manager = Arc::new(Manager::from_environment());
-    let watches = Watches::default();
+    let watches = SizeWatches::default();
     watches.open_all();
     if options.ceph {
         confine::start_ceph(options.sandbox, false, taken_cpus(&options.pools))

@@ -66,7 +66,7 @@ impl Left {
 enum Predecessor {
     /// There was none, or it ended in order.
     None,
-    /// It died, or left a message for its successor: the text of the file.
+    /// The daemon died, or left a message for its successor: the text of the file.
     Died(String),
     /// The file was not made for this; it stays as it is.
     Foreign,
@@ -79,7 +79,7 @@ impl PathLock {
         PathLock::take_while(socket, &|| true)
     }
 
-    /// The same; gives up when it is wanted no longer.
+    /// Waits as `take` does, and gives up when `is_wanted` returns false.
     pub(crate) fn take_while(
         socket: &Path,
         is_wanted: &dyn Fn() -> bool,
@@ -95,7 +95,7 @@ impl PathLock {
         PathLock::take_after(socket, || Ok(()))
     }
 
-    /// `refuse` fails where it is no use to wait.
+    /// Waits as long as `refuse` returns no error.
     fn take_after(
         socket: &Path,
         refuse: impl Fn() -> Result<(), Failure>,

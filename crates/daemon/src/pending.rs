@@ -111,7 +111,7 @@ fn peek_input(stream: &UnixStream) -> Input {
     }
 }
 
-/// Whether the other end of a connection has closed it.
+/// Returns true if the other end of a connection has closed it.
 pub(crate) fn has_left(stream: &StdStream) -> bool {
     let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
     // With a zero time-out, poll does not wait.

@@ -25,7 +25,7 @@ use crate::progress::{clear, note};
 use crate::signals::Signals;
 use crate::source;
 use outputs::Outputs;
-use progress::{Shown, clock};
+use progress::{ProgressLines, clock};
 pub(crate) use settings::{Depth, Probe};
 
 /// Below this share of stored bytes a file is not measured without being asked to.
@@ -158,7 +158,7 @@ async fn measure(disk: Arc<Disk>, source: ProbeSettings) -> Result<(Ended, bool)
             let _ = end.send(result);
         })
         .map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
-    let mut shown = Shown::default();
+    let mut shown = ProgressLines::default();
     loop {
         tokio::select! {
             biased;

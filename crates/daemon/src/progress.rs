@@ -8,7 +8,7 @@ pub(crate) fn note(line: &str) {
     let _ = writeln!(stderr(), "{line}");
 }
 
-/// Draws the moving line over the one before it; `false`: stderr is no terminal.
+/// Draws the moving line over the one before it. Returns false if stderr is not a terminal.
 pub(crate) fn draw(line: &str) -> bool {
     let mut stderr = stderr();
     let is_terminal = stderr.is_terminal();

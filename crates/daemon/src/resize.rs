@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 
 use devices::{DeviceWatch, Devices};
-use files::{ALL, FileWatch, Files};
+use files::{ALL, FileWatch, FileWatches};
 use readable::readable;
 
 /// Our own writes change the file too, so a busy disk would wake us with each: after one event writes are ignored
@@ -29,20 +29,20 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// The watches of the process. One that no disk needs is not opened.
 #[derive(Debug, Default)]
-pub(crate) struct Watches {
-    files: OnceLock<Result<Arc<Files>, Errno>>,
+pub(crate) struct SizeWatches {
+    files: OnceLock<Result<Arc<FileWatches>, Errno>>,
     devices: OnceLock<Result<Arc<Devices>, Errno>>,
 }
 
-impl Watches {
+impl SizeWatches {
     /// Opens all that any disk may need: a confined process could not later.
     pub(crate) fn open_all(&self) {
         // An error is for the disk to tell that needs it.
         let _ = (self.files(), self.devices());
     }
 
-    fn files(&self) -> io::Result<Arc<Files>> {
-        let files = self.files.get_or_init(|| Files::open().map(Arc::new));
+    fn files(&self) -> io::Result<Arc<FileWatches>> {
+        let files = self.files.get_or_init(|| FileWatches::open().map(Arc::new));
         Ok(files.clone()?)
     }
 
@@ -196,7 +196,7 @@ async fn told(bells: &[AsyncFd<OwnedFd>]) {
     .await;
 }
 
-/// Whether it rang. If not, the task is woken when it does.
+/// Returns true if the bell has rung, and silences it. Otherwise the task is woken when it rings.
 fn is_told(bell: &AsyncFd<OwnedFd>, context: &mut Context<'_>) -> bool {
     let mut count = [0; 8];
     loop {
@@ -228,7 +228,7 @@ mod tests {
             .is_ok()
     }
 
-    fn watch_files(watches: &Watches, files: &[File]) -> Watch {
+    fn watch_files(watches: &SizeWatches, files: &[File]) -> Watch {
         let paths = files
             .iter()
             .map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()));
@@ -241,7 +241,7 @@ mod tests {
     async fn disks_that_share_a_watch_are_told_of_their_own_files_only() {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str| File::create(folder.path().join(name)).unwrap();
-        let watches = Watches::default();
+        let watches = SizeWatches::default();
         let files: Vec<File> = (0..300).map(|at| file(&at.to_string())).collect();
         let each = files.iter().map(std::slice::from_ref);
         let mut all: Vec<Watch> = each.map(|file| watch_files(&watches, file)).collect();
@@ -274,7 +274,7 @@ mod tests {
         let file = File::create(&path).unwrap();
         let other = folder.path().join("other");
         let watched = [File::create(&other).unwrap(), file.try_clone().unwrap()];
-        let watches = Watches::default();
+        let watches = SizeWatches::default();
         let watch = watch_files(&watches, &watched);
         assert!(!soon(watch.changed()).await, "an idle file wakes nobody");
         file.set_len(4096).unwrap();
@@ -304,7 +304,7 @@ mod tests {
     #[tokio::test]
     async fn announcements_can_be_listened_to() {
         let device = File::open("/dev/null").unwrap();
-        let watches = Watches::default();
+        let watches = SizeWatches::default();
         let watch = watches.devices().unwrap().watch(&device).unwrap();
         assert!(!soon(watch.changed()).await);
     }

@@ -25,7 +25,7 @@ use crate::host::{Disks, Host, Room, api, life};
 use crate::log;
 use crate::path_lock::{Left, PathLock};
 use crate::process;
-use crate::resize::{Watch, Watches};
+use crate::resize::{SizeWatches, Watch};
 use crate::service::Service;
 use crate::signals::{SignalRequest, Signals};
 use crate::socket::{self, Door, Endpoint};
@@ -49,7 +49,7 @@ pub(crate) struct Serve {
     /// The group that may use it too.
     pub(crate) control_group: Option<String>,
     pub(crate) metrics: MetricsOptions,
-    /// Whether the process is confined.
+    /// True if the process is confined.
     pub(crate) sandbox: bool,
     /// The user that it becomes.
     pub(crate) identity: Option<Identity>,
@@ -190,7 +190,7 @@ async fn control(
         is_locked,
         events: events.clone(),
     };
-    let watches = Watches::default();
+    let watches = SizeWatches::default();
     let watch = watches.watch(&disk);
     let watched = disk.clone();
     let process = serve.process();

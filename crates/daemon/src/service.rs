@@ -17,8 +17,7 @@ use crate::tuning::tuning;
 /// keeps a worker's tables small, and devices are at their best far below it.
 const OPS_MAX: u16 = 1024;
 const OPS_MIN: u16 = 128;
-/// The same for a stripe: a request is taken while there is room for the longest, so this has to be
-/// several of those.
+/// Most ops in flight for a stripe: a request is taken while there is room for the longest, so this has to be several of those.
 const STRIPE_OPS: u16 = 4096;
 
 /// Descriptors of each disk of a node, which has others once for all: its socket and locks, 16 pending connections, those of its
@@ -46,7 +45,7 @@ pub(crate) struct Service {
     pub(crate) tuning: Tuning,
     /// Other disks share its limits.
     pub(crate) limit_group: Option<LimitGroup>,
-    /// It ends when a frontend has left.
+    /// True if the disk ends when a frontend has left.
     pub(crate) once: bool,
 }
 

@@ -129,7 +129,7 @@ impl Listening {
         Ok(())
     }
 
-    /// It once more, to accept from on the runtime at hand.
+    /// Returns a copy of the socket, to accept from on the runtime at hand.
     pub(crate) fn listener(&self) -> io::Result<tokio::net::UnixListener> {
         let listener = self.listener.try_clone()?;
         listener.set_nonblocking(true)?;
@@ -309,7 +309,7 @@ fn make_room(path: &Path) -> Result<(), Failure> {
         Err(_) => return Ok(()), // nothing there, or `bind` says why not
         Ok(found) if !found.file_type().is_socket() => {
             return Err(Failure::input(format!(
-                "{shown} exists and is no socket: remove it or choose another path"
+                "{shown} exists and is not a socket: remove it or choose another path"
             )));
         }
         Ok(_) => {}
@@ -397,7 +397,7 @@ fn inherit(number: u32, by: &str) -> Result<Door, Failure> {
         && sockopt::socket_type(&socket) == Ok(SocketType::STREAM);
     if !unix_stream {
         return Err(refuse(
-            "is no unix stream socket: pass a listening or a connected one",
+            "is not a unix stream socket: pass a listening or a connected one",
         ));
     }
     match sockopt::socket_acceptconn(&socket) {
@@ -497,7 +497,7 @@ mod tests {
         UnixStream::connect(&path).unwrap();
     }
 
-    /// Of several that start at once at the same stale socket, one gets it and keeps it.
+    /// One of several daemons that start at once at the same stale socket gets it and keeps it.
     #[test]
     fn one_of_many_gets_a_path() {
         let folder = tempfile::tempdir().unwrap();
@@ -558,8 +558,8 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "kept").unwrap();
         let cases = [
-            (file.clone(), "is no socket: remove it"),
-            (folder.path().to_owned(), "is no socket: remove it"),
+            (file.clone(), "is not a socket: remove it"),
+            (folder.path().to_owned(), "is not a socket: remove it"),
             (folder.path().join("none/s"), "create its folder first"),
             (folder.path().join("x".repeat(120)), "choose a shorter one"),
         ];
@@ -594,11 +594,11 @@ mod tests {
         assert!(matches!(inherited(&ours), Ok(Door::Connected(_))));
         let refuse = |door: Result<Door, Failure>| door.unwrap_err().to_string();
         let file = fs::File::open("/dev/null").unwrap();
-        assert!(refuse(inherited(&file)).contains("no unix stream socket"));
+        assert!(refuse(inherited(&file)).contains("not a unix stream socket"));
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        assert!(refuse(inherited(&tcp)).contains("no unix stream socket"));
+        assert!(refuse(inherited(&tcp)).contains("not a unix stream socket"));
         let datagram = std::os::unix::net::UnixDatagram::unbound().unwrap();
-        assert!(refuse(inherited(&datagram)).contains("no unix stream socket"));
+        assert!(refuse(inherited(&datagram)).contains("not a unix stream socket"));
         let bare = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         assert!(refuse(inherited(&bare)).contains("neither listens nor is connected"));
         for closed in [999_999, u32::MAX] {

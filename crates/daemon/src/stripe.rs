@@ -9,7 +9,7 @@ use crate::output::print;
 
 /// The stripe command to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Stripe {
+pub(crate) enum StripeAction {
     /// Write superblocks.
     Create {
         legs: Vec<DiskSpec>,
@@ -21,9 +21,9 @@ pub(crate) enum Stripe {
 }
 
 /// Runs the command and prints its result.
-pub(crate) fn run(stripe: &Stripe) -> Result<(), Failure> {
+pub(crate) fn run(stripe: &StripeAction) -> Result<(), Failure> {
     match stripe {
-        Stripe::Create {
+        StripeAction::Create {
             legs,
             chunk_bytes,
             overwrite,
@@ -31,7 +31,7 @@ pub(crate) fn run(stripe: &Stripe) -> Result<(), Failure> {
             let created = create_stripe(legs, *chunk_bytes, *overwrite).map_err(Failure::open)?;
             print(&describe(&created, legs))
         }
-        Stripe::Show { legs } => {
+        StripeAction::Show { legs } => {
             let shown = show_stripe(legs).map_err(Failure::open)?;
             print(&(shown.lines.join("\n") + "\n"))?;
             print(&describe(&shown.whole.map_err(Failure::run)?, legs))

@@ -96,7 +96,7 @@ impl Manager {
         ));
     }
 
-    /// Sends assignments, one a line. A manager that takes none is no reason to stop serving.
+    /// Sends assignments, one a line. A manager that takes none does not keep a disk from being served.
     pub(crate) fn tell(&self, state: &str) {
         if let Some(socket) = &self.channel {
             let _ = socket.send(state.as_bytes());
@@ -131,7 +131,7 @@ fn address(name: &OsStr) -> Option<SocketAddr> {
     }
 }
 
-/// Whether the variable names this process.
+/// Returns true if the variable names this process. `None`: it is not set, or is not a number.
 fn is_ours(variable: &str) -> Option<bool> {
     Some(number(variable)? == u64::from(process::id()))
 }

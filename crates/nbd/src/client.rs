@@ -15,7 +15,7 @@ use crate::dial::{Call, NbdError, resolve, wait};
 use crate::dialler::Dialler;
 use crate::handshake::Export;
 use crate::link::{DIAL_TIME, Link, MORE_TIME, PATIENCE, dial, fit};
-use crate::mailbox::{Order, Store};
+use crate::mailbox::{ConnectionCount, DiallerOrder};
 use crate::port::Port;
 use crate::shared::{Shared, lock};
 use crate::{NbdSpec, replay, wire};
@@ -27,7 +27,7 @@ const CONNECTIONS_MAX: usize = 256;
 #[derive(Debug)]
 pub struct NbdClient {
     shared: Arc<Shared>,
-    orders: Sender<Order>,
+    orders: Sender<DiallerOrder>,
 }
 
 /// How the connections are.
@@ -197,7 +197,7 @@ impl NbdClient {
 
     /// Makes the places of a store's connections.
     pub fn ports(&self) -> Result<Vec<Port>, NbdError> {
-        let store = Arc::new(Store::default());
+        let store = Arc::new(ConnectionCount::default());
         let place = |_| Port::new(&self.shared, &self.orders, &store);
         (0..self.shared.connections).map(place).collect()
     }
@@ -273,7 +273,7 @@ impl NbdClient {
     /// Has nothing more sent, and tells the stores that wait for a connection.
     pub fn abandon(&self) {
         self.shared.is_abandoned.store(true, Ordering::SeqCst);
-        let _ = self.orders.send(Order::Look);
+        let _ = self.orders.send(DiallerOrder::Look);
     }
 
     /// Returns true if nothing more is to be sent.
@@ -283,7 +283,7 @@ impl NbdClient {
 
     /// Runs something on the thread that connects, which then can be confined.
     pub fn on_dialler(&self, run: impl FnOnce() + Send + 'static) {
-        let _ = self.orders.send(Order::Run(Box::new(run)));
+        let _ = self.orders.send(DiallerOrder::Run(Box::new(run)));
     }
 }
 

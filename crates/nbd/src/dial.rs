@@ -43,7 +43,7 @@ pub enum NbdError {
     #[error("the server closed the connection; its log may say why")]
     Closed,
     /// The server speaks something else.
-    #[error("this is no NBD server, or a broken one: {0}")]
+    #[error("this is not an NBD server, or a broken one: {0}")]
     Breach(&'static str),
     /// The server is about to end; with its words.
     #[error("the server shuts down{0}")]

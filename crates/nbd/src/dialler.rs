@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::NbdError;
 use crate::fence::Fence;
 use crate::link::{DIAL_TIME, Link, MORE_TIME};
-use crate::mailbox::{Mailbox, Order, Want};
+use crate::mailbox::{DiallerOrder, Mailbox, Want};
 use crate::shared::{Failed, Shared, lock};
 
 /// Pause after a failed attempt, or one that was of no use; it doubles up to the second one.
@@ -33,7 +33,7 @@ pub(crate) struct Dialler {
 }
 
 impl Dialler {
-    pub(crate) fn start(shared: Arc<Shared>, inbox: Receiver<Order>) -> io::Result<()> {
+    pub(crate) fn start(shared: Arc<Shared>, inbox: Receiver<DiallerOrder>) -> io::Result<()> {
         let dialler = Dialler {
             shared,
             wanted: VecDeque::new(),
@@ -48,7 +48,7 @@ impl Dialler {
         Ok(())
     }
 
-    fn run(mut self, inbox: &Receiver<Order>) {
+    fn run(mut self, inbox: &Receiver<DiallerOrder>) {
         loop {
             let left = self.left();
             let is_idle = self.wanted.is_empty() || lock(&self.shared.attached).is_closing();
@@ -57,7 +57,7 @@ impl Dialler {
                 false => inbox.recv_timeout(left),
             };
             match order {
-                Ok(Order::Dial(mailbox, want)) => {
+                Ok(DiallerOrder::Dial(mailbox, want)) => {
                     if want != Want::First {
                         // Most likely lost with it.
                         lock(&self.shared.spares).clear();
@@ -65,8 +65,8 @@ impl Dialler {
                     self.wanted.push_back(mailbox);
                     self.slow_down(want);
                 }
-                Ok(Order::Look) => self.cut(),
-                Ok(Order::Run(run)) => run(),
+                Ok(DiallerOrder::Look) => self.cut(),
+                Ok(DiallerOrder::Run(run)) => run(),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }

@@ -45,7 +45,7 @@ impl Link {
     /// has room, unless the server answered what it did not read; that server is not told.
     pub fn part(&self) {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let _ = send(&self.socket, &wire::Request::DISCONNECT.bytes(), flags);
+        let _ = send(&self.socket, &wire::WireRequest::DISCONNECT.bytes(), flags);
     }
 
     /// Returns false if it was lost while nobody used it.

@@ -9,7 +9,7 @@ use crate::link::Link;
 use crate::shared::{Shared, lock};
 
 /// An order to the dialler.
-pub(crate) enum Order {
+pub(crate) enum DiallerOrder {
     /// Make a connection for this port.
     Dial(Weak<Mailbox>, Want),
     /// Something has changed: a connection was lost or given up, or the disk is.
@@ -20,13 +20,13 @@ pub(crate) enum Order {
 
 /// The number of connections that a store has, for the dialler.
 #[derive(Debug, Default)]
-pub(crate) struct Store(AtomicUsize);
+pub(crate) struct ConnectionCount(AtomicUsize);
 
 /// One of the connections that stores have. It ends when the store has given the connection up, after the fence.
 #[derive(Debug)]
 pub(crate) struct Attachment {
     shared: Arc<Shared>,
-    store: Arc<Store>,
+    store: Arc<ConnectionCount>,
 }
 
 impl Drop for Attachment {
@@ -41,7 +41,7 @@ impl Drop for Attachment {
 pub(crate) struct Mailbox {
     pub(crate) link: Mutex<Option<(Link, Attachment)>>,
     pub(crate) bell: Arc<OwnedFd>,
-    pub(crate) store: Arc<Store>,
+    pub(crate) store: Arc<ConnectionCount>,
 }
 
 impl Mailbox {

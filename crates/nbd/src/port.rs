@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::NbdError;
 use crate::bell::{new_bell, ring};
 use crate::link::Link;
-use crate::mailbox::{Attachment, Mailbox, Order, Store, Want};
+use crate::mailbox::{Attachment, ConnectionCount, DiallerOrder, Mailbox, Want};
 use crate::shared::{Shared, lock};
 use crate::traffic::Traffic;
 use crate::unflushed::{CHANGE_BYTES, Change};
@@ -22,7 +22,7 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 pub struct Port {
     mailbox: Arc<Mailbox>,
     shared: Arc<Shared>,
-    orders: Sender<Order>,
+    orders: Sender<DiallerOrder>,
     holding: Holding,
     traffic: Arc<Traffic>,
 }
@@ -49,8 +49,8 @@ pub struct Kept {
 impl Port {
     pub(crate) fn new(
         shared: &Arc<Shared>,
-        orders: &Sender<Order>,
-        store: &Arc<Store>,
+        orders: &Sender<DiallerOrder>,
+        store: &Arc<ConnectionCount>,
     ) -> Result<Port, NbdError> {
         let bell = lock(&shared.bells).pop();
         let bell = bell.map_or_else(|| new_bell().map(Arc::new), Ok)?;
@@ -88,7 +88,7 @@ impl Port {
         self.holding = Holding::Waits { again };
         self.shared.waiting.fetch_add(1, Ordering::Relaxed);
         let mailbox = Arc::downgrade(&self.mailbox);
-        let _ = self.orders.send(Order::Dial(mailbox, want));
+        let _ = self.orders.send(DiallerOrder::Dial(mailbox, want));
     }
 
     /// Counts and logs that the connection was lost. The other connections of the disk end too, if changes may have to be written
@@ -109,7 +109,7 @@ impl Port {
             let is_new = !std::mem::replace(&mut attached.is_lossy, true);
             drop(attached);
             if is_new {
-                let _ = self.orders.send(Order::Look);
+                let _ = self.orders.send(DiallerOrder::Look);
             }
             let unflushed = lock(&self.shared.unflushed).bytes();
             if is_new && unflushed > 0 {
@@ -292,7 +292,7 @@ impl Drop for Port {
             link.part();
         }
         // Others may wait until the last connection is given up.
-        let _ = self.orders.send(Order::Look);
+        let _ = self.orders.send(DiallerOrder::Look);
         // If the dialler still rings it, its next user finds nothing.
         lock(&self.shared.bells).push(self.mailbox.bell.clone());
         let mut ledger = lock(&self.shared.traffic);

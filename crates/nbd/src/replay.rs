@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::dial::{Call, NbdError};
 use crate::handshake::Export;
 use crate::unflushed::Change;
-use crate::wire::{self, Request, chunk, export, request};
+use crate::wire::{self, WireRequest, chunk, export, request};
 
 /// Most changes that wait for their replies at a time, and most bytes of them. So many replies fit into any socket, so the server
 /// never waits for us while we wait for it.
@@ -93,7 +93,7 @@ impl<'a> Batch<'a> {
         while at < change.len {
             let len = most.min(change.len - at);
             let cookie = self.first + self.due.len() as u64;
-            let request = Request {
+            let request = WireRequest {
                 flags,
                 kind,
                 cookie,
@@ -155,9 +155,9 @@ impl<'a> Batch<'a> {
 
 /// Has the server flush. Returns its error, or 0.
 pub(crate) fn flush(call: &mut Call) -> Result<u32, NbdError> {
-    let request = Request {
+    let request = WireRequest {
         kind: request::FLUSH,
-        ..Request::DISCONNECT
+        ..WireRequest::DISCONNECT
     };
     call.write(&request.bytes())?;
     match reply(call)? {

@@ -58,7 +58,7 @@ impl FromStr for NbdSpec {
     fn from_str(text: &str) -> Result<NbdSpec, String> {
         let refuse = |why: &str| {
             format!(
-                "`{text}` is no NBD disk: {why}; write nbd://HOST[:PORT]/EXPORT or \
+                "`{text}` is not an NBD disk: {why}; write nbd://HOST[:PORT]/EXPORT or \
                  nbd+unix:///EXPORT?socket=PATH"
             )
         };

@@ -120,7 +120,7 @@ pub const REQUEST_BYTES: usize = 28;
 
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Request {
+pub struct WireRequest {
     /// Flags (`request`).
     pub flags: u16,
     /// Type (`request`).
@@ -133,9 +133,9 @@ pub struct Request {
     pub len: u32,
 }
 
-impl Request {
+impl WireRequest {
     /// The farewell, which has no reply.
-    pub const DISCONNECT: Request = Request {
+    pub const DISCONNECT: WireRequest = WireRequest {
         flags: 0,
         kind: request::DISCONNECT,
         cookie: 0,
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_request_is_28_bytes_in_the_order_of_the_specification() {
-        let request = Request {
+        let request = WireRequest {
             flags: 1,
             kind: request::WRITE,
             cookie: 0x1122_3344_5566_7788,

@@ -11,9 +11,6 @@ use super::tree::{Crate, Sources};
 /// Names that several crates may share, each with the reason.
 const SHARED: &[(&str, &str)] = &[];
 
-/// Paths whose types are not compared yet.
-const LATER: &[&str] = &["crates/daemon/", "crates/engine/", "crates/disk/src/nbd/"];
-
 /// Where a type is declared.
 struct Place<'a> {
     /// The folder of its crate.
@@ -47,9 +44,6 @@ fn types(sources: &Sources) -> BTreeMap<&str, Vec<Place<'_>>> {
             continue;
         };
         for (path, file) in Crate::read(root, sources).0.into_values() {
-            if LATER.iter().any(|later| path.starts_with(later)) {
-                continue;
-            }
             for (line, name, is_public) in file.types() {
                 types.entry(name).or_default().push(Place {
                     krate,

@@ -44,7 +44,7 @@ pub(super) enum DiskCommand {
     /// nothing.
     Add(Box<AddArgs>),
     /// List all disks
-    List(NodeArgs),
+    List(RemoteArgs),
     /// Show a disk: its state, its options and what it has done
     Show(OneArgs),
     /// Change how a disk is served, while it is; the change is kept
@@ -59,7 +59,7 @@ pub(super) enum DiskCommand {
     ///
     /// Exits with 1 if the disk was not quiet any more: its time was over, or another command ended it. A copy made since then may be
     /// torn.
-    Resume(ResumeArgs),
+    Resume(ResumeDiskArgs),
     /// End the requests that are held because the disk failed them: the guest gets I/O errors
     Fail(OneArgs),
     /// Make everything durable that was written
@@ -75,12 +75,12 @@ pub(super) enum DiskCommand {
     /// Remove a disk from the node; its image stays
     Remove(RemoveArgs),
     /// Print all disks, and then what happens to them, a line each, until Ctrl-C
-    Events(NodeArgs),
+    Events(RemoteArgs),
 }
 
 /// The node that is asked, and how its answer is printed.
 #[derive(Debug, Clone, Args)]
-pub(super) struct NodeArgs {
+pub(super) struct RemoteArgs {
     /// The control socket of the node
     #[arg(long, value_name = "PATH", default_value = NODE_CONTROL)]
     control: PathBuf,
@@ -95,7 +95,7 @@ pub(super) struct OneArgs {
     #[arg(value_name = "ID")]
     id: String,
     #[command(flatten)]
-    node: NodeArgs,
+    node: RemoteArgs,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -140,7 +140,7 @@ pub(super) struct QuiesceArgs {
 }
 
 #[derive(Debug, Clone, Args)]
-pub(super) struct ResumeArgs {
+pub(super) struct ResumeDiskArgs {
     #[command(flatten)]
     one: OneArgs,
     /// End only the quiet that `cleave disk quiesce` named so, and leave held requests alone
@@ -270,7 +270,7 @@ fn asked(args: OneArgs, ask: impl FnOnce(String) -> Ask) -> Remote {
     remote(args.node, ask(args.id))
 }
 
-fn remote(node: NodeArgs, ask: Ask) -> Remote {
+fn remote(node: RemoteArgs, ask: Ask) -> Remote {
     Remote {
         socket: node.control,
         json: node.json,

@@ -27,7 +27,7 @@ impl MetricsOptions {
         self.metrics.as_deref()
     }
 
-    /// The same, for a process that may change the folder in which it works.
+    /// Makes the path absolute, for a process that may change the folder in which it works.
     pub(super) fn made_absolute(self) -> MetricsOptions {
         let path = self.metrics;
         let metrics = path.map(|path| std::path::absolute(&path).unwrap_or(path));

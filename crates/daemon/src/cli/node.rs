@@ -48,7 +48,7 @@ pub(super) struct NodeArgs {
     /// to.
     #[arg(long, value_name = "DIR")]
     images: Vec<PathBuf>,
-    /// Whether the node gives up what it does not need
+    /// Give up what the node does not need
     ///
     /// on: few capabilities, and none where guests are served; files are opened only in the folders of --images, and made
     /// only in those of --state and --run; no program can be started; each thread may make only the system calls of its

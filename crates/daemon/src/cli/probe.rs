@@ -64,7 +64,7 @@ pub(super) struct ProbeArgs {
     /// Such areas answer without the device, and faster than it ever could.
     #[arg(long)]
     allow_thin: bool,
-    /// Whether the host's page cache is bypassed (O_DIRECT)
+    /// Bypass the host's page cache (O_DIRECT)
     ///
     /// auto: where the disk can. A profile is for serving the disk in the same way.
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]

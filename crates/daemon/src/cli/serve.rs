@@ -97,7 +97,7 @@ pub(crate) struct ServeOptions {
     control_group: Option<String>,
     #[command(flatten)]
     pub(crate) metrics: MetricsOptions,
-    /// Whether the daemon gives up what it does not need, once its disk and its sockets are open
+    /// Give up what the daemon does not need, once its disk and its sockets are open
     ///
     /// on: no capabilities; no file can be opened, no program started and no connection made; each thread may make only the
     /// system calls of its task. The log names what the kernel lacks for it. off: nothing is given up, which is for finding

@@ -1,11 +1,11 @@
 //! `cleave stripe` on the command line.
 
 use clap::{Args, Subcommand};
-use cleave_blk::Stripe as Layout;
+use cleave_blk::Stripe;
 use cleave_config::Size;
 use cleave_disk::{DiskSpec, Overwrite};
 
-use crate::stripe::Stripe;
+use crate::stripe::StripeAction;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -27,7 +27,7 @@ pub(super) enum StripeCommand {
     Create(CreateArgs),
     /// Show what the superblocks of legs say, and whether the legs are a whole stripe in this order
     ///
-    /// Legs that are being served may be looked at. Exits 1 where they are no whole stripe.
+    /// Legs that are being served may be looked at. Exits 1 unless they are a whole stripe.
     Show(ShowArgs),
 }
 
@@ -35,7 +35,7 @@ pub(super) enum StripeCommand {
 pub(super) struct CreateArgs {
     /// Bytes that lie together on a leg: a power of two from 4K to 4M
     #[arg(long, value_name = "SIZE", default_value = "64K")]
-    chunk: Size<{ Layout::CHUNK_MIN_BYTES }, { Layout::CHUNK_MAX_BYTES }>,
+    chunk: Size<{ Stripe::CHUNK_MIN_BYTES }, { Stripe::CHUNK_MAX_BYTES }>,
     /// Take legs that are part of a stripe already or hold data
     #[arg(long)]
     force: bool,
@@ -51,10 +51,10 @@ pub(super) struct ShowArgs {
     legs: Vec<DiskSpec>,
 }
 
-impl From<StripeCommand> for Stripe {
-    fn from(command: StripeCommand) -> Stripe {
+impl From<StripeCommand> for StripeAction {
+    fn from(command: StripeCommand) -> StripeAction {
         match command {
-            StripeCommand::Create(args) => Stripe::Create {
+            StripeCommand::Create(args) => StripeAction::Create {
                 legs: args.legs,
                 chunk_bytes: args.chunk.bytes(),
                 overwrite: match args.force {
@@ -62,7 +62,7 @@ impl From<StripeCommand> for Stripe {
                     false => Overwrite::No,
                 },
             },
-            StripeCommand::Show(args) => Stripe::Show { legs: args.legs },
+            StripeCommand::Show(args) => StripeAction::Show { legs: args.legs },
         }
     }
 }

@@ -8,7 +8,7 @@ use super::*;
 use crate::probe::Depth;
 use crate::service::Service;
 use crate::socket::Endpoint;
-use crate::view::Order;
+use crate::view::HeldOrder;
 
 fn parsed(line: &str) -> Result<Action, Failure> {
     parse(line.split_whitespace().map(OsString::from))
@@ -120,7 +120,7 @@ fn several_disks_are_a_stripe() {
     match parsed("cleave stripe create --chunk 4M --force /a /b") {
         Ok(Action::Stripe(stripe)) => assert_eq!(
             stripe,
-            Stripe::Create {
+            StripeAction::Create {
                 legs,
                 chunk_bytes: 4 << 20,
                 overwrite: Overwrite::Yes
@@ -130,7 +130,7 @@ fn several_disks_are_a_stripe() {
     }
     assert!(matches!(
         parsed("cleave stripe create /a /b"),
-        Ok(Action::Stripe(Stripe::Create {
+        Ok(Action::Stripe(StripeAction::Create {
             chunk_bytes: 65536,
             overwrite: Overwrite::No,
             ..
@@ -138,7 +138,7 @@ fn several_disks_are_a_stripe() {
     ));
     // As --disk names them.
     match parsed("cleave stripe show ./ram:1G rbd:vms/web") {
-        Ok(Action::Stripe(Stripe::Show { legs })) => assert_eq!(
+        Ok(Action::Stripe(StripeAction::Show { legs })) => assert_eq!(
             legs,
             [
                 DiskSpec::Path("./ram:1G".into()),
@@ -491,7 +491,7 @@ fn every_option_reaches_the_probe() {
 
 #[test]
 fn held_requests_are_ordered_about_by_control_socket() {
-    for (word, order) in [("resume", Order::Resume), ("fail", Order::Fail)] {
+    for (word, order) in [("resume", HeldOrder::Resume), ("fail", HeldOrder::Fail)] {
         match parsed(&format!("cleave {word} /b --control /a")) {
             Ok(Action::Held(held)) => assert_eq!(
                 held,

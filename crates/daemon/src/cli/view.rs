@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args};
 
 use super::disk::NODE_CONTROL;
-use crate::view::{Held, Order, Stats, Top};
+use crate::view::{Held, HeldOrder, Stats, Top};
 
 pub(super) const TOP_EXAMPLES: &str = "\
 Examples:
@@ -41,7 +41,7 @@ struct Sockets {
     /// The control socket of a daemon or a node; once for each; without any, /run/cleave/control.sock
     #[arg(long, value_name = "PATH", action = ArgAction::Append)]
     control: Vec<PathBuf>,
-    /// The same, without the option's name
+    /// A control socket, without the option's name
     #[arg(value_name = "CONTROL")]
     plain: Vec<PathBuf>,
 }
@@ -89,7 +89,7 @@ pub(super) struct FailArgs {
     /// The control socket of a daemon or a node; once for each
     #[arg(long, value_name = "PATH", action = ArgAction::Append)]
     control: Vec<PathBuf>,
-    /// The same, without the option's name
+    /// A control socket, without the option's name
     #[arg(value_name = "CONTROL", required_unless_present = "control")]
     plain: Vec<PathBuf>,
 }
@@ -97,7 +97,7 @@ pub(super) struct FailArgs {
 impl From<ResumeArgs> for Held {
     fn from(args: ResumeArgs) -> Held {
         Held {
-            order: Order::Resume,
+            order: HeldOrder::Resume,
             sockets: args.sockets.all(),
         }
     }
@@ -106,7 +106,7 @@ impl From<ResumeArgs> for Held {
 impl From<FailArgs> for Held {
     fn from(args: FailArgs) -> Held {
         Held {
-            order: Order::Fail,
+            order: HeldOrder::Fail,
             sockets: [args.control, args.plain].concat(),
         }
     }

@@ -15,7 +15,7 @@ use cleave_config::CompletionOption;
 use cleave_worker::record::{Distribution, Kind, Stage, VringRecord};
 use cleave_worker::{LimitKind, RateLimits};
 
-use self::exposition::{Bounds, Family, Labels, Samples, families};
+use self::exposition::{Bounds, Family, SampleLabels, Samples, families};
 use super::DiskStatus;
 use super::gather::merged;
 use super::usage::{self, ResidentMemory};
@@ -50,7 +50,7 @@ const DISK: &[Family<DiskMetrics>] = families! { DiskMetrics:
 };
 
 /// What a disk does while it is served.
-const SERVED: &[Family<ServedDisk>] = families! { ServedDisk:
+const SERVED: &[Family<ServedMetrics>] = families! { ServedMetrics:
     /// What a served disk is called, and what it consists of; always 1.
     gauge cleave_disk_info = info;
     /// 1 while a frontend is connected.
@@ -254,12 +254,12 @@ pub(crate) struct DiskMetrics {
     /// Descriptors that it may come to need. 0: nobody counts them.
     pub(crate) descriptors: u64,
     /// What it does, if it is served.
-    pub(crate) served: Option<ServedDisk>,
+    pub(crate) served: Option<ServedMetrics>,
 }
 
 /// What a disk does that is served.
 #[derive(Debug)]
-pub(crate) struct ServedDisk {
+pub(crate) struct ServedMetrics {
     report: DiskReport,
     records: Vec<Arc<VringRecord>>,
     limits: RateLimits,
@@ -286,8 +286,8 @@ pub(crate) fn write(disks: &[DiskMetrics]) -> String {
 
 impl DiskStatus {
     /// Returns what the metrics say of the disk.
-    pub(crate) fn metrics(&self) -> ServedDisk {
-        ServedDisk {
+    pub(crate) fn metrics(&self) -> ServedMetrics {
+        ServedMetrics {
             report: self.report(),
             records: self.device.records.all(),
             limits: self.device.tuning().limits,
@@ -295,7 +295,7 @@ impl DiskStatus {
     }
 }
 
-impl ServedDisk {
+impl ServedMetrics {
     fn server(&self) -> Option<&ServerConnections> {
         self.report.store.connections.as_ref()
     }
@@ -328,9 +328,9 @@ fn is_set((_, value): &(String, u64)) -> bool {
     *value > 0
 }
 
-fn info(disk: &ServedDisk, to: &mut Samples<'_>) {
+fn info(disk: &ServedMetrics, to: &mut Samples<'_>) {
     let report = &disk.report;
-    let labels: Labels<'_> = &[
+    let labels: SampleLabels<'_> = &[
         ("name", &report.name),
         ("serial", &report.serial.as_deref().unwrap_or_default()),
         ("kind", &report.store.kind),
@@ -339,10 +339,10 @@ fn info(disk: &ServedDisk, to: &mut Samples<'_>) {
     to.sample(labels, 1);
 }
 
-fn classes(disk: &ServedDisk, to: &mut Samples<'_>, of: fn(&RequestClass) -> u64) {
+fn classes(disk: &ServedMetrics, to: &mut Samples<'_>, of: fn(&RequestClass) -> u64) {
     for vring in &disk.report.vrings {
         for class in &vring.requests {
-            let labels: Labels<'_> = &[
+            let labels: SampleLabels<'_> = &[
                 ("vring", &vring.index),
                 ("direction", &class.direction),
                 ("size", &class.size),
@@ -353,11 +353,11 @@ fn classes(disk: &ServedDisk, to: &mut Samples<'_>, of: fn(&RequestClass) -> u64
 }
 
 /// Writes the times of the stages. Kinds of request that never occurred are left out; that is most of them.
-fn stages(disk: &ServedDisk, to: &mut Samples<'_>) {
+fn stages(disk: &ServedMetrics, to: &mut Samples<'_>) {
     let records = &disk.records;
     for kind in Kind::all() {
         let mut stage_of = |stage: &str, all: Option<Distribution>, bounds| {
-            let labels: Labels<'_> = &[
+            let labels: SampleLabels<'_> = &[
                 ("direction", &kind.way().name()),
                 ("size", &kind.size()),
                 ("stage", &stage),
@@ -381,7 +381,7 @@ fn stages(disk: &ServedDisk, to: &mut Samples<'_>) {
 
 /// Writes a distribution of each vring.
 fn histograms(
-    disk: &ServedDisk,
+    disk: &ServedMetrics,
     to: &mut Samples<'_>,
     of: fn(&VringRecord) -> Distribution,
     bounds: &Bounds,
@@ -391,9 +391,9 @@ fn histograms(
     }
 }
 
-fn splits(disk: &ServedDisk, to: &mut Samples<'_>, of: fn(&SplitReport) -> Option<f64>) {
+fn splits(disk: &ServedMetrics, to: &mut Samples<'_>, of: fn(&SplitReport) -> Option<f64>) {
     for cell in &disk.report.splitting {
-        let labels: Labels<'_> = &[
+        let labels: SampleLabels<'_> = &[
             ("direction", &cell.direction),
             ("from_bytes", &cell.from_bytes),
         ];

@@ -33,7 +33,7 @@ pub(crate) use serve::{CONNECTIONS_MAX, Server, Streaming};
 #[cfg(test)]
 pub(crate) use tests::ram as ram_for_tests;
 
-/// Why and until when the disk takes no requests.
+/// A time in which the disk does not take requests: what asked for it, and when it ends.
 #[derive(Debug)]
 struct Quiet {
     name: String,
@@ -58,9 +58,9 @@ pub(crate) struct DiskStatus {
     profile: Option<String>,
     session: Mutex<Option<SessionHandle>>,
     sessions: AtomicU64,
-    /// The disk takes no requests.
+    /// Set while the disk does not take requests.
     quiet: Mutex<Option<Quiet>>,
-    /// It is served no more, and takes no quiet. Changed while `quiet` is locked.
+    /// True when the disk is no longer served, and cannot be made quiet. Changed while `quiet` is locked.
     has_ended: AtomicBool,
     /// For the thread that flushes the disk.
     aside: Arc<Semaphore>,
@@ -121,14 +121,14 @@ impl DiskStatus {
         self.events.tell(&self.id(), event, more);
     }
 
-    /// A session has begun.
+    /// Notes that a session has begun.
     pub(crate) fn begin(&self, remote: SessionHandle) {
         self.sessions.fetch_add(1, Ordering::Relaxed);
         *self.lock() = Some(remote);
         self.tell(EventName::Connected, Value::Null);
     }
 
-    /// It has ended.
+    /// Notes that the session has ended.
     pub(crate) fn end(&self) {
         *self.lock() = None;
         self.tell(EventName::Disconnected, Value::Null);

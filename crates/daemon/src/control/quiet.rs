@@ -149,7 +149,7 @@ impl DiskStatus {
         self.refuse_resumed(quiet)
     }
 
-    /// Whether this quiet lasts until now: otherwise the guest has written.
+    /// Fails if this quiet has ended meanwhile: then the guest may have written.
     fn refuse_resumed(&self, id: Id) -> Result<(), Refusal> {
         let quiet = self.lock_quiet();
         match quiet.as_ref().is_some_and(|quiet| quiet.timer.id() == id) {

@@ -28,7 +28,7 @@ use crate::socket::Listening;
 
 /// Most connections at a time. Further ones wait in the backlog of the socket until one has ended.
 pub(crate) const CONNECTIONS_MAX: usize = 256;
-/// A connection takes no further request after this, so that clients that keep theirs open make room for others.
+/// A connection does not take a further request after this, so that clients that keep theirs open make room for others.
 const CONNECTION_TIME: Duration = Duration::from_secs(60);
 /// A request's header comes whole within this.
 const HEADER_TIME: Duration = Duration::from_secs(5);
@@ -110,8 +110,8 @@ impl Streaming {
     }
 }
 
-/// Serves a connection until its client has gone. After `over` it takes no further request, and its client takes all that it was
-/// sent within `take_time`.
+/// Serves a connection until its client has gone. After `over` it does not take a further request, and its client takes all
+/// that it was sent within `take_time`.
 async fn converse(
     stream: UnixStream,
     router: Router,

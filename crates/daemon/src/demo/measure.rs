@@ -28,7 +28,7 @@ const LATENCY_MAX_NS: u64 = 100_000_000_000;
 
 /// One thing that is done to the disk.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Step {
+pub(super) struct DemoStep {
     /// Its name in the output.
     pub(super) name: &'static str,
     pub(super) read: bool,
@@ -42,8 +42,8 @@ pub(super) struct Step {
 
 /// Result of a step.
 #[derive(Debug)]
-pub(super) struct Row {
-    pub(super) step: Step,
+pub(super) struct StepResult {
+    pub(super) step: DemoStep,
     pub(super) tally: WorkloadTotals,
     /// Nanoseconds.
     pub(super) latency: Histogram<u64>,
@@ -54,8 +54,8 @@ pub(super) struct Row {
 
 /// Fill, verify, measure. Everything that is measured was written before: an area never written answers
 /// faster than any disk.
-pub(super) fn steps(size_bytes: u64, time: Duration) -> Vec<Step> {
-    let whole = |name, read| Step {
+pub(super) fn steps(size_bytes: u64, time: Duration) -> Vec<DemoStep> {
+    let whole = |name, read| DemoStep {
         name,
         read,
         block_bytes: MIB,
@@ -65,7 +65,7 @@ pub(super) fn steps(size_bytes: u64, time: Duration) -> Vec<Step> {
         stop: Stop::Requests(size_bytes / u64::from(MIB)),
         size_bytes,
     };
-    let random = |name, read, depth| Step {
+    let random = |name, read, depth| DemoStep {
         name,
         read,
         block_bytes: 4096,
@@ -88,7 +88,7 @@ pub(super) fn steps(size_bytes: u64, time: Duration) -> Vec<Step> {
     ]
 }
 
-impl Step {
+impl DemoStep {
     /// Share done, 0 to 1.
     pub(super) fn share(&self, so_far: &SoFar) -> f64 {
         match self.stop {
@@ -131,7 +131,7 @@ pub(super) struct SoFar {
 pub(super) struct Running {
     shared: Arc<Shared>,
     start: Instant,
-    ending: oneshot::Receiver<Result<(Client, Row), String>>,
+    ending: oneshot::Receiver<Result<(Client, StepResult), String>>,
 }
 
 #[derive(Debug, Default)]
@@ -142,7 +142,7 @@ struct Shared {
 
 impl Running {
     /// Drives the client on a thread of its own, which gives it back.
-    pub(super) fn start(step: &Step, client: Client, daemon: u32) -> Result<Running, Failure> {
+    pub(super) fn start(step: &DemoStep, client: Client, daemon: u32) -> Result<Running, Failure> {
         let shared = Arc::new(Shared::default());
         let (tell, ending) = oneshot::channel();
         let (step, seen) = (*step, Arc::clone(&shared));
@@ -169,7 +169,7 @@ impl Running {
     }
 
     /// Waits for its end.
-    pub(super) async fn ended(&mut self) -> Result<(Client, Row), String> {
+    pub(super) async fn ended(&mut self) -> Result<(Client, StepResult), String> {
         match (&mut self.ending).await {
             Ok(ended) => ended,
             Err(_) => Err("the driver failed".to_owned()),
@@ -183,11 +183,11 @@ impl Running {
 }
 
 fn drive(
-    step: &Step,
+    step: &DemoStep,
     mut client: Client,
     daemon: u32,
     shared: &Shared,
-) -> Result<(Client, Row), String> {
+) -> Result<(Client, StepResult), String> {
     let mut latency =
         Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3).map_err(|error| error.to_string())?;
     let (daemon_before, driver_before) = (DaemonCpu::of(daemon), driver_cpu());
@@ -213,7 +213,7 @@ fn drive(
         (Some(before), Some(after)) => Some(each_us(after.since(&before))),
         _ => None,
     };
-    let row = Row {
+    let row = StepResult {
         step: *step,
         tally,
         latency,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::measure::{Row, SoFar, Step};
+use super::measure::{DemoStep, SoFar, StepResult};
 use crate::progress::{bar, draw, note};
 
 /// Time between two pictures of the moving line.
@@ -12,17 +12,17 @@ pub(super) const PAUSE: Duration = Duration::from_millis(200);
 const BAR_CELLS: usize = 24;
 
 /// Draws the moving line.
-pub(super) fn show(step: &Step, so_far: &SoFar) {
+pub(super) fn show(step: &DemoStep, so_far: &SoFar) {
     draw(&line(step, so_far));
 }
 
 /// Says that a step is done.
-pub(super) fn done(step: &Step, row: &Row) {
+pub(super) fn done(step: &DemoStep, row: &StepResult) {
     let seconds = row.tally.elapsed.as_secs_f64();
     note(&format!("{:<42} {seconds:5.1} s   no error", title(step)));
 }
 
-fn title(step: &Step) -> String {
+fn title(step: &DemoStep) -> String {
     let size = match step.block_bytes {
         bytes if bytes >= 1 << 20 => format!("{} MiB", bytes >> 20),
         bytes => format!("{} KiB", bytes >> 10),
@@ -30,7 +30,7 @@ fn title(step: &Step) -> String {
     format!("{}, {size}, depth {}", step.name, step.depth)
 }
 
-fn line(step: &Step, so_far: &SoFar) -> String {
+fn line(step: &DemoStep, so_far: &SoFar) -> String {
     let share = step.share(so_far);
     let full = (share * BAR_CELLS as f64) as usize;
     let seconds = so_far.elapsed.as_secs_f64().max(1e-3);

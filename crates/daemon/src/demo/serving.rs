@@ -65,7 +65,7 @@ impl Serving {
         &self.socket
     }
 
-    /// Whether it has ended by itself.
+    /// Returns true if the daemon has ended by itself.
     pub(super) fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }

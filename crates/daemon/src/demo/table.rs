@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::measure::Row;
+use super::measure::StepResult;
 
 /// Percentiles shown after the mean.
 const QUANTILES: [f64; 3] = [0.5, 0.99, 0.999];
@@ -19,12 +19,12 @@ Latency is the driver's, which sleeps while it waits. CPU is user and system
 time; the driver's includes making and checking data.";
 
 /// The rows as text.
-pub(super) fn render(rows: &[Row]) -> String {
+pub(super) fn render(rows: &[StepResult]) -> String {
     let lines: Vec<String> = rows.iter().map(line).collect();
     format!("\n{HEAD}\n{}\n\n{FOOT}\n", lines.join("\n"))
 }
 
-fn line(row: &Row) -> String {
+fn line(row: &StepResult) -> String {
     let step = &row.step;
     let kind = if step.read { "read" } else { "write" };
     let size = match step.block_bytes {
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn the_table_fits_eighty_columns() {
-        let rows: Vec<Row> = crate::demo::measure::steps(1 << 30, Duration::from_secs(3))
+        let rows: Vec<StepResult> = crate::demo::measure::steps(1 << 30, Duration::from_secs(3))
             .into_iter()
             .map(|step| {
                 let mut latency = Histogram::new_with_bounds(1, 100_000_000_000, 3).unwrap();
@@ -79,7 +79,7 @@ mod tests {
                     elapsed: Duration::from_secs(3),
                     ..WorkloadTotals::default()
                 };
-                Row {
+                StepResult {
                     step,
                     tally,
                     latency,

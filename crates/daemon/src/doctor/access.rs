@@ -1,4 +1,4 @@
-//! Whether a user may reach a path: every folder above it, and the thing itself, by owner, group and mode.
+//! Finds out if a user may reach a path: every folder above it, and the thing itself, by owner, group and mode.
 //!
 //! The modes are read, not tried: the user in question is another one, or runs with fewer rights than this program, as the
 //! service does, which is root without capabilities. Access control lists are mentioned and not read.
@@ -31,7 +31,7 @@ pub(super) fn check(check: &'static str, path: &Path, user: &User, wanted: u32) 
         .find_map(|(path, wanted)| refusal(check, path, user, wanted))
 }
 
-/// Whether the mode gives the user these permissions.
+/// Returns true if the mode gives the user these permissions.
 fn may(found: &fs::Metadata, user: &User, wanted: u32) -> bool {
     let mode = found.mode();
     let granted = match () {
@@ -129,7 +129,7 @@ fn action(wanted: u32) -> &'static str {
     }
 }
 
-/// Whether modes do not bind this user, which is the one that runs this program.
+/// Returns true if modes do not bind this user, which is the one that runs this program.
 fn overrides(user: &User) -> bool {
     let is_ours = user.uid == geteuid().as_raw();
     let ours = capabilities(None);

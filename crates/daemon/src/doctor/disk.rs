@@ -33,7 +33,7 @@ pub(super) fn check(spec: &DiskSpec, user: &User, socket: Option<&Path>) -> Vec<
     }
 }
 
-/// A disk without a file, mostly one that a server has. The client of a cluster waits for ever where that takes no requests.
+/// Checks a disk without a file, mostly one that a server has. The client of a cluster that does not answer waits without end.
 fn other(spec: &DiskSpec) -> Finding {
     let (to, opened) = channel();
     let theirs = spec.clone();

@@ -5,9 +5,9 @@ use serde::Serialize;
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Level {
+pub(super) enum Severity {
     Ok,
-    /// It may disturb some guests, or stop the daemon when it runs as another user.
+    /// A fault that may disturb some guests, or stop the daemon when it runs as another user.
     Warning,
     /// The disk cannot be served, or not to this VMM.
     Problem,
@@ -16,7 +16,7 @@ pub(super) enum Level {
 /// One result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
-    pub(super) level: Level,
+    pub(super) level: Severity,
     /// The check.
     check: &'static str,
     found: String,
@@ -26,7 +26,7 @@ pub(super) struct Finding {
 impl Finding {
     pub(super) fn ok(check: &'static str, found: impl Into<String>) -> Finding {
         Finding {
-            level: Level::Ok,
+            level: Severity::Ok,
             check,
             found: found.into(),
             remedy: None,
@@ -39,7 +39,7 @@ impl Finding {
         remedy: impl Into<String>,
     ) -> Finding {
         Finding {
-            level: Level::Warning,
+            level: Severity::Warning,
             remedy: Some(remedy.into()),
             ..Finding::ok(check, found)
         }
@@ -51,7 +51,7 @@ impl Finding {
         remedy: impl Into<String>,
     ) -> Finding {
         Finding {
-            level: Level::Problem,
+            level: Severity::Problem,
             ..Finding::warning(check, found, remedy)
         }
     }
@@ -61,9 +61,9 @@ impl Finding {
 pub(super) fn lines(findings: &[Finding]) -> String {
     let lines = findings.iter().map(|finding| {
         let level = match finding.level {
-            Level::Ok => "OK",
-            Level::Warning => "warning",
-            Level::Problem => "problem",
+            Severity::Ok => "OK",
+            Severity::Warning => "warning",
+            Severity::Problem => "problem",
         };
         let remedy = finding.remedy.as_ref().map(|remedy| format!(": {remedy}"));
         let line = format!(
@@ -82,7 +82,7 @@ pub(super) fn lines(findings: &[Finding]) -> String {
 pub(super) fn json(findings: &[Finding]) -> String {
     let problems = findings
         .iter()
-        .filter(|found| found.level == Level::Problem);
+        .filter(|found| found.level == Severity::Problem);
     let all = serde_json::json!({ "problems": problems.count(), "findings": findings });
     format!("{all:#}\n")
 }

@@ -153,18 +153,18 @@ fn group(gid: Option<u32>, vmm: &User) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::Level;
+    use super::super::finding::Severity;
     use super::*;
 
     #[test]
     fn kernels_are_compared_by_number() {
         for (release, level) in [
-            ("5.18.19-generic", Level::Problem),
-            ("5.19.0", Level::Ok),
-            ("6.1.0-49-amd64", Level::Ok),
-            ("10.0", Level::Ok),
-            ("4.20", Level::Problem),
-            ("", Level::Problem),
+            ("5.18.19-generic", Severity::Problem),
+            ("5.19.0", Severity::Ok),
+            ("6.1.0-49-amd64", Severity::Ok),
+            ("10.0", Severity::Ok),
+            ("4.20", Severity::Problem),
+            ("", Severity::Problem),
         ] {
             assert_eq!(kernel(release).level, level, "{release}");
         }
@@ -174,9 +174,9 @@ mod tests {
     fn an_old_libvirt_is_warned_of() {
         let level = |said: &str| libvirt(said).map(|found| found.level);
         for (said, wanted) in [
-            ("libvirtd (libvirt) 9.0.0\n", Some(Level::Warning)),
-            ("virtqemud (libvirt) 8.10.0\n", Some(Level::Warning)),
-            ("virtqemud (libvirt) 11.3.0\n", Some(Level::Ok)),
+            ("libvirtd (libvirt) 9.0.0\n", Some(Severity::Warning)),
+            ("virtqemud (libvirt) 8.10.0\n", Some(Severity::Warning)),
+            ("virtqemud (libvirt) 11.3.0\n", Some(Severity::Ok)),
             ("", None),
             ("unknown option", None),
         ] {
@@ -191,9 +191,9 @@ mod tests {
             uid,
             gids: vec![gid],
         };
-        assert_eq!(group(Some(9), &user(5, 9)).level, Level::Ok);
-        assert_eq!(group(Some(9), &user(0, 0)).level, Level::Ok);
-        assert_eq!(group(Some(9), &user(5, 8)).level, Level::Warning);
-        assert_eq!(group(None, &user(5, 8)).level, Level::Warning);
+        assert_eq!(group(Some(9), &user(5, 9)).level, Severity::Ok);
+        assert_eq!(group(Some(9), &user(0, 0)).level, Severity::Ok);
+        assert_eq!(group(Some(9), &user(5, 8)).level, Severity::Warning);
+        assert_eq!(group(None, &user(5, 8)).level, Severity::Warning);
     }
 }

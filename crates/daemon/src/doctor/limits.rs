@@ -93,22 +93,29 @@ fn shared_memory() -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::Level;
+    use super::super::finding::Severity;
     use super::*;
 
     #[test]
     fn limits_are_judged() {
-        assert_eq!(open_files(Some(DESCRIPTORS_MIN - 1)).level, Level::Problem);
-        assert_eq!(open_files(Some(DESCRIPTORS_MIN)).level, Level::Ok);
-        assert_eq!(open_files(None).level, Level::Ok);
+        assert_eq!(
+            open_files(Some(DESCRIPTORS_MIN - 1)).level,
+            Severity::Problem
+        );
+        assert_eq!(open_files(Some(DESCRIPTORS_MIN)).level, Severity::Ok);
+        assert_eq!(open_files(None).level, Severity::Ok);
         let pages = |total, free, reserved| {
             huge_pages(&format!(
                 "HugePages_Total: {total}\nHugePages_Free:  {free}\nHugePages_Rsvd: {reserved}\n"
             ))
         };
-        assert_eq!(pages(0, 0, 0).level, Level::Ok);
-        assert_eq!(pages(8, 3, 0).level, Level::Ok);
-        assert_eq!(pages(8, 3, 3).level, Level::Warning, "promised to a guest");
-        assert_eq!(pages(8, 0, 0).level, Level::Warning);
+        assert_eq!(pages(0, 0, 0).level, Severity::Ok);
+        assert_eq!(pages(8, 3, 0).level, Severity::Ok);
+        assert_eq!(
+            pages(8, 3, 3).level,
+            Severity::Warning,
+            "promised to a guest"
+        );
+        assert_eq!(pages(8, 0, 0).level, Severity::Warning);
     }
 }

@@ -16,7 +16,7 @@ use cleave_disk::DiskSpec;
 
 use crate::failure::Failure;
 use crate::output::print;
-use finding::Level;
+use finding::Severity;
 use users::User;
 
 /// The things to check besides the host.
@@ -51,7 +51,7 @@ pub(crate) fn run(doctor: &Doctor) -> Result<(), Failure> {
     })?;
     let problems = findings
         .iter()
-        .filter(|found| found.level == Level::Problem);
+        .filter(|found| found.level == Severity::Problem);
     match problems.count() {
         0 => Ok(()),
         1 => Err(Failure::run("1 problem was found")),

@@ -19,7 +19,7 @@ pub(super) fn check(path: &Path, vmm: &User) -> Vec<Finding> {
         Err(_) => return vec![absent(path, vmm)],
     };
     if !found.file_type().is_socket() {
-        let what = format!("{shown} is no socket, and the daemon refuses to replace it");
+        let what = format!("{shown} is not a socket, and the daemon refuses to replace it");
         return vec![Finding::problem(
             CHECK,
             what,

@@ -23,14 +23,14 @@ pub(crate) struct HostedDisk {
     /// The socket of the frontends, as it is shown.
     pub(crate) socket: String,
     inbox: mpsc::Sender<DiskRequest>,
-    shown: watch::Receiver<Shown>,
+    shown: watch::Receiver<HostedStatus>,
 }
 
 /// Where the result of a request goes.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
 
 /// Where the result of a request comes from.
-pub(crate) type Answer<T> = oneshot::Receiver<Result<T, Refusal>>;
+pub(crate) type FutureReply<T> = oneshot::Receiver<Result<T, Refusal>>;
 
 /// A request to the task of a disk.
 #[derive(Debug)]
@@ -122,18 +122,18 @@ pub(super) fn written_serial(config: &DiskConfig) -> Option<String> {
 
 /// What a disk is to be, and how far it is.
 #[derive(Debug, Clone)]
-pub(crate) struct Shown {
+pub(crate) struct HostedStatus {
     pub(crate) state: HostedState,
     pub(crate) config: DiskConfig,
     /// The files and devices that it had when it was opened.
     pub(crate) files: OpenFiles,
     /// Descriptors that it may come to need.
     pub(crate) descriptors: u64,
-    /// It has been opened, or could not be: the first attempt is over.
+    /// True once the first attempt to open it is over: it was opened, or could not be.
     pub(crate) is_settled: bool,
 }
 
-impl Shown {
+impl HostedStatus {
     pub(super) fn enter(&mut self, state: HostedState) {
         self.is_settled |= !matches!(state, HostedState::Opening);
         self.state = state;
@@ -145,11 +145,11 @@ impl HostedDisk {
     pub(crate) fn new(
         id: &str,
         socket: String,
-        shown: Shown,
+        shown: HostedStatus,
     ) -> (
         Arc<HostedDisk>,
         mpsc::Receiver<DiskRequest>,
-        watch::Sender<Shown>,
+        watch::Sender<HostedStatus>,
     ) {
         let (inbox, taken) = mpsc::channel(INBOX_MAX);
         let (show, shown) = watch::channel(shown);
@@ -195,7 +195,7 @@ impl HostedDisk {
         self.inbox.is_closed()
     }
 
-    pub(crate) fn shown(&self) -> watch::Ref<'_, Shown> {
+    pub(crate) fn shown(&self) -> watch::Ref<'_, HostedStatus> {
         self.shown.borrow()
     }
 

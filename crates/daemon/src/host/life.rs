@@ -33,7 +33,9 @@ use cleave_config::{Change, DiskConfig, Unlike, VringModes, WrittenSpec};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::disk::{Answer, DeleteMode, DiskRequest, HostedDisk, HostedState, Placed, Reply, Shown};
+use super::disk::{
+    DeleteMode, DiskRequest, FutureReply, HostedDisk, HostedState, HostedStatus, Placed, Reply,
+};
 use super::open_files::OpenFiles;
 use crate::control::DiskStatus;
 use crate::disk_server::{Order, SizeAsker};
@@ -117,7 +119,7 @@ pub(crate) enum Past {
     Unknown,
     /// The disk was in the state folder when the host started, which may say more.
     CameBack,
-    /// It was open before, so a guest may have written it.
+    /// The disk was open before, so a guest may have written it.
     WasOpen,
 }
 
@@ -137,9 +139,9 @@ enum Phase<H: DiskHost> {
         /// When requests that wait for it are answered nevertheless.
         patience: Instant,
     },
-    Serving(Arc<DiskStatus>, Server),
+    Serving(Arc<DiskStatus>, RunningServer),
     /// Told to end. Nothing here may hold the disk, whose image is to be closed.
-    Ending(Server, Goal),
+    Ending(RunningServer, Goal),
     /// Why it could not be opened, and when it is tried again.
     Failed(String, Instant),
     /// Its file cannot be read.
@@ -153,7 +155,7 @@ enum Phase<H: DiskHost> {
 }
 
 /// The server of the disk.
-struct Server {
+struct RunningServer {
     orders: mpsc::Sender<Order>,
     ended: Work<Option<String>>,
 }
@@ -183,7 +185,7 @@ enum Was {
 }
 
 /// Something that has happened.
-enum Event<H: DiskHost> {
+enum LifeEvent<H: DiskHost> {
     Asked(Option<DiskRequest>),
     Opened(OpenResult<H>),
     Ended(Option<String>),
@@ -197,7 +199,7 @@ struct Life<H: DiskHost> {
     host: Arc<H>,
     id: String,
     inbox: mpsc::Receiver<DiskRequest>,
-    show: watch::Sender<Shown>,
+    show: watch::Sender<HostedStatus>,
     phase: Phase<H>,
     /// The next pause before it is tried again.
     pause: Duration,
@@ -226,7 +228,7 @@ pub(crate) fn begin<H: DiskHost>(
     host: &Arc<H>,
     id: &str,
     config: DiskConfig,
-) -> (Arc<HostedDisk>, Answer<Placed>) {
+) -> (Arc<HostedDisk>, FutureReply<Placed>) {
     let (disk, mut life) = new(host, id, config, File::Absent);
     life.before = Some(Before {
         was: Was::Nothing,
@@ -276,7 +278,7 @@ pub(crate) fn adopt<H: DiskHost>(
     let (disk, mut life) = new(host, id, config, file);
     let (orders, taken) = mpsc::channel(ORDERS_MAX);
     let ended = serve(taken);
-    life.enter(Phase::Serving(status, Server { orders, ended }));
+    life.enter(Phase::Serving(status, RunningServer { orders, ended }));
     spawn(life);
     disk
 }
@@ -288,7 +290,7 @@ fn new<H: DiskHost>(
     file: File,
 ) -> (Arc<HostedDisk>, Life<H>) {
     host.joins(&config);
-    let shown = Shown {
+    let shown = HostedStatus {
         state: HostedState::Opening,
         descriptors: host.judge(id, &config).unwrap_or_default(),
         config: config.clone(),
@@ -338,20 +340,20 @@ impl<H: DiskHost> Life<H> {
     async fn run(mut self) {
         while !matches!(self.phase, Phase::Over(_)) {
             match self.event().await {
-                Event::Asked(Some(request)) => self.take(request),
+                LifeEvent::Asked(Some(request)) => self.take(request),
                 // The host has dropped it.
-                Event::Asked(None) => self.stop("the host ends".to_owned()),
-                Event::Opened(Ok((opened, files))) => self.serve(opened, files),
-                Event::Opened(Err(failure)) => self.fail(failure.to_string()),
-                Event::Ended(lost) => self.ended(lost),
-                Event::Kept(result) => self.kept(result),
-                Event::Due => self.due(),
+                LifeEvent::Asked(None) => self.stop("the host ends".to_owned()),
+                LifeEvent::Opened(Ok((opened, files))) => self.serve(opened, files),
+                LifeEvent::Opened(Err(failure)) => self.fail(failure.to_string()),
+                LifeEvent::Ended(lost) => self.ended(lost),
+                LifeEvent::Kept(result) => self.kept(result),
+                LifeEvent::Due => self.due(),
             }
         }
     }
 
     /// Waits for whatever happens next. Requests come first: whatever else has happened at the same time finds their effect.
-    async fn event(&mut self) -> Event<H> {
+    async fn event(&mut self) -> LifeEvent<H> {
         let due = self.due_at();
         let Life {
             inbox,
@@ -361,10 +363,10 @@ impl<H: DiskHost> Life<H> {
         } = self;
         tokio::select! {
             biased;
-            request = inbox.recv() => Event::Asked(request),
+            request = inbox.recv() => LifeEvent::Asked(request),
             event = progress(phase) => event,
-            kept = written(writing) => Event::Kept(kept),
-            () = until(due), if due.is_some() => Event::Due,
+            kept = written(writing) => LifeEvent::Kept(kept),
+            () = until(due), if due.is_some() => LifeEvent::Due,
         }
     }
 
@@ -588,7 +590,7 @@ impl<H: DiskHost> Life<H> {
                     tracing::warn!("{}: {why}", self.id);
                 }
                 self.show.send_modify(|shown| shown.files = files);
-                self.enter(Phase::Serving(status, Server { orders, ended }));
+                self.enter(Phase::Serving(status, RunningServer { orders, ended }));
                 self.write();
             }
             Err(failure) => self.fail(failure.to_string()),
@@ -603,7 +605,7 @@ impl<H: DiskHost> Life<H> {
         }
     }
 
-    /// It could not be opened.
+    /// Notes that the disk could not be opened, for this reason.
     fn fail(&mut self, why: String) {
         let refusal = || Refusal(ProblemKind::CannotOpen, why.clone());
         match (&self.before, &self.writing) {
@@ -890,11 +892,11 @@ impl<H: DiskHost> Life<H> {
 }
 
 /// Waits for the end of what a disk does at present; forever if it waits itself.
-async fn progress<H: DiskHost>(phase: &mut Phase<H>) -> Event<H> {
+async fn progress<H: DiskHost>(phase: &mut Phase<H>) -> LifeEvent<H> {
     match phase {
-        Phase::Opening { opened, .. } => Event::Opened(opened.await),
+        Phase::Opening { opened, .. } => LifeEvent::Opened(opened.await),
         Phase::Serving(_, server) | Phase::Ending(server, _) => {
-            Event::Ended((&mut server.ended).await)
+            LifeEvent::Ended((&mut server.ended).await)
         }
         _ => std::future::pending().await,
     }

@@ -19,7 +19,7 @@ use cleave_config::DiskConfig;
 
 use crate::events::Events;
 use crate::problem::Refusal;
-use disk::{Answer, DiskRequest, HostedDisk, HostedState, Placed};
+use disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Placed};
 use generation::Condition;
 
 /// What the HTTP interface has at hand.
@@ -49,7 +49,7 @@ pub(crate) trait ManyDisks: std::fmt::Debug + Send + Sync {
         &self,
         id: &str,
         config: &DiskConfig,
-    ) -> Result<(Arc<HostedDisk>, Answer<Placed>), Refusal>;
+    ) -> Result<(Arc<HostedDisk>, FutureReply<Placed>), Refusal>;
 
     /// Returns a description with the limits that are in force if it shares those of a group.
     fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig;
@@ -113,7 +113,7 @@ impl Host {
                     (disk, answer.await.ok())
                 }
                 (None, None) => {
-                    let why = "this process serves one disk, and takes no other: run `cleave node`";
+                    let why = "this process serves one disk only: run `cleave node`";
                     return Err(Refusal(ProblemKind::OneDisk, why.to_owned()));
                 }
             };

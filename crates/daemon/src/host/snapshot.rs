@@ -29,7 +29,7 @@ pub(super) async fn take(status: &Arc<DiskStatus>, body: &[u8]) -> Result<Respon
     })?;
     let to = wanted.to;
     if !to.is_absolute() {
-        return Err(bad(format!("to: {} is no absolute path", to.display())));
+        return Err(bad(format!("to: {} is not an absolute path", to.display())));
     }
     status.refuse_snapshot().map_err(bad)?;
     let _one = status.begin_snapshot()?;

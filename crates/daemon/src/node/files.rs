@@ -16,14 +16,14 @@ pub(super) type Found = (String, Result<DiskConfig, String>);
 
 /// The folders of the files: of disks, and of groups.
 #[derive(Debug, Clone)]
-pub(super) struct Files {
+pub(super) struct StateFiles {
     disks: PathBuf,
     groups: PathBuf,
 }
 
-impl Files {
+impl StateFiles {
     /// Opens the folder, and makes it where there is none.
-    pub(super) fn open(state: &Path) -> Result<Files, Failure> {
+    pub(super) fn open(state: &Path) -> Result<StateFiles, Failure> {
         let [disks, groups] = ["disks", "groups"].map(|name| state.join(name));
         for folder in [&disks, &groups] {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
@@ -34,7 +34,7 @@ impl Files {
                 ))
             })?;
         }
-        Ok(Files { disks, groups })
+        Ok(StateFiles { disks, groups })
     }
 
     /// All disks that are kept, with what is wrong with the files that cannot be read.
@@ -111,7 +111,7 @@ impl Files {
         }
     }
 
-    /// Returns true if [`note_opened`](Files::note_opened) was called for a disk that is there since then.
+    /// Returns true if [`note_opened`](StateFiles::note_opened) was called for a disk that is there since then.
     pub(super) fn was_opened(&self, id: &str, disk: &[WrittenSpec]) -> bool {
         fs::read(self.note(id)).is_ok_and(|noted| noted == lines(disk).as_bytes())
     }
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn a_file_is_written_only_if_it_can_be_read_again() {
         let folder = tempfile::tempdir().unwrap();
-        let files = Files::open(folder.path()).unwrap();
+        let files = StateFiles::open(folder.path()).unwrap();
         let of = |disk: String| DiskConfig {
             disk: vec![disk.parse().unwrap()],
             ..DiskConfig::default()

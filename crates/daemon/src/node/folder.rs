@@ -17,7 +17,7 @@ const SETGID: u32 = 0o2000;
 
 /// Who may enter the folder of a socket.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Entry {
+pub(super) enum FolderAccess {
     Group,
     All,
     /// All, and they may list it.
@@ -31,7 +31,7 @@ pub(super) fn make_run(run: &Path) -> io::Result<()> {
 
 /// Makes the folder of a socket with these permissions, or changes one that is there: a node of an earlier version may have left it
 /// writable for its group. Returns the group of the folder, which is the one given or else that of a new file.
-pub(super) fn make(folder: &Path, group: Option<u32>, entry: Entry) -> Result<u32, Failure> {
+pub(super) fn make(folder: &Path, group: Option<u32>, entry: FolderAccess) -> Result<u32, Failure> {
     let shown = folder.display();
     let failed = |error: io::Error| {
         let remedy = match error.kind() {
@@ -42,9 +42,9 @@ pub(super) fn make(folder: &Path, group: Option<u32>, entry: Entry) -> Result<u3
     };
     let run = folder.parent().unwrap_or(folder);
     let mode = match entry {
-        Entry::Group => 0o750,
-        Entry::All => 0o751,
-        Entry::AllAndLook => 0o755,
+        FolderAccess::Group => 0o750,
+        FolderAccess::All => 0o751,
+        FolderAccess::AllAndLook => 0o755,
     };
     make_run(run).map_err(failed)?;
     match DirBuilder::new().mode(mode).create(folder) {

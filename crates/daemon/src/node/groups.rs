@@ -9,7 +9,7 @@ use cleave_config::DiskConfig;
 use cleave_worker::{LimitGroup, RateLimits};
 use tokio::sync::{Mutex as FileMutex, OwnedMutexGuard};
 
-use super::files::Files;
+use super::files::StateFiles;
 use crate::host::aside::aside;
 
 /// All groups.
@@ -104,7 +104,7 @@ impl Groups {
     }
 
     /// Writes the file of a group.
-    pub(super) async fn keep(&self, files: &Files, name: &str) -> io::Result<()> {
+    pub(super) async fn keep(&self, files: &StateFiles, name: &str) -> io::Result<()> {
         let _turn = self.turn(name).await;
         let limits = self.lock().get(name).map(|group| group.limits);
         let Some(limits) = limits else {
@@ -118,7 +118,7 @@ impl Groups {
     }
 
     /// Removes the file of a group if its last disk is about to leave it.
-    pub(super) async fn remove_with_last(&self, files: &Files, name: &str) -> io::Result<()> {
+    pub(super) async fn remove_with_last(&self, files: &StateFiles, name: &str) -> io::Result<()> {
         let _turn = self.turn(name).await;
         let is_last = self.lock().get(name).is_none_or(|group| group.members <= 1);
         if !is_last {
@@ -142,7 +142,7 @@ impl Groups {
     }
 }
 
-async fn write(files: &Files, name: &str, limits: RateLimits) -> io::Result<()> {
+async fn write(files: &StateFiles, name: &str, limits: RateLimits) -> io::Result<()> {
     let (files, name) = (files.clone(), name.to_owned());
     aside("state", move || files.keep_group(&name, limits)).await
 }

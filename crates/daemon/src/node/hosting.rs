@@ -18,7 +18,7 @@ use crate::disk_server::Order;
 use crate::failure::Failure;
 use crate::host::ManyDisks;
 use crate::host::aside::aside;
-use crate::host::disk::{Answer, DiskRequest, HostedDisk, HostedState, Placed};
+use crate::host::disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Placed};
 use crate::host::life::{self, DiskHost, OpenResult, Past, Work};
 use crate::problem::Refusal;
 
@@ -127,7 +127,7 @@ impl ManyDisks for Node {
         &self,
         id: &str,
         config: &DiskConfig,
-    ) -> Result<(Arc<HostedDisk>, Answer<Placed>), Refusal> {
+    ) -> Result<(Arc<HostedDisk>, FutureReply<Placed>), Refusal> {
         let bad = |why| Refusal(ProblemKind::InvalidRequest, why);
         self.check_id(id).map_err(bad)?;
         let more = self.judge(id, config).map_err(bad)?;

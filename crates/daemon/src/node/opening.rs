@@ -10,7 +10,7 @@ use cleave_disk::{ContentOrigin, Disk, DiskSpec};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::folder::{self, Entry};
+use super::folder::{self, FolderAccess};
 use super::shared::Node;
 use crate::disk_server;
 use crate::failure::Failure;
@@ -18,7 +18,7 @@ use crate::host::disk::HostedState;
 use crate::host::life::Past;
 use crate::host::open_files::OpenFiles;
 use crate::path_lock::PathLock;
-use crate::resize::{Watch, Watches};
+use crate::resize::{SizeWatches, Watch};
 use crate::service::Service;
 use crate::socket::{self, Door};
 use crate::source;
@@ -165,7 +165,7 @@ fn open_here(
     folder: PathBuf,
     mut service: Service,
     config: &DiskConfig,
-    watches: &Watches,
+    watches: &SizeWatches,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Opened, Failure> {
     let mode = config.socket_mode.get().bits();
@@ -190,11 +190,11 @@ fn open_here(
 }
 
 /// Returns who may enter the folder of a socket: it is of use only to users that can reach it.
-fn entry_of(socket_mode: u32, user: Option<u32>) -> Entry {
+fn entry_of(socket_mode: u32, user: Option<u32>) -> FolderAccess {
     match (socket_mode & 0o002, user) {
-        (0, None) => Entry::Group,
+        (0, None) => FolderAccess::Group,
         // The user need not be in the group. Others that enter find a socket that they cannot open.
-        (0, Some(_)) => Entry::All,
-        _ => Entry::AllAndLook,
+        (0, Some(_)) => FolderAccess::All,
+        _ => FolderAccess::AllAndLook,
     }
 }

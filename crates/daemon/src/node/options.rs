@@ -21,10 +21,10 @@ pub(crate) struct NodeOptions {
     pub(crate) metrics: MetricsOptions,
     /// Folders of images; none: everywhere.
     pub(crate) images: Vec<PathBuf>,
-    /// Whether the process is confined.
+    /// True if the process is confined.
     pub(crate) sandbox: bool,
     pub(crate) pools: Vec<PoolSpec>,
-    /// Whether images of Ceph clusters are served.
+    /// True if images of Ceph clusters are served.
     pub(crate) ceph: bool,
     pub(crate) log: LevelFilter,
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use cleave_config::{DiskConfig, Names};
 use tokio::sync::Semaphore;
 
-use super::files::Files;
+use super::files::StateFiles;
 use super::groups::Groups;
 use super::pools::Pools;
 use crate::confine::Confinement;
@@ -15,7 +15,7 @@ use crate::control::CONNECTIONS_MAX;
 use crate::events::Events;
 use crate::host::Disks;
 use crate::path_lock::PathLock;
-use crate::resize::Watches;
+use crate::resize::SizeWatches;
 use crate::service::Service;
 use crate::socket::{Endpoint, NEW_SOCKET};
 
@@ -26,7 +26,7 @@ pub(super) const DESCRIPTORS_OWN: u64 = 224 + 2 * CONNECTIONS_MAX as u64;
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) me: Weak<Node>,
-    pub(super) files: Files,
+    pub(super) files: StateFiles,
     pub(super) state: PathBuf,
     pub(super) run: PathBuf,
     pub(super) control: PathBuf,
@@ -38,11 +38,11 @@ pub(super) struct Node {
     pub(super) descriptors: u64,
     pub(super) confinement: Confinement,
     pub(super) groups: Groups,
-    pub(super) watches: Watches,
+    pub(super) watches: SizeWatches,
     pub(super) disks: Arc<Disks>,
     /// One for each thread that may open a disk.
     pub(super) openers: Arc<Semaphore>,
-    /// The same for threads whose storage does not answer: they must not keep other disks away.
+    /// One for each thread whose storage does not answer: such threads must not keep other disks away.
     pub(super) slow_openers: Arc<Semaphore>,
     pub(super) events: Arc<Events>,
 }

@@ -10,14 +10,14 @@ use crate::progress::{bar, draw, note};
 const BAR_CELLS: usize = 30;
 const TENTHS: usize = 10;
 
-/// Shows how far it is.
+/// The lines about the progress of a probe.
 #[derive(Debug, Default)]
-pub(super) struct Shown {
-    /// Tenths tenths_shown of, where stderr is no terminal.
+pub(super) struct ProgressLines {
+    /// Tenths that a line was written about, where stderr is not a terminal.
     tenths_shown: usize,
 }
 
-impl Shown {
+impl ProgressLines {
     /// Draws the moving line, or tells of another tenth.
     pub(super) fn show(&mut self, progress: &ProbeProgress) {
         if draw(&line(progress)) {

@@ -27,13 +27,13 @@ const ANNOUNCEMENT_BYTES: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Devices {
     socket: OwnedFd,
-    watched: Mutex<Vec<(Number, Arc<Notify>)>>,
+    watched: Mutex<Vec<(DeviceNumber, Arc<Notify>)>>,
     reading: OnceLock<AbortHandle>,
 }
 
 /// A device number as uevents write it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Number {
+pub(super) struct DeviceNumber {
     major: String,
     minor: String,
 }
@@ -65,7 +65,7 @@ impl Devices {
     /// Watches a block device. To be called inside the runtime.
     pub(super) fn watch(self: &Arc<Devices>, device: &File) -> io::Result<DeviceWatch> {
         let number = device.metadata()?.rdev();
-        let number = Number {
+        let number = DeviceNumber {
             major: major(number).to_string(),
             minor: minor(number).to_string(),
         };
@@ -83,7 +83,7 @@ impl Devices {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(Number, Arc<Notify>)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<(DeviceNumber, Arc<Notify>)>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -135,9 +135,9 @@ impl Drop for DeviceWatch {
     }
 }
 
-/// Whether an announcement (`change@/devices/…`, then `KEY=value`, each ended by a zero byte) tells of
-/// a change of this block device.
-fn concerns(announcement: &[u8], number: &Number) -> bool {
+/// Returns true if an announcement (`change@/devices/…`, then `KEY=value`, each ended by a zero byte) tells of a change of this
+/// block device.
+fn concerns(announcement: &[u8], number: &DeviceNumber) -> bool {
     let has = |key: &str, value: &str| {
         announcement.split(|byte| *byte == 0).any(|field| {
             field
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn only_a_change_of_our_device_concerns_us() {
-        let ours = Number {
+        let ours = DeviceNumber {
             major: "7".to_owned(),
             minor: "1".to_owned(),
         };

@@ -26,7 +26,7 @@ const EVENT_BYTES: usize = 4096;
 
 /// The instance, and the disks whose files it watches.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct FileWatches {
     inotify: OwnedFd,
     watched: Mutex<Watched>,
     reading: OnceLock<AbortHandle>,
@@ -58,16 +58,16 @@ struct Watcher {
 /// A disk's watches. They end with this value.
 #[derive(Debug)]
 pub(crate) struct FileWatch {
-    files: Arc<Files>,
+    files: Arc<FileWatches>,
     disk: u64,
     /// The file's path in /proc, which keeps meaning the file that was opened, and the number of its watch.
     paths: Vec<(String, i32)>,
     changed: Arc<Notify>,
 }
 
-impl Files {
-    pub(super) fn open() -> Result<Files, Errno> {
-        Ok(Files {
+impl FileWatches {
+    pub(super) fn open() -> Result<FileWatches, Errno> {
+        Ok(FileWatches {
             inotify: init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
             watched: Mutex::default(),
             reading: OnceLock::new(),
@@ -75,7 +75,7 @@ impl Files {
     }
 
     /// Watches the files of a disk. To be called inside the runtime. It may block for as long as the files do.
-    pub(super) fn watch(self: &Arc<Files>, paths: Vec<String>) -> io::Result<FileWatch> {
+    pub(super) fn watch(self: &Arc<FileWatches>, paths: Vec<String>) -> io::Result<FileWatch> {
         self.read()?;
         let mut watched = self.lock();
         let disk = watched.next;
@@ -95,7 +95,7 @@ impl Files {
     }
 
     /// Reads events from the first disk on.
-    fn read(self: &Arc<Files>) -> io::Result<()> {
+    fn read(self: &Arc<FileWatches>) -> io::Result<()> {
         if self.reading.get().is_none() {
             let inotify = readable(self.inotify.try_clone()?)?;
             let reading = tokio::spawn(read(inotify, Arc::downgrade(self)));
@@ -147,7 +147,7 @@ impl Watched {
     }
 }
 
-impl Drop for Files {
+impl Drop for FileWatches {
     fn drop(&mut self) {
         if let Some(reading) = self.reading.get() {
             reading.abort();
@@ -155,7 +155,7 @@ impl Drop for Files {
     }
 }
 
-async fn read(inotify: AsyncFd<OwnedFd>, files: std::sync::Weak<Files>) {
+async fn read(inotify: AsyncFd<OwnedFd>, files: std::sync::Weak<FileWatches>) {
     loop {
         let mut buffer = [MaybeUninit::uninit(); EVENT_BYTES];
         let read = inotify.async_io(Interest::READABLE, |fd| {

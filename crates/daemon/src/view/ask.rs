@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// A disk behind a socket.
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
-pub(super) enum Shown {
+pub(super) enum ReportedDisk {
     Served(Box<DiskReport>),
     Away(Away),
 }
@@ -32,25 +32,25 @@ pub(super) struct Away {
     more: Map<String, Value>,
 }
 
-impl Shown {
+impl ReportedDisk {
     pub(super) fn id(&self) -> &str {
         match self {
-            Shown::Served(report) => &report.id,
-            Shown::Away(away) => &away.id,
+            ReportedDisk::Served(report) => &report.id,
+            ReportedDisk::Away(away) => &away.id,
         }
     }
 
     pub(super) fn report(&self) -> Option<&DiskReport> {
         match self {
-            Shown::Served(report) => Some(report),
-            Shown::Away(_) => None,
+            ReportedDisk::Served(report) => Some(report),
+            ReportedDisk::Away(_) => None,
         }
     }
 
     /// The disk, if it is not served because of a fault.
     pub(super) fn failed(&self) -> Option<&Away> {
         match self {
-            Shown::Away(away) if away.error.is_some() => Some(away),
+            ReportedDisk::Away(away) if away.error.is_some() => Some(away),
             _ => None,
         }
     }
@@ -58,7 +58,7 @@ impl Shown {
 
 /// Asks for all disks behind a socket. Each is asked for by itself: what the disks of a node have to tell has no bound, and a node
 /// that told it at once would do nothing else meanwhile.
-pub(super) fn disks(socket: &Path) -> Result<Vec<Shown>, ClientError> {
+pub(super) fn disks(socket: &Path) -> Result<Vec<ReportedDisk>, ClientError> {
     let client = HttpClient::new(socket, PATIENCE);
     let mut shown = Vec::new();
     for disk in list(&client)? {
@@ -113,10 +113,10 @@ fn ask<T: DeserializeOwned>(
     }
 }
 
-fn read(disk: Value) -> Result<Shown, ClientError> {
+fn read(disk: Value) -> Result<ReportedDisk, ClientError> {
     match is_served(&disk) {
-        true => typed(disk).map(Shown::Served),
-        false => typed(disk).map(Shown::Away),
+        true => typed(disk).map(ReportedDisk::Served),
+        false => typed(disk).map(ReportedDisk::Away),
     }
 }
 

@@ -15,7 +15,7 @@ const STAGES: [&str; 4] = ["ring", "plan", "device", "publish"];
 /// Leads back.
 const HINT: &str = "(Esc: all disks, q: quit)";
 
-/// As much of it as there are lines.
+/// Returns the page of a disk, as much of it as there are lines.
 pub(super) fn page(report: &DiskReport, lines_max: usize, columns: usize) -> Vec<String> {
     let sheet = sheet(report);
     let mut sheet = sheet.lines();
@@ -28,7 +28,7 @@ pub(super) fn page(report: &DiskReport, lines_max: usize, columns: usize) -> Vec
     fitted(&lines, lines_max, columns)
 }
 
-/// The same for a disk that is not served.
+/// Returns the page of a disk that is not served.
 pub(super) fn away_page(away: &Away, lines_max: usize, columns: usize) -> Vec<String> {
     let lines: Vec<_> = away_sheet(away).lines().map(str::to_owned).collect();
     let [name, rest @ ..] = lines.as_slice() else {

@@ -10,7 +10,7 @@ use crate::output::print;
 
 /// An order for all requests that are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum HeldOrder {
     /// Do them again.
     Resume,
     /// End them as I/O errors.
@@ -20,23 +20,23 @@ pub(crate) enum Order {
 /// `cleave resume` or `cleave fail`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Held {
-    pub(crate) order: Order,
+    pub(crate) order: HeldOrder,
     pub(crate) sockets: Vec<PathBuf>,
 }
 
-impl Order {
+impl HeldOrder {
     fn operation(self) -> Operation {
         match self {
-            Order::Resume => Operation::ResumeDisk,
-            Order::Fail => Operation::FailDisk,
+            HeldOrder::Resume => Operation::ResumeDisk,
+            HeldOrder::Fail => Operation::FailDisk,
         }
     }
 
     /// The body of its request. A quiet is for whoever began it to end.
     fn body(self) -> &'static str {
         match self {
-            Order::Resume => r#"{"held": true}"#,
-            Order::Fail => "",
+            HeldOrder::Resume => r#"{"held": true}"#,
+            HeldOrder::Fail => "",
         }
     }
 
@@ -44,10 +44,10 @@ impl Order {
         let id = super::screen::cut(id, usize::MAX);
         let verb = match (self, requests) {
             (_, 0) => return format!("{id}: nothing is held\n"),
-            (Order::Resume, 1) => "is done again",
-            (Order::Resume, _) => "are done again",
-            (Order::Fail, 1) => "ends as an I/O error",
-            (Order::Fail, _) => "end as I/O errors",
+            (HeldOrder::Resume, 1) => "is done again",
+            (HeldOrder::Resume, _) => "are done again",
+            (HeldOrder::Fail, 1) => "ends as an I/O error",
+            (HeldOrder::Fail, _) => "end as I/O errors",
         };
         let noun = if requests == 1 { "request" } else { "requests" };
         format!("{id}: {requests} {noun} {verb}\n")
@@ -82,12 +82,12 @@ mod tests {
     #[test]
     fn what_was_done_is_said() {
         let rows = [
-            (Order::Resume, 0, "a: nothing is held\n"),
-            (Order::Fail, 0, "a: nothing is held\n"),
-            (Order::Resume, 1, "a: 1 request is done again\n"),
-            (Order::Resume, 7, "a: 7 requests are done again\n"),
-            (Order::Fail, 1, "a: 1 request ends as an I/O error\n"),
-            (Order::Fail, 2, "a: 2 requests end as I/O errors\n"),
+            (HeldOrder::Resume, 0, "a: nothing is held\n"),
+            (HeldOrder::Fail, 0, "a: nothing is held\n"),
+            (HeldOrder::Resume, 1, "a: 1 request is done again\n"),
+            (HeldOrder::Resume, 7, "a: 7 requests are done again\n"),
+            (HeldOrder::Fail, 1, "a: 1 request ends as an I/O error\n"),
+            (HeldOrder::Fail, 2, "a: 2 requests end as I/O errors\n"),
         ];
         for (order, requests, expected) in rows {
             assert_eq!(order.told("a", requests), expected);

@@ -26,12 +26,12 @@ use crate::output::print;
 use crate::process::runtime;
 use crate::remote::visible;
 use crate::signals::QuitSignals;
-use ask::Shown;
-pub(crate) use held::{Held, Order, run as order_held};
+use ask::ReportedDisk;
+pub(crate) use held::{Held, HeldOrder, run as order_held};
 use keys::Key;
 use rates::Rates;
 use screen::{Picture, Row};
-use table::{Name, Named, Table};
+use table::{DiskTable, Name, Named};
 use terminal::Terminal;
 
 /// `cleave top`.
@@ -49,7 +49,7 @@ pub(crate) struct Stats {
 }
 
 /// The answer of a socket.
-type Heard = Result<Vec<Shown>, String>;
+type Heard = Result<Vec<ReportedDisk>, String>;
 
 /// Prints all once. A socket that nothing is heard from is an error, after what others say, and so is a disk that cannot be served.
 pub(crate) fn stats(stats: &Stats) -> Result<(), Failure> {
@@ -59,7 +59,7 @@ pub(crate) fn stats(stats: &Stats) -> Result<(), Failure> {
         false => disks.iter().map(page).collect(),
     };
     print(&text)?;
-    let failed: Vec<_> = disks.iter().filter_map(Shown::failed).collect();
+    let failed: Vec<_> = disks.iter().filter_map(ReportedDisk::failed).collect();
     let failed = match failed.as_slice() {
         [] => None,
         [one] => Some(format!("{} is not served", screen::cut(&one.id, 80))),
@@ -70,15 +70,15 @@ pub(crate) fn stats(stats: &Stats) -> Result<(), Failure> {
         .map_or(Ok(()), |why| Err(Failure::run(why)))
 }
 
-fn page(disk: &Shown) -> String {
+fn page(disk: &ReportedDisk) -> String {
     match disk {
-        Shown::Served(report) => screen::sheet(report),
-        Shown::Away(away) => screen::away_sheet(away),
+        ReportedDisk::Served(report) => screen::sheet(report),
+        ReportedDisk::Away(away) => screen::away_sheet(away),
     }
 }
 
 /// All disks, and what the first socket without any has said.
-fn gather(stats: &Stats) -> (Vec<Shown>, Option<String>) {
+fn gather(stats: &Stats) -> (Vec<ReportedDisk>, Option<String>) {
     let (mut disks, mut missing) = (Vec::new(), None);
     for socket in &stats.sockets {
         match ask::disks(socket) {
@@ -112,7 +112,7 @@ async fn look(top: &Top, mut quit: QuitSignals) -> io::Result<()> {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut heard = Vec::new();
     let mut rates = HashMap::new();
-    let mut table = Table::default();
+    let mut table = DiskTable::default();
     // Being asked: a socket that does not answer holds up neither quitting nor drawing.
     let mut asked = None;
     loop {
@@ -157,7 +157,7 @@ const KEYS: &str = "↑↓ Enter: one disk  ←→ sort  r reverse  q quit";
 
 /// The picture, of so many lines and columns. `titles` stand above it.
 fn draw(
-    table: &mut Table,
+    table: &mut DiskTable,
     titles: &[String],
     rows: &[Named<'_>],
     (lines, columns): (usize, usize),
@@ -272,7 +272,7 @@ fn remember(past: &mut HashMap<Name, DiskReport>, heard: &[Heard]) -> HashMap<Na
     let mut rates = HashMap::new();
     let mut before = std::mem::take(past);
     for (at, disks) in heard.iter().enumerate() {
-        for report in disks.iter().flatten().filter_map(Shown::report) {
+        for report in disks.iter().flatten().filter_map(ReportedDisk::report) {
             let name = (at, report.id.clone());
             let then = before.remove(&name);
             if let Some(since) = then.and_then(|then| Rates::between(&then, report)) {
@@ -300,8 +300,8 @@ fn rows<'a>(top: &Top, heard: &'a [Heard], rates: &HashMap<Name, Rates>) -> Vec<
                     rates.cpu = None;
                 }
                 let row = match disk {
-                    Shown::Served(report) => Row::Disk(report, since),
-                    Shown::Away(away) => Row::Away(away),
+                    ReportedDisk::Served(report) => Row::Disk(report, since),
+                    ReportedDisk::Away(away) => Row::Away(away),
                 };
                 (name, row)
             })),

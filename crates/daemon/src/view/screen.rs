@@ -241,7 +241,7 @@ fn split_verdict(report: &DiskReport) -> Option<String> {
         .map(|(_, found)| found)
 }
 
-/// The same for every kind of large request, each with its number of requests.
+/// Results of the last experiments, one for each kind of large request, with its number of requests.
 fn split_verdicts(report: &DiskReport) -> impl Iterator<Item = (u64, String)> {
     let cells = report.splitting.iter();
     let cells = cells.filter(|_| report.tuning.split == "auto");

@@ -52,7 +52,7 @@ pub(super) type Name = (usize, String);
 
 /// The state of the view.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct DiskTable {
     /// 0: the name; else one more than the place in [`COLUMNS`]. `None`: as the sockets have them.
     sorted_by: Option<usize>,
     is_reversed: bool,
@@ -66,7 +66,7 @@ pub(super) struct Table {
 /// A row with its name; a socket without an answer has the id "".
 pub(super) type Named<'a> = (Name, Row<'a>);
 
-impl Table {
+impl DiskTable {
     /// Does what a key says; the rows are those on the screen, in their order.
     pub(super) fn press(&mut self, key: Key, rows: &[Named<'_>]) {
         let page = self.page.max(1) as isize;
@@ -217,8 +217,8 @@ mod tests {
     #[test]
     fn a_hundred_disks_are_sorted_by_any_column() {
         let reports = hundred();
-        let mut table = Table::default();
-        let arranged = |table: &Table| {
+        let mut table = DiskTable::default();
+        let arranged = |table: &DiskTable| {
             let mut rows = rows(&reports);
             table.arrange(&mut rows);
             rows
@@ -251,7 +251,7 @@ mod tests {
     fn the_selected_disk_stays_on_the_screen_and_selected_whatever_the_order() {
         let reports = hundred();
         let mut rows = rows(&reports);
-        let mut table = Table::default();
+        let mut table = DiskTable::default();
         assert_eq!(table.window(&rows, 23), (0..22, None));
         for (key, shown, at) in [
             (Key::Down, 0..22, 0),

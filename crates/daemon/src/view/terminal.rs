@@ -75,7 +75,7 @@ impl Terminal {
         })
     }
 
-    /// Whether the picture is drawn in one place, for somebody who can type.
+    /// Returns true if the picture is drawn in one place, and keys are read.
     pub(super) fn is_interactive(&self) -> bool {
         self.before.is_some()
     }

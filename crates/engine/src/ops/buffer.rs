@@ -17,7 +17,7 @@ const ZEROES_BYTES: usize = 1 << 20;
 
 /// The buffers, and a read-only range of zeroes.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct BufferPool {
     area: Area,
     zeroes: Area,
     free: Vec<u16>,
@@ -25,9 +25,9 @@ pub(crate) struct Pool {
     zeroes_bytes: usize,
 }
 
-impl Pool {
+impl BufferPool {
     /// Buffers for a store with the offset unit `unit` and the memory alignment `align`.
-    pub(crate) fn new(unit: usize, align: usize) -> io::Result<Pool> {
+    pub(crate) fn new(unit: usize, align: usize) -> io::Result<BufferPool> {
         // Both are powers of two, so the larger is a multiple of the unit.
         let buffer_bytes = BUFFER_BYTES.max(unit).max(align);
         let zeroes_bytes = ZEROES_BYTES.max(unit);
@@ -37,7 +37,7 @@ impl Pool {
             Access::ReadWrite,
         )?;
         let zeroes = Area::new(zeroes_bytes, align, Access::Read)?;
-        Ok(Pool {
+        Ok(BufferPool {
             area,
             zeroes,
             free: (0..BUFFERS).rev().collect(),

@@ -185,7 +185,7 @@ impl Methods {
 
 /// The step to start now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum StepToStart {
     /// Nothing is left.
     Done,
     /// The store cannot do it.
@@ -205,32 +205,36 @@ pub(crate) enum Next {
 }
 
 /// The next step of `entry`, whose bytes up to `pos` are finished.
-pub(crate) fn next(entry: &Entry<FileOp>, facts: &Facts, methods: Methods) -> Next {
+pub(crate) fn next(entry: &Entry<FileOp>, facts: &Facts, methods: Methods) -> StepToStart {
     let (at, left) = entry.rest();
     match entry.kind {
-        OpKind::Sync => Next::Sync,
-        kind if left == 0 && facts.ends_with_sync(kind) => Next::Sync,
-        _ if left == 0 => Next::Done,
-        OpKind::Read | OpKind::Write { .. } if !entry.own.bounced => Next::Direct(whole(at, left)),
-        OpKind::Read => Next::Fill(piece::for_read(at, left, facts.unit, facts.buffer_bytes)),
+        OpKind::Sync => StepToStart::Sync,
+        kind if left == 0 && facts.ends_with_sync(kind) => StepToStart::Sync,
+        _ if left == 0 => StepToStart::Done,
+        OpKind::Read | OpKind::Write { .. } if !entry.own.bounced => {
+            StepToStart::Direct(whole(at, left))
+        }
+        OpKind::Read => {
+            StepToStart::Fill(piece::for_read(at, left, facts.unit, facts.buffer_bytes))
+        }
         OpKind::Write { .. } => {
             let piece = piece::for_write(at, left, facts.unit, facts.buffer_bytes);
             if piece.is_whole() {
-                Next::Spill(piece)
+                StepToStart::Spill(piece)
             } else {
-                Next::Fill(piece)
+                StepToStart::Fill(piece)
             }
         }
-        OpKind::Discard if methods.command => Next::Range(Method::Command, whole(at, left)),
-        OpKind::Discard if methods.punch => Next::Range(Method::Punch, whole(at, left)),
-        OpKind::Discard => Next::Unsupported,
+        OpKind::Discard if methods.command => StepToStart::Range(Method::Command, whole(at, left)),
+        OpKind::Discard if methods.punch => StepToStart::Range(Method::Punch, whole(at, left)),
+        OpKind::Discard => StepToStart::Unsupported,
         OpKind::Zero { unmap, .. } => next_zero(entry, unmap, facts, methods),
     }
 }
 
 /// Zeroing by deallocating, by marking the range, or by writing: the first of these that the store supports.
 /// A block device supports the first two for whole blocks only; a file system for any range.
-fn next_zero(entry: &Entry<FileOp>, unmap: bool, facts: &Facts, methods: Methods) -> Next {
+fn next_zero(entry: &Entry<FileOp>, unmap: bool, facts: &Facts, methods: Methods) -> StepToStart {
     let (at, left) = entry.rest();
     let method = match (
         entry.own.written,
@@ -242,15 +246,15 @@ fn next_zero(entry: &Entry<FileOp>, unmap: bool, facts: &Facts, methods: Methods
         (false, false, true) => Some(Method::ZeroRange),
     };
     let most = match (method, facts.kind) {
-        (Some(method), FileKind::Regular) => return Next::Range(method, whole(at, left)),
+        (Some(method), FileKind::Regular) => return StepToStart::Range(method, whole(at, left)),
         (Some(_), FileKind::BlockDevice) => u64::MAX,
         (None, _) => facts.zeroes_bytes,
     };
     let piece = piece::for_write(at, left, facts.unit, most);
     match method {
-        _ if !piece.is_whole() => Next::Fill(piece),
-        Some(method) => Next::Range(method, piece),
-        None => Next::Zeroes(piece),
+        _ if !piece.is_whole() => StepToStart::Fill(piece),
+        Some(method) => StepToStart::Range(method, piece),
+        None => StepToStart::Zeroes(piece),
     }
 }
 
@@ -320,28 +324,31 @@ mod tests {
             punch: false,
             ..ALL
         };
-        assert_eq!(next(&unmap, &regular, ALL), Next::Range(Method::Punch, all));
+        assert_eq!(
+            next(&unmap, &regular, ALL),
+            StepToStart::Range(Method::Punch, all)
+        );
         assert_eq!(
             next(&unmap, &regular, no_punch),
-            Next::Range(Method::ZeroRange, all)
+            StepToStart::Range(Method::ZeroRange, all)
         );
         assert_eq!(
             next(&unmap, &regular, NOTHING),
-            Next::Zeroes(whole(0, 1 << 20))
+            StepToStart::Zeroes(whole(0, 1 << 20))
         );
         assert_eq!(
             next(&keep, &regular, ALL),
-            Next::Range(Method::ZeroRange, all)
+            StepToStart::Range(Method::ZeroRange, all)
         );
         assert_eq!(
             next(&keep, &regular, NOTHING),
-            Next::Zeroes(whole(0, 1 << 20))
+            StepToStart::Zeroes(whole(0, 1 << 20))
         );
         let mut refused = unmap.clone();
         refused.own.written = true;
         assert_eq!(
             next(&refused, &regular, ALL),
-            Next::Zeroes(whole(0, 1 << 20))
+            StepToStart::Zeroes(whole(0, 1 << 20))
         );
     }
 
@@ -362,12 +369,12 @@ mod tests {
             take: 3584,
         };
         let device = facts(FileKind::BlockDevice, 4096);
-        assert_eq!(next(&zero, &device, ALL), Next::Fill(head));
+        assert_eq!(next(&zero, &device, ALL), StepToStart::Fill(head));
         let mut middle = zero.clone();
         middle.pos = 3584;
         assert_eq!(
             next(&middle, &device, ALL),
-            Next::Range(Method::ZeroRange, whole(4096, 4096))
+            StepToStart::Range(Method::ZeroRange, whole(4096, 4096))
         );
         let mut tail = zero.clone();
         tail.pos = 7680;
@@ -377,14 +384,14 @@ mod tests {
             skip: 0,
             take: 512,
         };
-        assert_eq!(next(&tail, &device, ALL), Next::Fill(block));
+        assert_eq!(next(&tail, &device, ALL), StepToStart::Fill(block));
         // A file system handles partial blocks by itself, unless zeroes have to be written.
         let regular = facts(FileKind::Regular, 4096);
         assert_eq!(
             next(&zero, &regular, ALL),
-            Next::Range(Method::ZeroRange, whole(512, 8192))
+            StepToStart::Range(Method::ZeroRange, whole(512, 8192))
         );
-        assert_eq!(next(&zero, &regular, NOTHING), Next::Fill(head));
+        assert_eq!(next(&zero, &regular, NOTHING), StepToStart::Fill(head));
     }
 
     #[test]
@@ -398,12 +405,18 @@ mod tests {
             4096,
         );
         zero.pos = 4096;
-        assert_eq!(next(&zero, &facts(FileKind::Regular, 512), ALL), Next::Sync);
+        assert_eq!(
+            next(&zero, &facts(FileKind::Regular, 512), ALL),
+            StepToStart::Sync
+        );
         zero.kind = OpKind::Zero {
             unmap: false,
             durable: false,
         };
-        assert_eq!(next(&zero, &facts(FileKind::Regular, 512), ALL), Next::Done);
+        assert_eq!(
+            next(&zero, &facts(FileKind::Regular, 512), ALL),
+            StepToStart::Done
+        );
     }
 
     #[test]
@@ -411,9 +424,9 @@ mod tests {
         let mut write = entry(OpKind::Write { durable: true }, 0, 4096);
         write.pos = 4096;
         for (cached, durable, then) in [
-            (true, true, Next::Sync),
-            (false, true, Next::Done),
-            (true, false, Next::Done),
+            (true, true, StepToStart::Sync),
+            (false, true, StepToStart::Done),
+            (true, false, StepToStart::Done),
         ] {
             write.kind = OpKind::Write { durable };
             let facts = Facts {
@@ -430,15 +443,18 @@ mod tests {
         let op = entry(OpKind::Discard, 0, 8192);
         let device = facts(FileKind::BlockDevice, 512);
         let range = whole(0, 8192);
-        assert_eq!(next(&op, &device, ALL), Next::Range(Method::Command, range));
+        assert_eq!(
+            next(&op, &device, ALL),
+            StepToStart::Range(Method::Command, range)
+        );
         let mut methods = ALL;
         methods.forget(Method::Command);
         assert_eq!(
             next(&op, &device, methods),
-            Next::Range(Method::Punch, range)
+            StepToStart::Range(Method::Punch, range)
         );
         methods.forget(Method::Punch);
-        assert_eq!(next(&op, &device, methods), Next::Unsupported);
+        assert_eq!(next(&op, &device, methods), StepToStart::Unsupported);
         assert!(!Methods::at_first(FileKind::Regular).command);
     }
 
@@ -477,10 +493,16 @@ mod tests {
             skip: 512,
             take: 512,
         };
-        assert_eq!(next(&op, &facts, ALL), Next::Fill(block));
+        assert_eq!(next(&op, &facts, ALL), StepToStart::Fill(block));
         let mut op = entry(OpKind::Write { durable: false }, 4096, 8192);
-        assert_eq!(next(&op, &facts, ALL), Next::Direct(whole(4096, 8192)));
+        assert_eq!(
+            next(&op, &facts, ALL),
+            StepToStart::Direct(whole(4096, 8192))
+        );
         op.own.bounced = true;
-        assert_eq!(next(&op, &facts, ALL), Next::Spill(whole(4096, 8192)));
+        assert_eq!(
+            next(&op, &facts, ALL),
+            StepToStart::Spill(whole(4096, 8192))
+        );
     }
 }

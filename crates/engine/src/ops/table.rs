@@ -200,9 +200,9 @@ impl<T> Table<T> {
     pub(super) fn gather(
         &mut self,
         index: u16,
-        with: impl FnOnce(&mut Gather) -> Result<(), i32>,
+        with: impl FnOnce(&mut RangeCollector) -> Result<(), i32>,
     ) -> Result<(Ranges, Gathered), i32> {
-        let mut gather = Gather::new(self.block(index));
+        let mut gather = RangeCollector::new(self.block(index));
         with(&mut gather)?;
         if gather.gathered.count > 1 {
             self.blocks_used = self.blocks_used.max(index + 1);
@@ -306,19 +306,19 @@ impl<T> Table<T> {
 
 /// Collects host ranges and merges adjacent ones. The newest stays in `last` so that the next can be merged with it.
 #[derive(Debug)]
-pub(super) struct Gather {
+pub(super) struct RangeCollector {
     block: *mut iovec,
     last: iovec,
     gathered: Gathered,
 }
 
-impl Gather {
-    fn new(block: *mut iovec) -> Gather {
+impl RangeCollector {
+    fn new(block: *mut iovec) -> RangeCollector {
         let last = iovec {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
         };
-        Gather {
+        RangeCollector {
             block,
             last,
             gathered: Gathered::default(),

@@ -28,11 +28,11 @@ use cleave_guest::Epoch;
 
 use self::portion::{Delegated, delegates_from};
 use self::syncs::Syncs;
-use crate::ops::buffer::Pool;
+use crate::ops::buffer::BufferPool;
 use crate::ops::piece;
 use crate::ops::progress::{self, Direction, Progress, Retry, Transfer};
 use crate::ops::queue::{self, OpQueue, from_ops};
-use crate::ops::step::{self, Facts, FileOp, Hold, Method, Methods, Next, Step};
+use crate::ops::step::{self, Facts, FileOp, Hold, Method, Methods, Step, StepToStart};
 use crate::ops::table::Entry;
 use crate::reactor::{StoreId, Tenancy};
 use crate::{Completion, LAP_BYTES_MAX, Reactor, Store, Wait};
@@ -54,7 +54,7 @@ pub struct Files {
     /// Never empty. The alignments are the disk's, so they are the same on all legs.
     legs: Box<[LegState]>,
     unit: u64,
-    pool: Pool,
+    pool: BufferPool,
     /// Entries that the rings have not completed; `polled` counts those in the polled ring.
     submitted: usize,
     polled: usize,
@@ -101,7 +101,7 @@ impl Files {
         let id = reactor.attach(&files, disk.is_polled())?;
         let tenancy = reactor.tenancy();
         let limits = disk.limits();
-        let pool = Pool::new(
+        let pool = BufferPool::new(
             limits.offset_align_bytes.max(1) as usize,
             limits
                 .memory_align_bytes
@@ -219,14 +219,14 @@ impl Files {
         let leg = self.leg(entry.leg);
         let next = step::next(entry, &leg.facts, leg.methods);
         let (step, window) = match next {
-            Next::Done => return self.finish(index, Ok(())),
-            Next::Unsupported => return self.finish(index, Err(libc::EOPNOTSUPP)),
-            Next::Sync => return self.begin_sync(reactor, index),
-            Next::Direct(piece) => (Step::Direct, piece),
-            Next::Fill(piece) => (Step::Fill, piece),
-            Next::Spill(piece) => (Step::Spill, piece),
-            Next::Zeroes(piece) => (Step::Zeroes, piece),
-            Next::Range(method, piece) => (Step::Range(method), piece),
+            StepToStart::Done => return self.finish(index, Ok(())),
+            StepToStart::Unsupported => return self.finish(index, Err(libc::EOPNOTSUPP)),
+            StepToStart::Sync => return self.begin_sync(reactor, index),
+            StepToStart::Direct(piece) => (Step::Direct, piece),
+            StepToStart::Fill(piece) => (Step::Fill, piece),
+            StepToStart::Spill(piece) => (Step::Spill, piece),
+            StepToStart::Zeroes(piece) => (Step::Zeroes, piece),
+            StepToStart::Range(method, piece) => (Step::Range(method), piece),
         };
         if matches!(step, Step::Fill | Step::Spill) && !self.has_buffer(index) {
             return self.buffer_waiters.push_back(index);

@@ -45,7 +45,7 @@ const FENCED: i32 = libc::ENOTRECOVERABLE;
 
 /// The part of an op that librbd has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sent {
+enum SentPart {
     Nothing,
     /// So many of its bytes.
     Bytes(u64),
@@ -57,7 +57,7 @@ enum Sent {
 pub struct Rbd {
     disk: Arc<Disk>,
     id: StoreId,
-    ops: OpQueue<Sent>,
+    ops: OpQueue<SentPart>,
     /// Ops that librbd has.
     sent_count: usize,
     /// Bytes that it reads and writes for them, or counts for that (`weight`).
@@ -100,7 +100,7 @@ impl Rbd {
         let id = reactor.attach(&[inbox.bell()], false)?;
         Ok(Rbd {
             id,
-            ops: OpQueue::new(&disk, ops, 0, Sent::Nothing)?,
+            ops: OpQueue::new(&disk, ops, 0, SentPart::Nothing)?,
             disk,
             sent_count: 0,
             moved_bytes: 0,
@@ -119,21 +119,21 @@ impl Rbd {
         let range = remote_range(&self.disk, op, 1)?;
         let index = self
             .ops
-            .admit(epoch, op, token, range, |_memory| Sent::Nothing);
+            .admit(epoch, op, token, range, |_memory| SentPart::Nothing);
         index.map_err(Err)
     }
 
     /// The part of an op that librbd gets next. `None`: the op is done.
-    fn next_part(&self, index: u16) -> Option<Sent> {
+    fn next_part(&self, index: u16) -> Option<SentPart> {
         let entry = self.ops.get(index);
         let (kind, leg, (offset, left)) = (entry.kind, entry.leg, entry.rest());
         match kind {
-            OpKind::Sync => (self.ops.get(index).own != Sent::Flush).then_some(Sent::Flush),
+            OpKind::Sync => (self.ops.get(index).own != SentPart::Flush).then_some(SentPart::Flush),
             _ if left > 0 && matches!(kind, OpKind::Discard | OpKind::Zero { .. }) => {
                 let object_bytes = image(&self.disk, leg).map_or(RANGE_MAX, Image::object_bytes);
-                Some(Sent::Bytes(range_part(object_bytes, offset, left)))
+                Some(SentPart::Bytes(range_part(object_bytes, offset, left)))
             }
-            _ if left > 0 => Some(Sent::Bytes(left.min(MOVE_MAX))),
+            _ if left > 0 => Some(SentPart::Bytes(left.min(MOVE_MAX))),
             // A completed write is in the cluster, so a durable one needs no flush, which would wait for all other I/O of the image.
             _ => None,
         }
@@ -149,7 +149,7 @@ impl Rbd {
             Some(part) => {
                 let weight = self.weight(index, part);
                 if self.moved_bytes + weight > MOVED_MAX {
-                    self.ops.get_mut(index).own = Sent::Nothing;
+                    self.ops.get_mut(index).own = SentPart::Nothing;
                     self.waiting.push_back(index);
                     return;
                 }
@@ -170,17 +170,19 @@ impl Rbd {
     }
 
     /// Bytes that a part moves.
-    fn moved(&self, index: u16, part: Sent) -> u64 {
+    fn moved(&self, index: u16, part: SentPart) -> u64 {
         match (part, self.ops.get(index).kind) {
-            (Sent::Bytes(len), OpKind::Read | OpKind::Write { .. }) => len,
+            (SentPart::Bytes(len), OpKind::Read | OpKind::Write { .. }) => len,
             _ => 0,
         }
     }
 
     /// Bytes that librbd may need for a part.
-    fn weight(&self, index: u16, part: Sent) -> u64 {
+    fn weight(&self, index: u16, part: SentPart) -> u64 {
         let (entry, moved) = (self.ops.get(index), self.moved(index, part));
-        let Sent::Bytes(len) = part else { return moved };
+        let SentPart::Bytes(len) = part else {
+            return moved;
+        };
         match image(&self.disk, entry.leg) {
             Ok(image) if image.is_clone() && entry.kind != OpKind::Read => {
                 moved.max(copied(image.object_bytes(), entry.rest().0, len))
@@ -200,7 +202,7 @@ impl Rbd {
     #[cold]
     fn proceed_waiting(&mut self) {
         while let Some(index) = self.waiting.front().copied() {
-            let part = self.next_part(index).unwrap_or(Sent::Nothing);
+            let part = self.next_part(index).unwrap_or(SentPart::Nothing);
             if self.moved_bytes + self.weight(index, part) > MOVED_MAX {
                 break;
             }
@@ -209,10 +211,10 @@ impl Rbd {
         }
     }
 
-    fn submit(&self, index: u16, part: Sent, offset: u64) -> Result<(), i32> {
+    fn submit(&self, index: u16, part: SentPart, offset: u64) -> Result<(), i32> {
         let entry = self.ops.get(index);
         let image = image(&self.disk, entry.leg)?;
-        let Sent::Bytes(len) = part else {
+        let SentPart::Bytes(len) = part else {
             return image.flush(&self.inbox, index);
         };
         match entry.kind {
@@ -246,7 +248,7 @@ impl Rbd {
         {
             return self.fail(index, i32::try_from(errno).unwrap_or(libc::EIO));
         }
-        let Sent::Bytes(len) = self.ops.get(index).own else {
+        let SentPart::Bytes(len) = self.ops.get(index).own else {
             return self.proceed(index);
         };
         let is_read = self.ops.get(index).kind == OpKind::Read;
@@ -268,7 +270,7 @@ impl Rbd {
             self.note_fence(leg);
             errno = FENCED;
         }
-        if self.ops.get(index).own == Sent::Flush {
+        if self.ops.get(index).own == SentPart::Flush {
             let failed = "the cluster failed a flush";
             queue::taint_sync(&self.disk, self.leg_name(leg), failed, errno);
         }
@@ -463,29 +465,33 @@ mod tests {
             (
                 OpKind::Write { durable: true },
                 4096,
-                &[Sent::Bytes(4096)][..],
+                &[SentPart::Bytes(4096)][..],
             ),
-            (OpKind::Write { durable: false }, 4096, &[Sent::Bytes(4096)]),
+            (
+                OpKind::Write { durable: false },
+                4096,
+                &[SentPart::Bytes(4096)],
+            ),
             (
                 OpKind::Zero {
                     unmap: true,
                     durable: true,
                 },
                 4096,
-                &[Sent::Bytes(4096)],
+                &[SentPart::Bytes(4096)],
             ),
-            (OpKind::Sync, 0, &[Sent::Flush]),
+            (OpKind::Sync, 0, &[SentPart::Flush]),
         ] {
             let index = rbd
                 .ops
-                .take(Entry::new(0, kind, 0, len, Sent::Nothing))
+                .take(Entry::new(0, kind, 0, len, SentPart::Nothing))
                 .unwrap();
             let mut seen = Vec::new();
             while let Some(part) = rbd.next_part(index) {
                 seen.push(part);
                 let entry = rbd.ops.get_mut(index);
                 entry.own = part;
-                if let Sent::Bytes(len) = part {
+                if let SentPart::Bytes(len) = part {
                     entry.pos += len;
                 }
             }

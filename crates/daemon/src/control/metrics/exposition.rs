@@ -59,7 +59,7 @@ impl<T> Family<T> {
 }
 
 /// Names and values of the labels of a sample, beside its disk.
-pub(super) type Labels<'a> = &'a [(&'a str, &'a dyn Display)];
+pub(super) type SampleLabels<'a> = &'a [(&'a str, &'a dyn Display)];
 
 /// The place to which the samples of a family are written.
 #[derive(Debug)]
@@ -94,11 +94,16 @@ impl Samples<'_> {
         }
     }
 
-    pub(super) fn sample(&mut self, labels: Labels<'_>, value: impl Display) {
+    pub(super) fn sample(&mut self, labels: SampleLabels<'_>, value: impl Display) {
         self.line("", labels, value);
     }
 
-    pub(super) fn histogram(&mut self, labels: Labels<'_>, all: &Distribution, bounds: &Bounds) {
+    pub(super) fn histogram(
+        &mut self,
+        labels: SampleLabels<'_>,
+        all: &Distribution,
+        bounds: &Bounds,
+    ) {
         let mut bucket = |bound: &dyn Display, count| {
             self.line("_bucket", &[labels, &[("le", bound)]].concat(), count);
         };
@@ -110,7 +115,7 @@ impl Samples<'_> {
         self.line("_count", labels, all.count());
     }
 
-    fn line(&mut self, suffix: &str, labels: Labels<'_>, value: impl Display) {
+    fn line(&mut self, suffix: &str, labels: SampleLabels<'_>, value: impl Display) {
         let _ = write!(self.out, "{}{suffix}", self.name);
         let mut before = '{';
         if let Some(disk) = self.disk {

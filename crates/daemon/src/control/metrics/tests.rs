@@ -8,14 +8,14 @@ use crate::control::tests::ram;
 
 /// Returns the text of the one disk of a process, which has this report.
 pub(in crate::control) fn text_of(report: DiskReport) -> String {
-    let served = ServedDisk {
+    let served = ServedMetrics {
         report,
         ..ram("a").metrics()
     };
     write(&[disk("a", DiskState::Serving, Some(served))])
 }
 
-fn disk(id: &str, state: DiskState, served: Option<ServedDisk>) -> DiskMetrics {
+fn disk(id: &str, state: DiskState, served: Option<ServedMetrics>) -> DiskMetrics {
     DiskMetrics {
         id: id.to_owned(),
         state,

@@ -222,7 +222,10 @@ struct Scene {
 
 impl Scene {
     /// One that is being added.
-    fn adding(prepare: impl FnOnce(&Invented), described: &DiskConfig) -> (Scene, Answer<Placed>) {
+    fn adding(
+        prepare: impl FnOnce(&Invented),
+        described: &DiskConfig,
+    ) -> (Scene, FutureReply<Placed>) {
         let host = Arc::new(Invented::default());
         prepare(&host);
         let (disk, answer) = begin(&host, "d1", described.clone());

@@ -54,7 +54,7 @@ impl Part {
 
 /// How far the current request of an op is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sent {
+pub(super) enum SendState {
     /// There is no op: the entry is free.
     Free,
     /// There is no request: the op waits for another connection.
@@ -69,10 +69,10 @@ pub(super) enum Sent {
     Whole,
 }
 
-impl Sent {
+impl SendState {
     /// Returns true if the server may have some of the request.
     pub(super) fn is_out(self) -> bool {
-        matches!(self, Sent::Partly | Sent::Whole)
+        matches!(self, SendState::Partly | SendState::Whole)
     }
 }
 
@@ -80,7 +80,7 @@ impl Sent {
 #[derive(Debug, Clone)]
 pub(super) struct Flight {
     pub(super) line: u8,
-    pub(super) sent: Sent,
+    pub(super) sent: SendState,
     pub(super) cookie: u64,
     pub(super) part: Part,
     /// Bytes of the part whose data came.
@@ -108,7 +108,7 @@ impl Flight {
     pub(super) fn free(now: Instant) -> Flight {
         Flight {
             line: 0,
-            sent: Sent::Free,
+            sent: SendState::Free,
             cookie: 0,
             part: Part::FLUSH,
             got: 0,
@@ -128,13 +128,13 @@ impl Flight {
     pub(super) fn on(line: u8, now: Instant) -> Flight {
         Flight {
             line,
-            sent: Sent::Nothing,
+            sent: SendState::Nothing,
             ..Flight::free(now)
         }
     }
 
     /// Returns true for an op of this connection.
     pub(super) fn is_on(&self, line: u8) -> bool {
-        self.line == line && self.sent != Sent::Free
+        self.line == line && self.sent != SendState::Free
     }
 }

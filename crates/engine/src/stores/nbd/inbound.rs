@@ -6,8 +6,8 @@ use cleave_nbd::wire::request;
 use io_uring::opcode;
 use io_uring::squeue::Flags;
 
-use super::flight::Sent;
-use super::line::{Entry as RingEntry, Inbound, Phase, RANGES_MAX, STAGING_BYTES};
+use super::flight::SendState;
+use super::line::{Inbound, Phase, RANGES_MAX, RingEntry, STAGING_BYTES};
 use super::{Nbd, cut};
 use crate::Reactor;
 use crate::ops::memory::fill_with_zeroes;
@@ -36,7 +36,7 @@ impl Nbd {
                 count < RANGES_MAX - 1
             });
             if covered < left {
-                // More ranges than one receive takes: no staging after them.
+                // More ranges than fit into one receive: no staging after them.
                 return self.submit_receive(reactor, line, count);
             }
         }
@@ -323,7 +323,7 @@ impl Nbd {
         state.has_answered |= result != Err(libc::ESHUTDOWN);
         state.gather.answered(took);
         match self.flight(index).sent {
-            Sent::Partly => self.flight_mut(index).early = Some(result),
+            SendState::Partly => self.flight_mut(index).early = Some(result),
             _ => self.settle(index, result),
         }
         Ok(())

@@ -10,7 +10,7 @@
 use cleave_blk::OpKind;
 use cleave_nbd::Change;
 
-use super::flight::{Flight, Part, Payload, Sent};
+use super::flight::{Flight, Part, Payload, SendState};
 use super::line::Phase;
 use super::{Nbd, OWN_FLUSH, cut};
 use crate::ops::table::Entry;
@@ -51,7 +51,7 @@ impl Nbd {
             return self.queue(index, part);
         }
         let flight = self.flight_mut(index);
-        (flight.sent, flight.part) = (Sent::Full, part);
+        (flight.sent, flight.part) = (SendState::Full, part);
         self.waiting.push_back(index);
         self.may_have_room |= self.waiting.len() == 1;
     }
@@ -71,7 +71,7 @@ impl Nbd {
             match is_up {
                 true => self.queue(index, part),
                 // It waits for a connection, as others of this one do.
-                false => self.flight_mut(index).sent = Sent::Nothing,
+                false => self.flight_mut(index).sent = SendState::Nothing,
             }
         }
     }

@@ -56,7 +56,7 @@ pub(super) enum Inbound {
 
 /// The entries of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(super) enum RingEntry {
     Receive,
     Send,
     Bell,
@@ -65,20 +65,20 @@ pub(super) enum Entry {
     Acknowledge,
 }
 
-impl Entry {
+impl RingEntry {
     /// The number under which connection `line` submits it.
     pub(super) fn number(self, line: u8) -> u16 {
         u16::from(line) * 8 + self as u16
     }
 
     /// The connection and its entry with this number.
-    pub(super) fn of(number: u16) -> (u8, Entry) {
+    pub(super) fn of(number: u16) -> (u8, RingEntry) {
         let entry = match number % 8 {
-            0 => Entry::Receive,
-            1 => Entry::Send,
-            2 => Entry::Bell,
-            3 => Entry::Shutdown,
-            _ => Entry::Acknowledge,
+            0 => RingEntry::Receive,
+            1 => RingEntry::Send,
+            2 => RingEntry::Bell,
+            3 => RingEntry::Shutdown,
+            _ => RingEntry::Acknowledge,
         };
         ((number / 8) as u8, entry)
     }

@@ -14,8 +14,8 @@ use cleave_nbd::PATIENCE;
 use io_uring::opcode;
 use io_uring::types::Fixed;
 
-use super::flight::{Flight, Sent};
-use super::line::{Entry as RingEntry, Line, Phase};
+use super::flight::{Flight, SendState};
+use super::line::{Line, Phase, RingEntry};
 use super::{Nbd, next, socket_of};
 use crate::Reactor;
 use crate::reactor::FULL_PAUSE;
@@ -139,8 +139,8 @@ impl Nbd {
         for index in 0..self.ops.entries().count() as u16 {
             let flight = self.flight(index);
             let from = flight.line;
-            let is_left =
-                flight.sent == Sent::Nothing && matches!(self.line(from).phase, Phase::Down { .. });
+            let is_left = flight.sent == SendState::Nothing
+                && matches!(self.line(from).phase, Phase::Down { .. });
             let to = self
                 .choose_line()
                 .filter(|to| self.line(*to).phase == Phase::Up);
@@ -276,9 +276,9 @@ impl Nbd {
     fn is_silent(&self, line: u8, now: Instant) -> bool {
         let (mut has_slow, mut asked_at) = (false, None);
         for flight in self.flights(line) {
-            let is_slow = flight.sent == Sent::Whole && flight.part.is_slow();
+            let is_slow = flight.sent == SendState::Whole && flight.part.is_slow();
             has_slow |= is_slow;
-            if !is_slow && flight.sent != Sent::Full {
+            if !is_slow && flight.sent != SendState::Full {
                 asked_at = asked_at.into_iter().chain([flight.asked_at]).min();
             }
         }
@@ -294,8 +294,8 @@ impl Nbd {
         let age_max = self.spec.timeout * PATIENCE;
         self.flights(line).any(|flight| {
             // A request that waits to be sent is not the server's to answer. If nothing moves at all, the connection is silent.
-            let is_slow = flight.sent == Sent::Whole && flight.part.is_slow();
-            let is_out = matches!(flight.sent, Sent::Whole | Sent::Nothing) && !is_slow;
+            let is_slow = flight.sent == SendState::Whole && flight.part.is_slow();
+            let is_out = matches!(flight.sent, SendState::Whole | SendState::Nothing) && !is_slow;
             is_out && now.saturating_duration_since(flight.asked_at) >= age_max
         })
     }

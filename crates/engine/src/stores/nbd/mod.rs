@@ -40,9 +40,9 @@ use io_uring::types::Fixed;
 use io_uring::{opcode, squeue};
 use libc::iovec;
 
-use self::flight::{Flight, Part, Sent};
-use self::line::{Entry as RingEntry, Line, Phase};
-use self::next::{Next, ZEROES_BYTES};
+use self::flight::{Flight, Part, SendState};
+use self::line::{Line, Phase, RingEntry};
+use self::next::{NextRequest, ZEROES_BYTES};
 use crate::ops::area::{Access, Area};
 use crate::ops::memory::remote_range;
 use crate::ops::progress;
@@ -170,14 +170,14 @@ impl Nbd {
             ..
         } = self.line(line)
         else {
-            self.flight_mut(index).sent = Sent::Nothing;
+            self.flight_mut(index).sent = SendState::Nothing;
             return;
         };
         match next::next(self.ops.get(index), &link.export) {
-            Next::Done => self.finish(index, Ok(())),
-            Next::Unsupported => self.finish(index, Err(libc::EOPNOTSUPP)),
-            Next::Send(part) if part.changes() => self.queue_change(index, part),
-            Next::Send(part) => self.queue(index, part),
+            NextRequest::Done => self.finish(index, Ok(())),
+            NextRequest::Unsupported => self.finish(index, Err(libc::EOPNOTSUPP)),
+            NextRequest::Send(part) if part.changes() => self.queue_change(index, part),
+            NextRequest::Send(part) => self.queue(index, part),
         }
     }
 
@@ -230,7 +230,7 @@ impl Nbd {
     fn finish(&mut self, index: u16, result: Result<(), i32>) {
         self.interrupt(index);
         let entry = self.ops.get_mut(index);
-        entry.own.sent = Sent::Free;
+        entry.own.sent = SendState::Free;
         let (token, line) = (entry.token, entry.own.line);
         self.line_mut(line).ops -= 1;
         match token {
@@ -245,9 +245,9 @@ impl Nbd {
     /// Takes an op's request back, if it has one.
     fn interrupt(&mut self, index: u16) {
         let flight = self.flight_mut(index);
-        let sent = std::mem::replace(&mut flight.sent, Sent::Nothing);
+        let sent = std::mem::replace(&mut flight.sent, SendState::Nothing);
         (flight.cookie, flight.early) = (0, None);
-        if sent == Sent::Full {
+        if sent == SendState::Full {
             self.waiting.retain(|at| *at != index);
         }
         self.release(index);

@@ -14,7 +14,7 @@ const TRIM_MAX: u64 = 1 << 30;
 
 /// The next step of an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextRequest {
     Done,
     Unsupported,
     Send(Part),
@@ -29,10 +29,10 @@ pub(super) fn is_durable(kind: OpKind) -> bool {
 }
 
 /// The next request of `entry`, whose bytes up to `pos` are finished.
-pub(super) fn next(entry: &Entry<Flight>, server: &Export) -> Next {
+pub(super) fn next(entry: &Entry<Flight>, server: &Export) -> NextRequest {
     let ((offset, left), flushed) = (entry.rest(), entry.own.flushed);
     let part = |kind, flags, most: u64, payload| {
-        Next::Send(Part {
+        NextRequest::Send(Part {
             kind,
             flags,
             offset,
@@ -46,18 +46,18 @@ pub(super) fn next(entry: &Entry<Flight>, server: &Export) -> Next {
     let payload_max = u64::from(server.payload_max);
     match entry.kind {
         // A server without FLUSH has nothing that is not durable, or cannot make it so.
-        OpKind::Sync if flushed || !server.has(export::FLUSH) => Next::Done,
-        OpKind::Sync => Next::Send(Part::FLUSH),
+        OpKind::Sync if flushed || !server.has(export::FLUSH) => NextRequest::Done,
+        OpKind::Sync => NextRequest::Send(Part::FLUSH),
         _ if left == 0 && durable && !has_fua && !flushed && server.has(export::FLUSH) => {
-            Next::Send(Part::FLUSH)
+            NextRequest::Send(Part::FLUSH)
         }
-        _ if left == 0 => Next::Done,
+        _ if left == 0 => NextRequest::Done,
         OpKind::Read => part(request::READ, 0, payload_max, Payload::Nothing),
         OpKind::Write { .. } => part(request::WRITE, fua, payload_max, Payload::Guest),
         OpKind::Discard if server.has(export::TRIM) => {
             part(request::TRIM, 0, TRIM_MAX, Payload::Nothing)
         }
-        OpKind::Discard => Next::Unsupported,
+        OpKind::Discard => NextRequest::Unsupported,
         OpKind::Zero { unmap, .. } if server.has(export::WRITE_ZEROES) && !entry.own.written => {
             let hole = if unmap { 0 } else { request::NO_HOLE };
             part(
@@ -100,7 +100,7 @@ mod tests {
     fn parts(kind: OpKind, len: u64, flags: u16) -> Vec<(u16, u16, u64, u64)> {
         let mut entry = entry(kind, 4096, len);
         let mut out = Vec::new();
-        while let Next::Send(part) = next(&entry, &server(flags)) {
+        while let NextRequest::Send(part) = next(&entry, &server(flags)) {
             out.push((part.kind, part.flags, part.offset, part.len));
             match part.kind {
                 request::FLUSH => entry.own.flushed = true,
@@ -153,6 +153,6 @@ mod tests {
         let mut refused = entry(zero(true), 0, 512);
         refused.own.written = true;
         let written = next(&refused, &server(able));
-        assert!(matches!(written, Next::Send(part) if part.payload == Payload::Zeroes));
+        assert!(matches!(written, NextRequest::Send(part) if part.payload == Payload::Zeroes));
     }
 }

@@ -1,11 +1,11 @@
 //! Requests on their way to the server: the queue of a connection, and its message under way.
 
-use cleave_nbd::wire::{REQUEST_BYTES, Request};
+use cleave_nbd::wire::{REQUEST_BYTES, WireRequest};
 use io_uring::opcode;
 use libc::iovec;
 
-use super::flight::{Part, Payload, Sent};
-use super::line::{Entry as RingEntry, RANGES_MAX};
+use super::flight::{Part, Payload, SendState};
+use super::line::{RANGES_MAX, RingEntry};
 use super::{HEADER_BYTES, Nbd, cut};
 use crate::Reactor;
 
@@ -18,7 +18,7 @@ impl Nbd {
         // The lower bits find the op, the others are different in each request.
         let cookie = self.next_cookie << 16 | u64::from(index);
         self.next_cookie = self.next_cookie.wrapping_add(1).max(1);
-        let request = Request {
+        let request = WireRequest {
             flags: part.flags,
             kind: part.kind,
             cookie,
@@ -30,7 +30,7 @@ impl Nbd {
         // SAFETY: the place of this op's head, which the kernel does not read: the op has no request in a message.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), header, bytes.len()) };
         let flight = self.flight_mut(index);
-        (flight.sent, flight.cookie, flight.part) = (Sent::Queued, cookie, part);
+        (flight.sent, flight.cookie, flight.part) = (SendState::Queued, cookie, part);
         (flight.got, flight.error, flight.early) = (0, None, None);
         flight.asked_at = now;
         let line = flight.line;
@@ -54,7 +54,7 @@ impl Nbd {
         }
         for at in 0..batch {
             if let Some(index) = self.line(line).queue.get(at).copied() {
-                self.flight_mut(index).sent = Sent::Partly;
+                self.flight_mut(index).sent = SendState::Partly;
                 if self.flight(index).part.kind == Part::FLUSH.kind {
                     // The server does not have all of it yet, so it covers what was answered by now.
                     self.flight_mut(index).covers = self.line(line).port.answered();
@@ -157,7 +157,7 @@ impl Nbd {
             state.queue.pop_front();
             let now = self.now;
             let flight = self.flight_mut(index);
-            (flight.sent, flight.asked_at) = (Sent::Whole, now);
+            (flight.sent, flight.asked_at) = (SendState::Whole, now);
             if let Some(result) = flight.early.take() {
                 self.settle(index, result);
             }
@@ -178,13 +178,13 @@ impl Nbd {
                 break;
             };
             let flight = self.flight_mut(index);
-            if flight.sent != Sent::Partly {
+            if flight.sent != SendState::Partly {
                 break;
             }
             if flight.early.is_some() || flight.got > 0 || flight.error.is_some() {
                 is_breach = true;
             } else if at > 0 || front_sent == 0 {
-                flight.sent = Sent::Queued;
+                flight.sent = SendState::Queued;
             }
         }
         if is_breach {
@@ -200,7 +200,7 @@ impl Nbd {
             let Some(index) = self.line(line).queue.get(at).copied() else {
                 break;
             };
-            if self.flight(index).sent == Sent::Partly {
+            if self.flight(index).sent == SendState::Partly {
                 let epoch = self.ops.get(index).epoch.as_ref();
                 let is_lost = epoch.is_some_and(|epoch| epoch.is_lost());
                 self.flight_mut(index).doomed |= is_lost;
