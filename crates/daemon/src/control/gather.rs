@@ -253,6 +253,7 @@ fn pacing(device: &Device) -> PacingReport {
     let each = device.tried().into_iter();
     PacingReport {
         workers: modes.into_iter().map(worker_mode).collect(),
+        cpu_seconds: seconds(totals.cpu_ns),
         sleeps: totals.sleeps,
         dozes: totals.dozes,
         wakeups: totals.wakeups,
