@@ -128,7 +128,8 @@ enum Command {
     /// Show what disks do, live
     ///
     /// A line for each disk: requests and bytes a second, how long requests took, how workers wait, and what that
-    /// costs. If the output is no terminal, each update is a block of lines.
+    /// costs. If the output is no terminal, each update is a block of lines. CPU% is the time of the disk's own workers.
+    /// After the mode, * marks a disk with limits, and ! one at which requests waited for them since the last update.
     #[command(after_long_help = view::TOP_EXAMPLES)]
     Top(view::TopArgs),
     /// Show what disks have done, once

@@ -294,11 +294,7 @@ fn rows<'a>(top: &Top, heard: &'a [Heard], rates: &HashMap<Name, Rates>) -> Vec<
         match heard {
             Ok(disks) => rows.extend(disks.iter().map(|disk| {
                 let name = (at, disk.id().to_owned());
-                let mut since = rates.get(&name).copied();
-                // The time of a process that serves several disks is in its title.
-                if let Some(rates) = since.as_mut().filter(|_| disks.len() > 1) {
-                    rates.cpu = None;
-                }
+                let since = rates.get(&name).copied();
                 let row = match disk {
                     Shown::Served(report) => Row::Disk(report, since),
                     Shown::Away(away) => Row::Away(away),
@@ -314,7 +310,7 @@ fn rows<'a>(top: &Top, heard: &'a [Heard], rates: &HashMap<Name, Rates>) -> Vec<
     rows
 }
 
-/// A line for each node with several disks: how many there are, and the CPU time of its process, which is nobody's own.
+/// A line for each node with several disks: how many there are, and the CPU time of its process.
 fn titles(top: &Top, heard: &[Heard], rates: &HashMap<Name, Rates>) -> Vec<String> {
     let mut titles = Vec::new();
     for (at, (socket, heard)) in top.sockets.iter().zip(heard).enumerate() {
@@ -324,7 +320,7 @@ fn titles(top: &Top, heard: &[Heard], rates: &HashMap<Name, Rates>) -> Vec<Strin
         let away = disks.iter().filter(|disk| disk.report().is_none()).count();
         let mut cpu = disks.iter().filter_map(|disk| {
             let rates = rates.get(&(at, disk.id().to_owned()))?;
-            rates.cpu
+            Some(rates.process_cpu)
         });
         titles.push(screen::title(
             &socket.display().to_string(),
