@@ -298,10 +298,9 @@ fn row(host: &Host, disk: &HostedDisk) -> DiskRow {
     };
     match &shown.state {
         HostedState::Serving(status) => {
-            let entry = status.entry();
-            row.name = entry.name;
-            row.size_bytes = entry.size_bytes;
-            row.connected = entry.connected;
+            status.name().clone_into(&mut row.name);
+            row.size_bytes = status.size_bytes();
+            row.connected = status.is_connected();
         }
         HostedState::Failed(why) => row.error = Some(why.clone()),
         HostedState::Ended(lost) => row.error.clone_from(lost),

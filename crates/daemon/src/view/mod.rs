@@ -1,9 +1,7 @@
-//! `cleave top` and `cleave stats`: what disks do, read from their control sockets; and `cleave resume` and
-//! `cleave fail`, which tell them something.
+//! `cleave top` and `cleave stats`: what disks do, read from their control sockets.
 
 mod ask;
 mod detail;
-mod held;
 mod keys;
 mod painter;
 mod rates;
@@ -24,10 +22,9 @@ use tokio::sync::oneshot;
 use crate::failure::Failure;
 use crate::output::print;
 use crate::process::runtime;
-use crate::remote::visible;
+use crate::remote::{unanswered, visible};
 use crate::signals::QuitSignals;
 use ask::Shown;
-pub(crate) use held::{Held, Order, run as order_held};
 use keys::Key;
 use rates::Rates;
 use screen::{Picture, Row};
@@ -84,7 +81,7 @@ fn gather(stats: &Stats) -> (Vec<Shown>, Option<String>) {
         match ask::disks(socket) {
             Ok(some) => disks.extend(some),
             Err(why) => {
-                missing.get_or_insert(ask::unheard(socket, &why));
+                missing.get_or_insert(unanswered(socket, &why));
             }
         }
     }

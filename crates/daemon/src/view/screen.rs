@@ -3,8 +3,8 @@
 use cleave_api::{DiskReport, LatencySummary, SizeClass, SpinExperiment, SplitReport, WorkerMode};
 use cleave_config::CompletionOption;
 
-use super::ask::Away;
 use super::rates::Rates;
+use crate::remote::Listed;
 
 /// Heads of the columns, as wide as `line` makes them.
 pub(super) const HEAD: &str =
@@ -16,7 +16,7 @@ pub(super) enum Row<'a> {
     /// A disk; without rates on the first look.
     Disk(&'a DiskReport, Option<Rates>),
     /// A disk that is not served.
-    Away(&'a Away),
+    Away(&'a Listed),
     /// The socket's name, and why nothing was heard.
     Gone(String, &'a str),
 }
@@ -70,11 +70,11 @@ pub(super) fn picture(rows: &[&Row<'_>], lines_max: usize) -> Picture {
 }
 
 /// The line of a disk that is not served.
-fn unserved(away: &Away) -> String {
+fn unserved(away: &Listed) -> String {
     format!("{}: {}", away.id, state(away))
 }
 
-fn state(away: &Away) -> String {
+fn state(away: &Listed) -> String {
     match &away.error {
         Some(why) => format!("{}: {why}", away.state),
         None => away.state.clone(),
@@ -301,7 +301,7 @@ fn age(seconds: f64) -> String {
 }
 
 /// A disk that is not served.
-pub(super) fn away_sheet(away: &Away) -> String {
+pub(super) fn away_sheet(away: &Listed) -> String {
     let title = cut(&format!("{}: {}", away.id, away.name), usize::MAX);
     format!("{title}\n  {}\n", cut(&state(away), usize::MAX))
 }
