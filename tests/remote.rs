@@ -166,7 +166,14 @@ fn a_disk_grows_is_flushed_and_quiesced() {
         "d1: goes on\n"
     );
     assert_eq!(done(&node, "fail d1"), "d1: no request was held\n");
-    exercise(&mut node.open("d1", &small(1))).unwrap();
+    let mut client = node.open("d1", &small(1));
+    exercise(&mut client).unwrap();
+    let cpu_seconds = || node.disk("d1")["pacing"]["cpu_seconds"].as_f64().unwrap();
+    // A thread that runs is counted at the next tick.
+    assert!(wait_until(|| cpu_seconds() > 0.0));
+    let before = cpu_seconds();
+    drop(client);
+    assert!(cpu_seconds() >= before);
     node.daemon.finish();
 }
 
