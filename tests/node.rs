@@ -426,9 +426,9 @@ fn a_missing_file_keeps_only_its_own_disk_away() {
     assert_eq!(node.state("broken"), "failed");
     // An order for all disks is for those that are served.
     let control = node.daemon.socket().to_str().unwrap();
-    let resumed = run_to_exit(&["resume", "--control", control]);
+    let resumed = run_to_exit(&["disk", "resume", "--all", "--control", control]);
     let said = (resumed.code, &*resumed.stdout, &*resumed.stderr);
-    assert_eq!(said, (Some(0), "b: nothing is held\n", ""));
+    assert_eq!(said, (Some(0), "b: no request was held\n", ""));
     exercise(&mut node.open("b", &small(1))).unwrap();
     // By itself, after a pause.
     std::fs::rename(images.join("away"), &image).unwrap();

@@ -53,9 +53,14 @@ fn holds(control: &Path) -> bool {
     stalled(control)[0]["held"].as_u64() > Some(0)
 }
 
-fn order(word: &str, control: &Path) -> Exited {
-    run_to_exit(&[word, "--control", control.to_str().unwrap()])
+/// Runs `cleave disk` with these words for the disk of this socket.
+fn order(words: &str, control: &Path) -> Exited {
+    let words = words.split(' ');
+    let line: Vec<_> = ["disk"].into_iter().chain(words).collect();
+    run_to_exit(&[&*line, &["--control", control.to_str().unwrap()]].concat())
 }
+
+const RESUME: &str = "resume --held";
 
 fn io_error(result: &Result<(), Error>) -> bool {
     matches!(result, Err(Error::Status { status: 1, .. }))
@@ -118,17 +123,21 @@ fn a_full_disk_holds_its_guest_until_there_is_room() {
             metrics.contains("cleave_held_requests{disk=\"disk\",vring=\""),
             "{metrics}"
         );
-        let text = order("stats", &control).stdout;
+        let text = run_to_exit(&["stats", control.to_str().unwrap()]).stdout;
         assert!(text.contains("No space left on device"), "{text}");
         // Still full: held once more, and no error.
-        let ended = order("resume", &control);
+        let ended = order(RESUME, &control);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-        assert!(ended.stdout.starts_with("disk: ") && ended.stdout.ends_with("done again\n"));
+        assert!(
+            ended
+                .stdout
+                .starts_with("disk: held requests are done again: ")
+        );
         assert!(wait_until(|| holds(&control)));
         std::fs::remove_file(&filler).unwrap();
         // With several vrings, one may be held a moment later than the others.
         let goes_on = wait_until(|| {
-            assert_eq!(order("resume", &control).code, Some(0));
+            assert_eq!(order(RESUME, &control).code, Some(0));
             !holds(&control)
         });
         assert!(goes_on, "{}", stalled(&control));
@@ -188,7 +197,7 @@ fn held_requests_are_ended_when_the_operator_gives_up() {
     let (daemon, control, image) = cut_disk(&scratch, "hold");
     let mut client = daemon.open(&small(1));
     let queue = client.queue(0);
-    for (word, is_error) in [("fail", true), ("resume", false)] {
+    for (words, is_error) in [("fail disk", true), (RESUME, false)] {
         std::thread::scope(|scope| {
             let write = scope.spawn(|| queue.write(BEYOND, &[7; 4096]));
             assert!(wait_until(|| holds(&control)), "{}", daemon.log());
@@ -205,7 +214,7 @@ fn held_requests_are_ended_when_the_operator_gives_up() {
             }
             // The daemon may notice the new size a little later than the test.
             let ended = wait_until(|| {
-                let ended = order(word, &control);
+                let ended = order(words, &control);
                 assert_eq!(ended.code, Some(0), "{}", ended.stderr);
                 wait_until(|| stalled(&control)[0]["retrying"] != 1);
                 !holds(&control)
@@ -394,11 +403,11 @@ fn the_policy_is_changed_while_the_disk_is_served() {
 fn resume_and_fail_need_a_held_request() {
     let scratch = Scratch::new();
     let (daemon, control) = serve("retry:60:hold", &scratch.image("disk", DISK), &[]);
-    for word in ["resume", "fail"] {
-        let ended = order(word, &control);
+    for (word, words) in [("resume", RESUME), ("fail", "fail disk")] {
+        let ended = order(words, &control);
         assert_eq!(
             (ended.code, ended.stdout.as_str()),
-            (Some(0), "disk: nothing is held\n")
+            (Some(0), "disk: no request was held\n")
         );
         let path = format!("/v1/disks/disk/{word}");
         assert_eq!(fetch(&control, "GET", &path, "").status, 405);
@@ -408,7 +417,7 @@ fn resume_and_fail_need_a_held_request() {
         assert_eq!(fetch(&control, "POST", &path, "").status, 200);
         let other = format!("/v1/disks/other/{word}");
         assert_eq!(fetch(&control, "POST", &other, "").status, 404);
-        let ended = order(word, &scratch.join("none"));
+        let ended = order(words, &scratch.join("none"));
         assert_eq!(ended.code, Some(1));
         assert!(ended.stderr.contains("no such socket"), "{}", ended.stderr);
     }

@@ -6,11 +6,17 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use cleave_tests::http::get;
-use cleave_tests::{Exited, Node, Scratch, exercise, program_path, run_to_exit, small, wait_until};
+use cleave_tests::{
+    Daemon, Exited, Node, Scratch, exercise, program_path, run_to_exit, small, wait_until,
+};
 use serde_json::{Value, json};
 
 fn run(node: &Node, line: &str) -> Exited {
-    let control = node.daemon.socket().to_str().unwrap();
+    run_on(node.daemon.socket(), line)
+}
+
+fn run_on(control: &Path, line: &str) -> Exited {
+    let control = control.to_str().unwrap();
     let mut words = vec!["disk"];
     words.extend(line.split_whitespace());
     words.extend(["--control", control]);
@@ -134,15 +140,9 @@ fn a_disk_grows_is_flushed_and_quiesced() {
     let is_told = [19, 20].map(|seconds| quiet.contains(&format!("by itself in {seconds} s")));
     assert!(is_told.contains(&true), "{quiet}");
     assert!(refused(&node, "quiesce d1", 1).contains("quiesced already"));
-    let control = node.daemon.socket().to_str().unwrap();
-    let held = run_to_exit(&["resume", "--control", control]);
-    assert_eq!(
-        (held.code, &*held.stdout),
-        (Some(0), "d1: nothing is held\n"),
-        "{}",
-        held.stderr
-    );
-    assert_eq!(done(&node, "resume d1 --held"), "d1: no request was held\n");
+    for held in ["resume d1 --held", "resume --held", "resume --all"] {
+        assert_eq!(done(&node, held), "d1: no request was held\n");
+    }
     assert_eq!(
         done(&node, "resume d1"),
         "d1: goes on; no request was held\n"
@@ -165,11 +165,15 @@ fn a_disk_grows_is_flushed_and_quiesced() {
         done(&node, &format!("resume d1 --quiet {token}")),
         "d1: goes on\n"
     );
-    assert_eq!(
-        done(&node, "fail d1"),
-        "d1: held requests that end as I/O errors: 0\n"
-    );
-    exercise(&mut node.open("d1", &small(1))).unwrap();
+    assert_eq!(done(&node, "fail d1"), "d1: no request was held\n");
+    let mut client = node.open("d1", &small(1));
+    exercise(&mut client).unwrap();
+    let cpu_seconds = || node.disk("d1")["pacing"]["cpu_seconds"].as_f64().unwrap();
+    // A thread that runs is counted at the next tick.
+    assert!(wait_until(|| cpu_seconds() > 0.0));
+    let before = cpu_seconds();
+    drop(client);
+    assert!(cpu_seconds() >= before);
     node.daemon.finish();
 }
 
@@ -255,11 +259,46 @@ fn what_cannot_be_is_refused_in_a_line() {
         assert!(
             ended
                 .stderr
-                .contains("/no/such.sock: nobody listens: start `cleave node`"),
+                .contains("/no/such.sock: no such socket: is a `cleave serve --control /no/such.sock`, or the node of"),
             "{}",
             ended.stderr
         );
     }
+}
+
+/// The socket of a `cleave serve` takes the commands for as long as that runs, and has one disk.
+#[test]
+fn the_disk_of_serve_is_named_or_not() {
+    let scratch = Scratch::new();
+    let [socket, control] = ["socket", "control"].map(|name| scratch.join(name));
+    let [listens, control_text] = [&socket, &control].map(|path| path.to_str().unwrap());
+    let mut words = vec!["serve", "--disk", "ram:2M", "--serial", "a"];
+    words.extend(["--socket-path", listens, "--control", control_text]);
+    let daemon = Daemon::with_args(scratch, socket.clone(), &words);
+    for (line, code, told) in [
+        ("list", 0, "\na   serving  2 MiB"),
+        ("show", 0, "a\n  state                 serving\n"),
+        ("show a", 0, "a\n  state                 serving\n"),
+        ("set --completion poll", 0, "a: changed\n"),
+        ("resize", 0, "a: its size is 2 MiB\n"),
+        ("flush", 0, "a: flushed in "),
+        ("quiesce", 0, "a: quiesced after "),
+        ("resume", 0, "a: goes on; no request was held\n"),
+        ("resume --held", 0, "a: no request was held\n"),
+        ("resume --all", 0, "a: no request was held\n"),
+        ("fail a", 0, "a: no request was held\n"),
+        ("fail", 2, "<ID>"),
+        ("show b", 1, "no disk `b`"),
+        ("snapshot a /tmp/copy", 2, "a disk in memory has no file"),
+        ("add b --disk ram:1M", 1, "serves one disk"),
+        ("remove a", 1, "end that process"),
+    ] {
+        let ended = run_on(&control, line);
+        let all = ended.stdout.clone() + &ended.stderr;
+        assert_eq!(ended.code, Some(code), "{line}: {all}");
+        assert!(all.contains(told), "{line}: {all}");
+    }
+    daemon.finish();
 }
 
 /// A program that is ended with the test.

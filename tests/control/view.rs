@@ -76,11 +76,12 @@ fn half_served() -> Node {
 fn held_requests_of_a_node_are_resumed_although_a_disk_of_it_has_failed() {
     let node = half_served();
     let control = node.daemon.socket().to_str().unwrap();
-    for order in ["resume", "fail"] {
-        let said = run_to_exit(&[order, control]);
-        assert_eq!(said.code, Some(0), "{}", said.stderr);
-        assert_eq!(said.stdout, "b: nothing is held\n");
-    }
+    let said = run_to_exit(&["disk", "resume", "--all", "--control", control]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert_eq!(said.stdout, "b: no request was held\n");
+    let said = run_to_exit(&["disk", "flush", "--control", control]);
+    assert_eq!(said.code, Some(2), "{}", said.stderr);
+    assert!(said.stderr.contains(" has 2 disks: give the ID of one"));
     node.daemon.finish();
 }
 
@@ -132,7 +133,7 @@ fn a_disk_that_is_not_served_is_shown_as_such() {
 
 #[test]
 fn the_socket_of_a_node_is_the_default() {
-    for command in ["top", "stats", "resume"] {
+    for command in ["top", "stats"] {
         let help = run_to_exit(&[command, "--help"]).stdout;
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
@@ -143,11 +144,15 @@ fn the_socket_of_a_node_is_the_default() {
     if std::path::Path::new("/run/cleave/control.sock").exists() {
         return ignored("a node runs here");
     }
-    for command in ["stats", "resume"] {
-        let ended = run_to_exit(&[command]);
-        assert_eq!(ended.code, Some(1), "{command}: {}", ended.stderr);
+    for command in [&["stats"][..], &["disk", "resume"]] {
+        let ended = run_to_exit(command);
+        assert_eq!(ended.code, Some(1), "{command:?}: {}", ended.stderr);
         let named = "control socket /run/cleave/control.sock: no such socket";
-        assert!(ended.stderr.contains(named), "{command}: {}", ended.stderr);
+        assert!(
+            ended.stderr.contains(named),
+            "{command:?}: {}",
+            ended.stderr
+        );
     }
 }
 
@@ -469,7 +474,7 @@ fn top_copes_with_a_daemon_that_goes_and_comes_back() {
 
 #[test]
 fn a_socket_that_never_answers_is_not_waited_for() {
-    let missing = run_to_exit(&["fail"]);
+    let missing = run_to_exit(&["disk", "fail"]);
     assert_eq!(missing.code, Some(2));
     let bad = run_to_exit(&["top", "--control", "x", "--interval", "0"]);
     assert_eq!(bad.code, Some(2));

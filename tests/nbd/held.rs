@@ -5,7 +5,7 @@ use cleave_tests::nbd::{Export, NbdServer, READ, Reaction, WRITE, simple};
 use cleave_tests::{Scratch, small, wait_until};
 use serde_json::{Value, json};
 
-use crate::servers::{At, SIZE, holds, order, qemu_nbd, report, serve};
+use crate::servers::{At, SIZE, holds, qemu_nbd, report, resume, serve};
 
 /// Returns the errors of the requests that are held, of one for each vring.
 fn held(report: &Value) -> Vec<i64> {
@@ -79,7 +79,7 @@ pub(crate) fn an_error_of_the_disk_is_held_when_its_server_is_back() {
         assert!(wait_until(is_up), "{}", daemon.log());
         assert_eq!(held(&report(&control)), [5]);
         server.react(|_| Reaction::Honest);
-        assert_eq!(order("resume", &control), Some(0));
+        assert_eq!(resume(&control), Some(0));
         write.join().unwrap().unwrap();
     });
     drop(client);

@@ -53,7 +53,7 @@ use node::{
     a_limit_holds_for_a_disk_on_a_server,
     a_server_that_is_stopped_does_not_keep_a_node_from_its_end, disks_of_a_pool_connect_again,
 };
-use servers::{At, SIZE, Server, holds, load, order, qemu_nbd, report, serve};
+use servers::{At, SIZE, Server, holds, load, qemu_nbd, report, resume, serve};
 use speed::{
     a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order,
     several_connections_hide_a_delay, short_answers_over_tcp_do_not_wait_for_each_other,
@@ -251,7 +251,7 @@ fn errors_of_the_server_are_held_until_the_operator_resumes() {
         assert!(wait_until(|| holds(&control)), "{}", daemon.log());
         assert_eq!(report(&control)["stalled"][0]["errno"], json!(28));
         std::fs::remove_file(&trigger).unwrap();
-        assert_eq!(order("resume", &control), Some(0));
+        assert_eq!(resume(&control), Some(0));
         write.join().unwrap().unwrap();
     });
     let mut back = [0; 4096];

@@ -131,8 +131,10 @@ pub(crate) fn holds(control: &Path) -> bool {
     report(control)["stalled"][0]["held"].as_u64() > Some(0)
 }
 
-pub(crate) fn order(word: &str, control: &Path) -> Option<i32> {
-    run_to_exit(&[word, "--control", control.to_str().unwrap()]).code
+/// Repeats held requests.
+pub(crate) fn resume(control: &Path) -> Option<i32> {
+    let control = control.to_str().unwrap();
+    run_to_exit(&["disk", "resume", "--held", "--control", control]).code
 }
 
 pub(crate) fn load() -> Workload<'static> {

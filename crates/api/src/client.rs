@@ -53,7 +53,7 @@ pub enum ClientError {
     Late(Duration),
     /// The reply is not one of a control socket, for this reason.
     Unexpected(String),
-    /// The request for events was refused, for this reason.
+    /// The request was refused, for this reason.
     Refused(String),
     /// The connection failed.
     Failed(io::Error),

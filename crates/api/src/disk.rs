@@ -82,21 +82,6 @@ fn to_value(part: &impl Serialize) -> Result<Value, serde_json::Error> {
     serde_json::to_value(part)
 }
 
-/// The disk of `cleave serve` in the list of `GET /v1/disks`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct DiskEntry {
-    /// Names the disk in the paths of this interface: its serial number, or the last part of its name.
-    pub id: String,
-    /// The storage of the disk, as it was named.
-    pub name: String,
-    /// The serial number that the guest sees.
-    pub serial: Option<String>,
-    /// Size of the disk.
-    pub size_bytes: u64,
-    /// A frontend is connected.
-    pub connected: bool,
-}
-
 /// Reply to the removal of a disk.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct DiskDeleted {

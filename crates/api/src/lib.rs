@@ -22,7 +22,7 @@ mod table;
 
 pub use client::{ClientError, EventLines, HttpClient, HttpReply};
 pub use content::BodyContent;
-pub use disk::{DeletedState, DiskDeleted, DiskEntry, DiskRow, DiskState, NodeDisk};
+pub use disk::{DeletedState, DiskDeleted, DiskRow, DiskState, NodeDisk};
 pub use event::EventName;
 pub use id::natural;
 pub use node::{DiskRoom, FileRoom, NodeReport, NodeSetup, PoolReport, ProcessKind};

@@ -196,6 +196,10 @@ pub struct TuningReport {
 pub struct PacingReport {
     /// How each running worker waits at present.
     pub workers: Vec<WorkerMode>,
+    /// CPU time of all workers that there have been. In a pool it is the time that the pool's threads spent on the disk. 0 if the kernel
+    /// does not count it.
+    #[serde(default)]
+    pub cpu_seconds: f64,
     /// Times that a worker slept until an event.
     pub sleeps: u64,
     /// Times that a worker slept with a timer.

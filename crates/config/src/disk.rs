@@ -167,7 +167,7 @@ disk_options! {
         ///
         /// report: the guest gets an I/O error. retry or retry:SECONDS: the request is repeated after 10 ms, 20 ms and so
         /// on, up to once a second, until SECONDS have passed since it first failed (1 to 86400, 30 by default). Then it is
-        /// reported, or with `:hold` held. hold: the request waits until `cleave resume` repeats it or `cleave fail` ends
+        /// reported, or with `:hold` held. hold: the request waits until `cleave disk resume` repeats it or `cleave disk fail` ends
         /// it. Meanwhile its vring does not take new requests; other vrings continue. `cleave serve` needs --control for it. A
         /// request that is held because an NBD server is away continues by itself when the server is back.
         ///

@@ -28,7 +28,7 @@ use crate::probe::Probe;
 use crate::remote::Remote;
 use crate::serve::Serve;
 use crate::stripe::StripeAction;
-use crate::view::{Held, Stats, Top};
+use crate::view::{Stats, Top};
 pub(crate) use metrics::MetricsOptions;
 use serve::{EndpointArgs, ServeArgs, ServeOptions};
 
@@ -45,7 +45,7 @@ pub(crate) enum Action {
     Serve(Box<Serve>),
     /// Serve many disks.
     Node(NodeOptions),
-    /// Tell a node about its disks.
+    /// Ask a control socket about its disks.
     Disk(Remote),
     /// Measure a disk.
     Probe(Probe),
@@ -59,8 +59,6 @@ pub(crate) enum Action {
     Top(Top),
     /// Show it once.
     Stats(Stats),
-    /// Do held requests again, or end them.
-    Held(Held),
 }
 
 /// Answer to `--print-capabilities` (vhost-user "Backend program conventions").
@@ -112,9 +110,12 @@ enum Command {
     /// --state and come back when the node starts again.
     #[command(after_long_help = node::EXAMPLES)]
     Node(node::NodeArgs),
-    /// Add, show, change and remove the disks of a node
+    /// Show, change and control the disks of a node or of `cleave serve`; add and remove those of a node
     ///
-    /// Talks to `cleave node` on its control socket. Options of a disk are those of `cleave serve`.
+    /// Talks to `cleave node` or `cleave serve` on its control socket. Options of a disk are those of `cleave serve`.
+    /// Most commands go without ID if the socket has one disk only, as that of `cleave serve` has. What cannot be
+    /// undone wants the ID: add, fail, snapshot and remove. The disk of `cleave serve` has its serial as ID, or else
+    /// the last part of its name.
     #[command(subcommand, after_long_help = disk::EXAMPLES, disable_help_subcommand = true,
               arg_required_else_help = false)]
     Disk(disk::DiskCommand),
@@ -128,21 +129,13 @@ enum Command {
     /// Show what disks do, live
     ///
     /// A line for each disk: requests and bytes a second, how long requests took, how workers wait, and what that
-    /// costs. If the output is not a terminal, each update is a block of lines.
+    /// costs. If the output is not a terminal, each update is a block of lines. CPU% is the time of the disk's own workers.
+    /// After the mode, * marks a disk with limits, and ! one at which requests waited for them since the last update.
     #[command(after_long_help = view::TOP_EXAMPLES)]
     Top(view::TopArgs),
     /// Show what disks have done, once
     #[command(after_long_help = view::STATS_EXAMPLES)]
     Stats(view::StatsArgs),
-    /// Retry the requests that are held because the disk failed them
-    ///
-    /// For disks that are served with --on-error hold. The requests are repeated in the order in which they came. One
-    /// that fails again is held again.
-    #[command(after_long_help = view::HELD_EXAMPLES)]
-    Resume(view::ResumeArgs),
-    /// End the requests that are held because the disk failed them: the guest gets I/O errors
-    #[command(after_long_help = view::HELD_EXAMPLES)]
-    Fail(view::FailArgs),
     /// See it work on this machine; nothing else is needed
     ///
     /// Makes an image in a temporary folder, serves it on a socket, fills and verifies it through the
@@ -216,8 +209,6 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
         Some(Command::Demo(args)) => Ok(Action::Demo(args.into())),
         Some(Command::Top(args)) => Ok(Action::Top(args.into())),
         Some(Command::Stats(args)) => Ok(Action::Stats(args.into())),
-        Some(Command::Resume(args)) => Ok(Action::Held(args.into())),
-        Some(Command::Fail(args)) => Ok(Action::Held(args.into())),
         Some(Command::Doctor(args)) => Ok(Action::Doctor(args.into())),
         Some(Command::Stripe(command)) => Ok(Action::Stripe(command.into())),
         None if cli.program.help_markdown => Ok(Action::Print(markdown())),

@@ -70,7 +70,6 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Demo(demo) => demo::run(&demo),
         Action::Top(top) => view::top(&top),
         Action::Stats(stats) => view::stats(&stats),
-        Action::Held(held) => view::order_held(&held),
         Action::Pages(folder) => pages::write(cli::definition(), &folder),
         Action::Doctor(doctor) => doctor::run(&doctor),
         Action::Stripe(stripe) => stripe::run(&stripe),

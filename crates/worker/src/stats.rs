@@ -155,6 +155,9 @@ counters! {
     switches_crowded,
     /// Times that control changed the tuning.
     switches_tuned,
+    /// Nanoseconds of CPU time. A thread of a pool adds how long the laps for the worker took; of a thread that serves one worker, the
+    /// registry adds the scheduler's count.
+    cpu_ns,
     ;
     vrings:
     /// Reads that succeeded.

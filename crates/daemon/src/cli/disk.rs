@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::serve::with_options;
 use crate::failure::Failure;
-use crate::remote::{Ask, Remote};
+use crate::remote::{Ask, DiskChoice, Remote};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -27,8 +27,14 @@ Examples:
   A moment of rest for a snapshot by other means:
       cleave disk quiesce d1 --for 30 && if lvcreate -s -n s vg0/a
           then cleave disk resume d1 || lvremove -y vg0/s; else cleave disk resume d1; fi
+  The disk was full, and its guest waits; there is room again:
+      cleave disk resume d1 --held
+  There will be none; the guest gets an I/O error:
+      cleave disk fail d1
   The guest is gone:
       cleave disk remove d1
+  The disk of a `cleave serve --control /run/cleave/a.ctl`:
+      cleave disk show --control /run/cleave/a.ctl
 
 Exit codes: 0 done, 1 refused or no answer, 2 bad input.";
 
@@ -46,24 +52,24 @@ pub(super) enum DiskCommand {
     /// List all disks
     List(RemoteArgs),
     /// Show a disk: its state, its options and what it has done
-    Show(OneArgs),
-    /// Change how a disk is served, while it is; the change is kept
+    Show(DiskArgs),
+    /// Change how a disk is served, while it is
     ///
-    /// An option that is left out stays as it is.
+    /// An option that is left out stays as it is. A node keeps the change; `cleave serve` has it until it ends.
     Set(Box<SetArgs>),
     /// Check the size of a disk, and report growth to the guest
-    Resize(OneArgs),
+    Resize(DiskArgs),
     /// Try a failed disk again at once
-    Start(OneArgs),
+    Start(DiskArgs),
     /// Retry the requests that are held because the disk failed them, and end its quiet
     ///
     /// Exits with 1 if the disk was not quiet any more: its time was over, or another command ended it. A copy made since then may be
-    /// torn.
+    /// torn. With --held or --all only held requests matter.
     Resume(ResumeDiskArgs),
     /// End the requests that are held because the disk failed them: the guest gets I/O errors
     Fail(OneArgs),
     /// Make everything durable that was written
-    Flush(OneArgs),
+    Flush(DiskArgs),
     /// Finish what is in flight, flush, and have new requests wait in the guest
     ///
     /// For a snapshot below the disk. It ends by `cleave disk resume`, or after the time of --for.
@@ -78,22 +84,32 @@ pub(super) enum DiskCommand {
     Events(RemoteArgs),
 }
 
-/// The node that is asked, and how its answer is printed.
+/// The socket that is asked, and how its answer is printed.
 #[derive(Debug, Clone, Args)]
 pub(super) struct RemoteArgs {
-    /// The control socket of the node
+    /// The control socket of the node, or of a `cleave serve`
     #[arg(long, value_name = "PATH", default_value = NODE_CONTROL)]
     control: PathBuf,
-    /// Print the answer as the node sends it, as JSON
+    /// Print the answer as it comes, as JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Clone, Args)]
 pub(super) struct OneArgs {
-    /// Name of the disk in the node
+    /// ID of the disk
     #[arg(value_name = "ID")]
     id: String,
+    #[command(flatten)]
+    node: RemoteArgs,
+}
+
+/// A disk that goes without its ID if the socket has no other.
+#[derive(Debug, Clone, Args)]
+pub(super) struct DiskArgs {
+    /// ID of the disk; without it, the socket must have one disk only, as that of `cleave serve` has
+    #[arg(value_name = "ID")]
+    id: Option<String>,
     #[command(flatten)]
     node: RemoteArgs,
 }
@@ -124,7 +140,7 @@ fn with_disk(arg: Arg) -> Arg {
 #[derive(Debug, Clone, Args)]
 pub(super) struct SetArgs {
     #[command(flatten)]
-    one: OneArgs,
+    one: DiskArgs,
     #[command(flatten)]
     change: Change,
 }
@@ -132,7 +148,7 @@ pub(super) struct SetArgs {
 #[derive(Debug, Clone, Args)]
 pub(super) struct QuiesceArgs {
     #[command(flatten)]
-    one: OneArgs,
+    one: DiskArgs,
     /// Longest quiet, in seconds: 1 to 60
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 10,
           value_parser = clap::value_parser!(u32).range(1..=60))]
@@ -142,13 +158,16 @@ pub(super) struct QuiesceArgs {
 #[derive(Debug, Clone, Args)]
 pub(super) struct ResumeDiskArgs {
     #[command(flatten)]
-    one: OneArgs,
+    one: DiskArgs,
     /// End only the quiet that `cleave disk quiesce` named so, and leave held requests alone
     #[arg(long, value_name = "NAME", conflicts_with = "held")]
     quiet: Option<String>,
     /// Retry only the held requests, and leave a quiet alone
     #[arg(long)]
     held: bool,
+    /// Retry the held requests of all disks that are served, and leave their quiets alone
+    #[arg(long, conflicts_with_all = ["id", "quiet", "json"])]
+    all: bool,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -180,15 +199,14 @@ enum Mode {
 }
 
 impl DiskCommand {
-    /// The request to the node. `given` has the words that follow `cleave disk`.
+    /// The request to the control socket. `given` has the words that follow `cleave disk`.
     pub(super) fn remote(self, given: &ArgMatches) -> Result<Remote, Failure> {
-        let post =
-            |args: OneArgs, operation| asked(args, |id| Ask::Order(id, operation, Value::Null));
+        let post = |args: DiskArgs, operation| args.asks(Ask::Order(operation, Value::Null));
         Ok(match self {
             DiskCommand::Add(args) => {
                 let given = given.subcommand_matches("add").unwrap_or(given);
                 let config = added(&args, given)?;
-                asked(args.one, |id| Ask::Add(id, Box::new(config)))
+                args.one.asks(Ask::Add(Box::new(config)))
             }
             DiskCommand::Set(args) => {
                 if args.change == Change::default() {
@@ -197,26 +215,30 @@ impl DiskCommand {
                     ));
                 }
                 let SetArgs { one, change } = *args;
-                asked(one, |id| Ask::Set(id, Box::new(change)))
+                one.asks(Ask::Set(Box::new(change)))
             }
-            DiskCommand::List(node) => remote(node, Ask::List),
-            DiskCommand::Events(node) => remote(node, Ask::Events),
-            DiskCommand::Show(args) => asked(args, Ask::Show),
+            DiskCommand::List(node) => node.asks(DiskChoice::Any, Ask::List),
+            DiskCommand::Events(node) => node.asks(DiskChoice::Any, Ask::Events),
+            DiskCommand::Show(args) => args.asks(Ask::Show),
             DiskCommand::Resize(args) => post(args, Operation::ResizeDisk),
             DiskCommand::Start(args) => post(args, Operation::StartDisk),
             DiskCommand::Resume(args) => {
-                let body = match (args.quiet, args.held) {
+                let body = match (args.quiet, args.held || args.all) {
                     (Some(name), _) => json!({ "quiet": name }),
                     (None, true) => json!({ "held": true }),
                     (None, false) => Value::Null,
                 };
-                asked(args.one, |id| Ask::Order(id, Operation::ResumeDisk, body))
+                let ask = Ask::Order(Operation::ResumeDisk, body);
+                match args.all {
+                    true => args.one.node.asks(DiskChoice::Served, ask),
+                    false => args.one.asks(ask),
+                }
             }
-            DiskCommand::Fail(args) => post(args, Operation::FailDisk),
+            DiskCommand::Fail(args) => args.asks(Ask::Order(Operation::FailDisk, Value::Null)),
             DiskCommand::Flush(args) => post(args, Operation::FlushDisk),
             DiskCommand::Quiesce(args) => {
                 let body = json!({ "seconds": args.seconds });
-                asked(args.one, |id| Ask::Order(id, Operation::QuiesceDisk, body))
+                args.one.asks(Ask::Order(Operation::QuiesceDisk, body))
             }
             DiskCommand::Snapshot(args) => {
                 let to = std::path::absolute(&args.to).unwrap_or(args.to);
@@ -226,9 +248,8 @@ impl DiskCommand {
                         to.display()
                     )));
                 };
-                asked(args.one, |id| {
-                    Ask::Order(id, Operation::SnapshotDisk, json!({ "to": to }))
-                })
+                let body = json!({ "to": to });
+                args.one.asks(Ask::Order(Operation::SnapshotDisk, body))
             }
             DiskCommand::Remove(args) => {
                 let mode = match args.mode {
@@ -236,7 +257,7 @@ impl DiskCommand {
                     Mode::Drain => "drain",
                     Mode::Hard => "hard",
                 };
-                asked(args.one, |id| Ask::Remove(id, mode))
+                args.one.asks(Ask::Remove(mode))
             }
         })
     }
@@ -266,15 +287,27 @@ pub(super) fn fixed(
     })
 }
 
-fn asked(args: OneArgs, ask: impl FnOnce(String) -> Ask) -> Remote {
-    remote(args.node, ask(args.id))
+impl RemoteArgs {
+    fn asks(self, disks: DiskChoice, ask: Ask) -> Remote {
+        Remote {
+            socket: self.control,
+            json: self.json,
+            disks,
+            ask,
+        }
+    }
 }
 
-fn remote(node: RemoteArgs, ask: Ask) -> Remote {
-    Remote {
-        socket: node.control,
-        json: node.json,
-        ask,
+impl OneArgs {
+    fn asks(self, ask: Ask) -> Remote {
+        self.node.asks(DiskChoice::Named(self.id), ask)
+    }
+}
+
+impl DiskArgs {
+    fn asks(self, ask: Ask) -> Remote {
+        let disks = self.id.map_or(DiskChoice::Only, DiskChoice::Named);
+        self.node.asks(disks, ask)
     }
 }
 
@@ -348,20 +381,50 @@ mod tests {
             "persistent": false, "read_only": true,
         });
         match added.ask {
-            Ask::Add(id, disk) => assert_eq!((&*id, json!(disk)), ("d1", expected)),
+            Ask::Add(disk) => assert_eq!(json!(disk), expected),
             other => panic!("{other:?}"),
         }
+        assert_eq!(added.disks, DiskChoice::Named("d1".to_owned()));
         let bare = remote("cleave disk add d1 --disk ram:1M").unwrap();
-        assert!(
-            matches!(bare.ask, Ask::Add(_, disk) if json!(disk) == json!({"disk": ["ram:1M"]}))
-        );
+        assert!(matches!(bare.ask, Ask::Add(disk) if json!(disk) == json!({"disk": ["ram:1M"]})));
         let set = remote("cleave disk set d1 --limit iops-total=0").unwrap();
-        assert!(matches!(set.ask, Ask::Set(_, change)
+        assert!(matches!(set.ask, Ask::Set(change)
             if json!(change) == json!({"limits": {"iops-total": 0}})));
         // Each has to be named to be taken away.
         let set = remote("cleave disk set d1 --limit none").unwrap();
-        assert!(matches!(set.ask, Ask::Set(_, change)
+        assert!(matches!(set.ask, Ask::Set(change)
             if json!(change)["limits"]["bps-read-max-length"] == 0 && json!(change)["limits"]["iops-size"] == 0));
+    }
+
+    #[test]
+    fn a_command_is_about_the_disk_that_is_named_or_the_only_one_or_all() {
+        let disks = |line: &str| remote(&format!("cleave disk {line}")).unwrap().disks;
+        for line in [
+            "show",
+            "set --split off",
+            "resize",
+            "start",
+            "resume",
+            "flush",
+            "quiesce",
+        ] {
+            assert_eq!(disks(line), DiskChoice::Only, "{line}");
+        }
+        assert_eq!(disks("resume d1"), DiskChoice::Named("d1".to_owned()));
+        assert_eq!(disks("list"), DiskChoice::Any);
+        let all = remote("cleave disk resume --all --control /c").unwrap();
+        assert_eq!(all.disks, DiskChoice::Served);
+        let held = Ask::Order(Operation::ResumeDisk, json!({"held": true}));
+        assert_eq!((all.ask, all.socket), (held, "/c".into()));
+        for line in [
+            "fail",
+            "snapshot /c",
+            "remove",
+            "resume d1 --all",
+            "resume --all --quiet q",
+        ] {
+            assert!(remote(&format!("cleave disk {line}")).is_err(), "{line}");
+        }
     }
 
     #[test]

@@ -213,7 +213,7 @@ pub(super) fn serve(
     let on_error = config.on_error.get();
     if on_error.policy().may_hold() && options.control.is_none() {
         return Err(Failure::input(format!(
-            "--on-error {on_error}: held requests wait for `cleave resume`, which needs a control socket: give --control PATH"
+            "--on-error {on_error}: held requests wait for `cleave disk resume`, which needs a control socket: give --control PATH"
         )));
     }
     let identity = Identity::find(options.user.as_deref(), options.group.as_deref());

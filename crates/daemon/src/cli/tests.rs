@@ -8,7 +8,6 @@ use super::*;
 use crate::probe::Depth;
 use crate::service::Service;
 use crate::socket::Endpoint;
-use crate::view::HeldOrder;
 
 fn parsed(line: &str) -> Result<Action, Failure> {
     parse(line.split_whitespace().map(OsString::from))
@@ -399,7 +398,7 @@ fn bad_input_is_one_line_that_names_the_thing() {
             "cleave serve --socket-path /tmp/s --control /tmp/../tmp/./s --disk null:1M",
             "--control and --socket-path are both /tmp/s",
         ),
-        ("cleave fail", "<CONTROL>"),
+        ("cleave disk fail", "<ID>"),
         ("cleave probe null:1G --seconds 0", "--seconds"),
         ("cleave frobnicate", "frobnicate"),
     ];
@@ -487,22 +486,6 @@ fn every_option_reaches_the_probe() {
     let files = probe("/d --profile p --json -");
     assert_eq!(files.profile, Some("p".into()));
     assert_eq!(files.json, Some("-".into()));
-}
-
-#[test]
-fn held_requests_are_ordered_about_by_control_socket() {
-    for (word, order) in [("resume", HeldOrder::Resume), ("fail", HeldOrder::Fail)] {
-        match parsed(&format!("cleave {word} /b --control /a")) {
-            Ok(Action::Held(held)) => assert_eq!(
-                held,
-                Held {
-                    order,
-                    sockets: vec!["/a".into(), "/b".into()]
-                }
-            ),
-            other => panic!("{other:?}"),
-        }
-    }
 }
 
 #[test]

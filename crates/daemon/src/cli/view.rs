@@ -1,4 +1,4 @@
-//! `cleave top`, `cleave stats`, `cleave resume` and `cleave fail` on the command line.
+//! `cleave top` and `cleave stats` on the command line.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args};
 
 use super::disk::NODE_CONTROL;
-use crate::view::{Held, HeldOrder, Stats, Top};
+use crate::view::{Stats, Top};
 
 pub(super) const TOP_EXAMPLES: &str = "\
 Examples:
@@ -27,13 +27,6 @@ Examples:
   How many 4 KiB reads there were:
       cleave stats --control /run/cleave/a.ctl --json |
           jq '.[0].requests[] | select(.direction == \"read\" and .size == \"4K\").requests'";
-
-pub(super) const HELD_EXAMPLES: &str = "\
-Examples:
-  The disk was full, and its guest waits; there is room again:
-      cleave resume --control /run/cleave/a.ctl
-  There will be none; the guest gets an I/O error:
-      cleave fail --control /run/cleave/a.ctl";
 
 /// The control sockets of the daemons to ask.
 #[derive(Debug, Clone, Args)]
@@ -74,42 +67,6 @@ pub(super) struct StatsArgs {
     /// Print all there is as JSON: a list of disks, each as GET /v1/disks/{id} has it
     #[arg(long)]
     json: bool,
-}
-
-/// `cleave resume`.
-#[derive(Debug, Clone, Args)]
-pub(super) struct ResumeArgs {
-    #[command(flatten)]
-    sockets: Sockets,
-}
-
-/// `cleave fail`. It has no default: guests get I/O errors.
-#[derive(Debug, Clone, Args)]
-pub(super) struct FailArgs {
-    /// The control socket of a daemon or a node; once for each
-    #[arg(long, value_name = "PATH", action = ArgAction::Append)]
-    control: Vec<PathBuf>,
-    /// A control socket, without the option's name
-    #[arg(value_name = "CONTROL", required_unless_present = "control")]
-    plain: Vec<PathBuf>,
-}
-
-impl From<ResumeArgs> for Held {
-    fn from(args: ResumeArgs) -> Held {
-        Held {
-            order: HeldOrder::Resume,
-            sockets: args.sockets.all(),
-        }
-    }
-}
-
-impl From<FailArgs> for Held {
-    fn from(args: FailArgs) -> Held {
-        Held {
-            order: HeldOrder::Fail,
-            sockets: [args.control, args.plain].concat(),
-        }
-    }
 }
 
 fn interval(text: &str) -> Result<f64, String> {

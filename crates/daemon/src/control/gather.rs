@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cleave_api::{
-    DiskEntry, DiskReport, ImageLock, InFlightRequests, LatencySummary, LegReport, PacingReport,
+    DiskReport, ImageLock, InFlightRequests, LatencySummary, LegReport, PacingReport,
     ProcessReport, RequestClass, RequestDirection, RequestTotals, RequestVerb, RunningVring,
     ServerConnections, SessionReport, SizeClass, SpinExperiment, SplitExperiment, SplitReport,
     StalledVring, StoreKind, StoreReport, TuningReport, VringReport, WorkerMode, ZeroReads,
@@ -22,15 +22,13 @@ use super::usage::{self, ResidentMemory};
 use crate::process::started;
 
 impl DiskStatus {
-    /// The disk in a line.
-    pub(crate) fn entry(&self) -> DiskEntry {
-        DiskEntry {
-            id: self.id(),
-            name: self.device.disk.name().to_owned(),
-            serial: self.serial(),
-            size_bytes: self.device.disk.capacity_bytes(),
-            connected: self.session().is_some(),
-        }
+    /// The storage of the disk, as it was named.
+    pub(crate) fn name(&self) -> &str {
+        self.device.disk.name()
+    }
+
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.device.disk.capacity_bytes()
     }
 
     /// The serial that the operator gave.
@@ -253,6 +251,7 @@ fn pacing(device: &Device) -> PacingReport {
     let each = device.tried().into_iter();
     PacingReport {
         workers: modes.into_iter().map(worker_mode).collect(),
+        cpu_seconds: seconds(totals.cpu_ns),
         sleeps: totals.sleeps,
         dozes: totals.dozes,
         wakeups: totals.wakeups,

@@ -127,6 +127,8 @@ const SERVED: &[Family<ServedMetrics>] = families! { ServedMetrics:
         let count = |mode| disk.report.pacing.workers.iter().filter(|worker| *worker == mode).count();
         to.by("mode", WorkerMode::ALL.iter().map(|mode| (mode, count(mode))));
     };
+    /// CPU time of the workers of a disk; in a pool, the time that the pool's threads spent on it.
+    counter cleave_disk_worker_cpu_seconds_total = |disk, to| to.one(disk.report.pacing.cpu_seconds);
     /// Time that adaptive workers spun: hit ended with something to do, wasted did not.
     counter cleave_spin_seconds_total = |disk, to| {
         let pacing = &disk.report.pacing;

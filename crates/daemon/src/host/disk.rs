@@ -101,7 +101,7 @@ impl HostedState {
             }
             HostedState::Ending => Value::Null,
             HostedState::Serving(status) => {
-                json!({"socket": socket, "size_bytes": status.entry().size_bytes})
+                json!({"socket": socket, "size_bytes": status.size_bytes()})
             }
             HostedState::Failed(why) => json!({ "error": why }),
             HostedState::Ended(lost) => json!({ "lost": lost }),

@@ -41,12 +41,12 @@ type Answer = Result<Response, Refusal>;
 /// What may follow the path of the list.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Listed {
+pub(super) struct ListQuery {
     full: Option<String>,
     label: Option<String>,
 }
 
-impl Listed {
+impl ListQuery {
     /// Returns true if all of a disk is to be shown.
     fn is_full(&self) -> Result<bool, Refusal> {
         match self.full.as_deref() {
@@ -70,7 +70,7 @@ impl Listed {
 
 pub(super) async fn list(
     Shared(host): Shared<Arc<Host>>,
-    query: Result<Query<Listed>, QueryRejection>,
+    query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query.map_err(|why| bad_request(why.body_text()))?;
     let (is_full, label) = (query.is_full()?, query.label()?);
@@ -347,10 +347,9 @@ fn row(host: &Host, disk: &HostedDisk) -> DiskRow {
     };
     match &shown.state {
         HostedState::Serving(status) => {
-            let entry = status.entry();
-            row.name = entry.name;
-            row.size_bytes = entry.size_bytes;
-            row.connected = entry.connected;
+            status.name().clone_into(&mut row.name);
+            row.size_bytes = status.size_bytes();
+            row.connected = status.is_connected();
         }
         HostedState::Failed(why) => row.error = Some(why.clone()),
         HostedState::Ended(lost) => row.error.clone_from(lost),

@@ -39,11 +39,11 @@ pub(super) async fn take(status: &Arc<DiskStatus>, body: &[u8]) -> Result<Respon
     let named = to.clone();
     let done = aside("snapshot", move || name(&file, &named));
     done.await.map_err(|error| failed(&to, &error))?;
-    let size_bytes = status.entry().size_bytes;
+    let size_bytes = status.size_bytes();
     let guest_waited_ms = waited.as_micros() as f64 / 1e3;
     tracing::info!(
         "{}: snapshot {} taken; the guest waited for {guest_waited_ms:.1} ms",
-        status.entry().name,
+        status.name(),
         to.display()
     );
     let taken = Snapshot {

@@ -10,42 +10,55 @@ use serde_json::Value;
 /// A command.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Remote {
-    /// The node's control socket.
+    /// The control socket.
     pub(crate) socket: PathBuf,
     /// Print answers as they are.
     pub(crate) json: bool,
+    pub(crate) disks: DiskChoice,
     pub(crate) ask: Ask,
 }
 
-/// A request to the node. Texts are names of disks.
+/// The disks that a command is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum DiskChoice {
+    /// None in particular.
+    Any,
+    Named(String),
+    /// The disk of a socket that has no other.
+    Only,
+    /// Each disk that is served.
+    Served,
+}
+
+/// A request to a control socket.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Ask {
-    Add(String, Box<DiskConfig>),
+    Add(Box<DiskConfig>),
     List,
-    Show(String),
-    Set(String, Box<Change>),
+    Show,
+    Set(Box<Change>),
     /// An operation on the disk, with this body; null: none.
-    Order(String, Operation, Value),
+    Order(Operation, Value),
     /// With this mode.
-    Remove(String, &'static str),
+    Remove(&'static str),
     Events,
 }
 
 impl Ask {
-    /// Returns the method, the target and the body. An ID that could not be one is the node's to refuse.
-    pub(super) fn request(&self) -> (&'static str, String, String) {
-        let (operation, id, body) = match self {
-            Ask::Add(id, config) => (Operation::PutDisk, &**id, text(config)),
-            Ask::List => (Operation::ListDisks, "", String::new()),
-            Ask::Show(id) => (Operation::GetDisk, &**id, String::new()),
-            Ask::Set(id, change) => (Operation::PatchDisk, &**id, text(change)),
-            Ask::Order(id, operation, Value::Null) => (*operation, &**id, String::new()),
-            Ask::Order(id, operation, body) => (*operation, &**id, body.to_string()),
-            Ask::Remove(id, _) => (Operation::DeleteDisk, &**id, String::new()),
-            Ask::Events => (Operation::WatchEvents, "", String::new()),
+    /// Returns the method, the target and the body of the request about this disk. An ID that could not be one is the server's to refuse.
+    pub(super) fn request(&self, id: &str) -> (&'static str, String, String) {
+        let (operation, body) = match self {
+            Ask::Add(config) => (Operation::PutDisk, text(config)),
+            Ask::List => (Operation::ListDisks, String::new()),
+            Ask::Show => (Operation::GetDisk, String::new()),
+            Ask::Set(change) => (Operation::PatchDisk, text(change)),
+            Ask::Order(operation, Value::Null) => (*operation, String::new()),
+            Ask::Order(operation, body) => (*operation, body.to_string()),
+            Ask::Remove(_) => (Operation::DeleteDisk, String::new()),
+            Ask::Events => (Operation::WatchEvents, String::new()),
         };
         let query = match self {
-            Ask::Remove(_, mode) => format!("?mode={mode}"),
+            Ask::Remove(mode) => format!("?mode={mode}"),
             _ => String::new(),
         };
         let method = operation.route().method.name();

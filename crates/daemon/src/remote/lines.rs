@@ -86,6 +86,7 @@ pub(super) fn sheet(body: &Value) -> String {
 pub(super) fn ordered(id: &str, operation: Operation, body: &Value) -> String {
     let number = |field: &str| body.get(field).and_then(Value::as_f64).unwrap_or_default();
     match operation {
+        Operation::FailDisk if number("requests") == 0.0 => format!("{id}: no request was held\n"),
         Operation::FailDisk => format!(
             "{id}: held requests that end as I/O errors: {}\n",
             number("requests")
@@ -260,7 +261,7 @@ pub(crate) fn visible(json: &str) -> String {
 }
 
 /// A terminal obeys control characters, and a path may hold them.
-fn clean(text: &str) -> String {
+pub(crate) fn clean(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()

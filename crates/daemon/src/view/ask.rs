@@ -1,12 +1,14 @@
-//! Asks a control socket for what its disk does.
+//! Asks a control socket for what its disks do.
 
 use std::path::Path;
 use std::time::Duration;
 
-use cleave_api::{ClientError, DiskEntry, DiskReport, HttpClient, Operation, natural};
+use cleave_api::{ClientError, DiskReport, HttpClient, Operation};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
+
+use crate::remote::{Listed, list};
 
 /// An answer takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -16,20 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[serde(untagged)]
 pub(super) enum ReportedDisk {
     Served(Box<DiskReport>),
-    Away(Away),
-}
-
-/// A disk of a node that is not served.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Away {
-    pub(super) id: String,
-    pub(super) state: String,
-    pub(super) name: String,
-    /// Why it is not served, if that is a fault.
-    pub(super) error: Option<String>,
-    /// The other fields, for those who want all as it came.
-    #[serde(flatten)]
-    more: Map<String, Value>,
+    /// A disk that is not served.
+    Away(Listed),
 }
 
 impl ReportedDisk {
@@ -48,7 +38,7 @@ impl ReportedDisk {
     }
 
     /// The disk, if it is not served because of a fault.
-    pub(super) fn failed(&self) -> Option<&Away> {
+    pub(super) fn failed(&self) -> Option<&Listed> {
         match self {
             ReportedDisk::Away(away) if away.error.is_some() => Some(away),
             _ => None,
@@ -62,59 +52,22 @@ pub(super) fn disks(socket: &Path) -> Result<Vec<ReportedDisk>, ClientError> {
     let client = HttpClient::new(socket, PATIENCE);
     let mut shown = Vec::new();
     for disk in list(&client)? {
-        if !is_served(&disk) {
-            shown.push(read(disk)?);
+        if !disk.is_served() {
+            shown.push(ReportedDisk::Away(disk));
             continue;
         }
-        let DiskEntry { id, .. } = typed(disk)?;
-        if let Some(disk) = ask(&client, Operation::GetDisk, &id, "")? {
-            shown.push(read(disk)?);
+        let reply = client.call(Operation::GetDisk, &disk.id, "")?;
+        // A disk that has gone meanwhile is refused.
+        if reply.refusal().is_none() {
+            shown.push(read(reply.json()?)?);
         }
     }
     Ok(shown)
 }
 
-/// Orders something of each disk behind a socket that is served. Returns the answers, each with the disk's id.
-pub(super) fn each<T: DeserializeOwned>(
-    socket: &Path,
-    operation: Operation,
-    body: &str,
-) -> Result<Vec<(String, T)>, ClientError> {
-    let client = HttpClient::new(socket, PATIENCE);
-    let mut answers = Vec::new();
-    for disk in list(&client)?.into_iter().filter(is_served) {
-        let DiskEntry { id, .. } = typed(disk)?;
-        if let Some(answer) = ask(&client, operation, &id, body)? {
-            answers.push((id, answer));
-        }
-    }
-    Ok(answers)
-}
-
-/// Asks for the list of all disks, `d2` before `d10`.
-fn list(client: &HttpClient) -> Result<Vec<Value>, ClientError> {
-    let all: Option<Vec<Value>> = ask(client, Operation::ListDisks, "", "")?;
-    let mut all = all.ok_or_else(|| ClientError::Unexpected("it refuses".to_owned()))?;
-    all.sort_by_cached_key(|disk| disk.get("id").and_then(Value::as_str).map(natural));
-    Ok(all)
-}
-
-/// Returns nothing if the request is refused, as for a disk that has gone meanwhile.
-fn ask<T: DeserializeOwned>(
-    client: &HttpClient,
-    operation: Operation,
-    id: &str,
-    body: &str,
-) -> Result<Option<T>, ClientError> {
-    let reply = client.call(operation, id, body)?;
-    match reply.refusal() {
-        Some(_) => Ok(None),
-        None => reply.json().map(Some),
-    }
-}
-
 fn read(disk: Value) -> Result<ReportedDisk, ClientError> {
-    match is_served(&disk) {
+    let is_served = disk.get("state").is_none_or(|state| state == "serving");
+    match is_served {
         true => typed(disk).map(ReportedDisk::Served),
         false => typed(disk).map(ReportedDisk::Away),
     }
@@ -122,43 +75,4 @@ fn read(disk: Value) -> Result<ReportedDisk, ClientError> {
 
 fn typed<T: DeserializeOwned>(disk: Value) -> Result<T, ClientError> {
     serde_json::from_value(disk).map_err(|error| ClientError::Unexpected(error.to_string()))
-}
-
-/// Returns false for a disk of a node that is not served: it has nothing to report, and nothing of it is held.
-fn is_served(disk: &Value) -> bool {
-    let state = disk.get("state").and_then(Value::as_str);
-    state.is_none_or(|state| state == "serving")
-}
-
-/// Says why there is no answer from a socket, and what to do.
-pub(super) fn unheard(socket: &Path, error: &ClientError) -> String {
-    let socket = socket.display();
-    match error {
-        ClientError::OtherUser => {
-            format!("control socket {socket}: {error}: run this command as that user")
-        }
-        ClientError::Unexpected(_) => format!("control socket {socket}: {error}"),
-        _ => format!(
-            "control socket {socket}: {error}: is a `cleave serve --control {socket}`, or the node of that socket, running?"
-        ),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_hint_fits_the_reason() {
-        let path = Path::new("/run/a.ctl");
-        let line = unheard(path, &ClientError::OtherUser);
-        assert!(line.ends_with("run this command as that user"), "{line}");
-        let line = unheard(path, &ClientError::NoSocket);
-        assert!(
-            line.ends_with(
-                "no such socket: is a `cleave serve --control /run/a.ctl`, or the node of that socket, running?"
-            ),
-            "{line}"
-        );
-    }
 }

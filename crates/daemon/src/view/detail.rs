@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use cleave_api::DiskReport;
 
-use super::ask::Away;
 use super::screen::{away_sheet, cut, micros, sheet};
+use crate::remote::Listed;
 
 /// Longest bar, in characters.
 const BAR: usize = 40;
@@ -29,7 +29,7 @@ pub(super) fn page(report: &DiskReport, lines_max: usize, columns: usize) -> Vec
 }
 
 /// Returns the page of a disk that is not served.
-pub(super) fn away_page(away: &Away, lines_max: usize, columns: usize) -> Vec<String> {
+pub(super) fn away_page(away: &Listed, lines_max: usize, columns: usize) -> Vec<String> {
     let lines: Vec<_> = away_sheet(away).lines().map(str::to_owned).collect();
     let [name, rest @ ..] = lines.as_slice() else {
         return Vec::new();

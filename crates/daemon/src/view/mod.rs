@@ -1,9 +1,7 @@
-//! `cleave top` and `cleave stats`: what disks do, read from their control sockets; and `cleave resume` and
-//! `cleave fail`, which tell them something.
+//! `cleave top` and `cleave stats`: what disks do, read from their control sockets.
 
 mod ask;
 mod detail;
-mod held;
 mod keys;
 mod painter;
 mod rates;
@@ -24,10 +22,9 @@ use tokio::sync::oneshot;
 use crate::failure::Failure;
 use crate::output::print;
 use crate::process::runtime;
-use crate::remote::visible;
+use crate::remote::{unanswered, visible};
 use crate::signals::QuitSignals;
 use ask::ReportedDisk;
-pub(crate) use held::{Held, HeldOrder, run as order_held};
 use keys::Key;
 use rates::Rates;
 use screen::{Picture, Row};
@@ -84,7 +81,7 @@ fn gather(stats: &Stats) -> (Vec<ReportedDisk>, Option<String>) {
         match ask::disks(socket) {
             Ok(some) => disks.extend(some),
             Err(why) => {
-                missing.get_or_insert(ask::unheard(socket, &why));
+                missing.get_or_insert(unanswered(socket, &why));
             }
         }
     }
@@ -294,11 +291,7 @@ fn rows<'a>(top: &Top, heard: &'a [Heard], rates: &HashMap<Name, Rates>) -> Vec<
         match heard {
             Ok(disks) => rows.extend(disks.iter().map(|disk| {
                 let name = (at, disk.id().to_owned());
-                let mut since = rates.get(&name).copied();
-                // The time of a process that serves several disks is in its title.
-                if let Some(rates) = since.as_mut().filter(|_| disks.len() > 1) {
-                    rates.cpu = None;
-                }
+                let since = rates.get(&name).copied();
                 let row = match disk {
                     ReportedDisk::Served(report) => Row::Disk(report, since),
                     ReportedDisk::Away(away) => Row::Away(away),
@@ -314,7 +307,7 @@ fn rows<'a>(top: &Top, heard: &'a [Heard], rates: &HashMap<Name, Rates>) -> Vec<
     rows
 }
 
-/// A line for each node with several disks: how many there are, and the CPU time of its process, which is nobody's own.
+/// A line for each node with several disks: how many there are, and the CPU time of its process.
 fn titles(top: &Top, heard: &[Heard], rates: &HashMap<Name, Rates>) -> Vec<String> {
     let mut titles = Vec::new();
     for (at, (socket, heard)) in top.sockets.iter().zip(heard).enumerate() {
@@ -324,7 +317,7 @@ fn titles(top: &Top, heard: &[Heard], rates: &HashMap<Name, Rates>) -> Vec<Strin
         let away = disks.iter().filter(|disk| disk.report().is_none()).count();
         let mut cpu = disks.iter().filter_map(|disk| {
             let rates = rates.get(&(at, disk.id().to_owned()))?;
-            rates.cpu
+            Some(rates.process_cpu)
         });
         titles.push(screen::title(
             &socket.display().to_string(),

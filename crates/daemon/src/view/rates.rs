@@ -14,9 +14,12 @@ pub(super) struct Rates {
     /// Median and 99th percentile of the time with the engine; `None`: nothing was timed.
     pub(super) p50_us: Option<f64>,
     pub(super) p99_us: Option<f64>,
-    /// Shares of one core. The CPU time is that of the process; `None`: it is shown elsewhere.
+    /// Requests that began to wait for the disk's limits.
+    pub(super) throttled: f64,
+    /// Shares of one core: of spinning, of all that the disk's workers did, and of the whole process.
     pub(super) spin: f64,
-    pub(super) cpu: Option<f64>,
+    pub(super) cpu: f64,
+    pub(super) process_cpu: f64,
 }
 
 impl Rates {
@@ -43,8 +46,10 @@ impl Rates {
             ),
             p50_us: quantile_us(&times, 0.5),
             p99_us: quantile_us(&times, 0.99),
+            throttled: rate(new.throttled, old.throttled),
             spin: share(spun(now), spun(before)),
-            cpu: Some(share(now.process.cpu_seconds, before.process.cpu_seconds)),
+            cpu: share(now.pacing.cpu_seconds, before.pacing.cpu_seconds),
+            process_cpu: share(now.process.cpu_seconds, before.process.cpu_seconds),
         })
     }
 }
@@ -118,7 +123,7 @@ pub(super) mod tests {
             "tuning": {"completion": "adaptive", "vrings": {}, "spin_cpu_max": 25, "spin_cpu_total": null,
                 "spin_rate_min": 1100, "spin_worth": 5, "coalesce_us": 0, "coalesce_max": 0, "split": "auto"},
             "pacing": {"workers": ["spins", "sleeps"], "sleeps": 1, "dozes": 2, "wakeups": 3,
-                "spin_hit_seconds": uptime / 10.0, "spin_wasted_seconds": 0.0,
+                "cpu_seconds": uptime / 5.0, "spin_hit_seconds": uptime / 10.0, "spin_wasted_seconds": 0.0,
                 "spin_left_seconds": 0.005, "spin_left_max_seconds": 0.01, "switches": {"fast": 1}, "experiments": 1,
                 "tried": [{"spins": true, "gain_percent": [22.0, 20.5, 24.0], "price_percent": 40.0,
                     "seconds_ago": 3.2}, null]},
@@ -148,7 +153,8 @@ pub(super) mod tests {
         let rates = Rates::between(&before, &now).unwrap();
         assert_eq!((rates.reads, rates.writes), (2000.0, 0.0));
         assert_eq!(rates.bytes, 2000.0 * 4096.0);
-        assert!((rates.cpu.unwrap() - 0.25).abs() < 1e-9 && (rates.spin - 0.1).abs() < 1e-9);
+        assert!((rates.cpu - 0.2).abs() < 1e-9 && (rates.spin - 0.1).abs() < 1e-9);
+        assert!((rates.process_cpu - 0.25).abs() < 1e-9);
         // Of the bucket that begins at 65.536 µs and is an eighth as wide; what was there before does
         // not count.
         assert_eq!(rates.p50_us, Some(65.536 + 4.096));

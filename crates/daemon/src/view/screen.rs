@@ -3,8 +3,8 @@
 use cleave_api::{DiskReport, LatencySummary, SizeClass, SpinExperiment, SplitReport, WorkerMode};
 use cleave_config::CompletionOption;
 
-use super::ask::Away;
 use super::rates::Rates;
+use crate::remote::Listed;
 
 /// Heads of the columns, as wide as `line` makes them.
 pub(super) const HEAD: &str =
@@ -16,7 +16,7 @@ pub(super) enum Row<'a> {
     /// A disk; without rates on the first look.
     Disk(&'a DiskReport, Option<Rates>),
     /// A disk that is not served.
-    Away(&'a Away),
+    Away(&'a Listed),
     /// The socket's name, and why nothing was heard.
     Gone(String, &'a str),
 }
@@ -70,11 +70,11 @@ pub(super) fn picture(rows: &[&Row<'_>], lines_max: usize) -> Picture {
 }
 
 /// The line of a disk that is not served.
-fn unserved(away: &Away) -> String {
+fn unserved(away: &Listed) -> String {
     format!("{}: {}", away.id, state(away))
 }
 
-fn state(away: &Away) -> String {
+fn state(away: &Listed) -> String {
     match &away.error {
         Some(why) => format!("{}: {why}", away.state),
         None => away.state.clone(),
@@ -98,30 +98,50 @@ pub(super) fn title(socket: &str, disks: usize, away: usize, cpu: Option<f64>) -
 fn line(report: &DiskReport, rates: Rates) -> String {
     let us = |us: Option<f64>| us.map_or_else(|| "-".to_owned(), micros);
     format!(
-        "{:<14} {:>8} {:>8} {:>7} {:>7} {:>7}  {:<9} {:>6} {:>5}",
+        "{:<14} {:>8} {:>8} {:>7} {:>7} {:>7}  {:<9}{}{:>6} {:>5}",
         cut(&report.id, 14),
         count(rates.reads),
         count(rates.writes),
         megabytes(rates.bytes),
         us(rates.p50_us),
         us(rates.p99_us),
-        report.tuning.completion,
+        mode(report),
+        limit_mark(report, rates),
         percent(rates.spin),
-        rates.cpu.map_or_else(|| "-".to_owned(), percent),
+        percent(rates.cpu),
     )
+}
+
+/// Returns how the disk waits, or that its guest does.
+fn mode(report: &DiskReport) -> String {
+    match (held(report), report.quiesced_seconds) {
+        (0, None) => report.tuning.completion.to_string(),
+        (0, Some(_)) => "QUIESCED".to_owned(),
+        (held, _) => cut(&format!("{held} HELD"), 9),
+    }
+}
+
+/// Marks a disk that has limits, and one at which requests wait for them.
+fn limit_mark(report: &DiskReport, rates: Rates) -> char {
+    match report.tuning.limits.is_empty() {
+        true => ' ',
+        false if rates.throttled > 0.0 => '!',
+        false => '*',
+    }
+}
+
+fn held(report: &DiskReport) -> u64 {
+    let each = report.stalled.iter();
+    each.map(|stalled| u64::from(stalled.held)).sum()
 }
 
 /// The second line of a disk.
 fn detail(report: &DiskReport) -> String {
     let mut parts = Vec::new();
     // First: the line may be cut.
-    let held: u64 = report
-        .stalled
-        .iter()
-        .map(|stalled| u64::from(stalled.held))
-        .sum();
-    if held > 0 {
-        parts.push(format!("{held} HELD"));
+    match held(report) {
+        0 => {}
+        held => parts.push(format!("{held} HELD")),
     }
     if let Some(seconds) = report.quiesced_seconds {
         parts.push(format!("QUIESCED for {seconds:.0} s more"));
@@ -281,7 +301,7 @@ fn age(seconds: f64) -> String {
 }
 
 /// A disk that is not served.
-pub(super) fn away_sheet(away: &Away) -> String {
+pub(super) fn away_sheet(away: &Listed) -> String {
     let title = cut(&format!("{}: {}", away.id, away.name), usize::MAX);
     format!("{title}\n  {}\n", cut(&state(away), usize::MAX))
 }
@@ -488,8 +508,10 @@ mod tests {
             bytes: 98_765_432_109.0,
             p50_us: Some(999_999.4),
             p99_us: Some(8_600_000.0),
+            throttled: 1.0,
             spin: 9.999,
-            cpu: Some(15.0),
+            cpu: 15.0,
+            process_cpu: 15.0,
         };
         let mut long = report("a-very-long-name-of-a-disk\x1b[2J.img", 5.0, 5, &[]);
         long.tuning.completion = CompletionOption::Interrupt;
@@ -531,11 +553,11 @@ mod tests {
         ];
         let expected = "\
 disk             read/s  write/s    MB/s  p50 us  p99 us  mode       spin%  CPU%
-a.img              2000        0     8.2    69.6    73.6  adaptive    10.0  25.0
+a.img              2000        0     8.2    69.6    73.6  adaptive    10.0  20.0
   1 vring, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
   spinning saves 22 % for 40 % of a core, tried 3 s ago
   reads from 512K in pieces of 16K: 16K saves 48 % on whole, tried 9 s ago
-new                   0        0     0.0       -       -  adaptive     0.0     -
+new                   0        0     0.0       -       -  adaptive     0.0   0.0
   1 vring, 1 sleep, 1 spin, 3 in flight, oldest 2000 us, 50 % of reads zero
   spinning saves 22 % for 40 % of a core, tried 3 s ago
   reads from 512K in pieces of 16K: 16K saves 48 % on whole, tried 9 s ago
@@ -653,7 +675,15 @@ new                   0        0     0.0       -       -  adaptive     0.0     -
             stalled(3, 0, 2, "Input/output error (os error 5)"),
             stalled(7, 12, 1, "No space left on device (os error 28)"),
         ];
+        report.tuning.limits.insert("iops-total".to_owned(), 5);
         let lines = drawn(&[Row::Disk(&report, None)], 24);
+        assert!(lines[1].contains("  12 HELD  *   0.0 "), "{}", lines[1]);
+        let throttled = Rates {
+            throttled: 0.5,
+            ..Rates::default()
+        };
+        let marked = drawn(&[Row::Disk(&report, Some(throttled))], 24);
+        assert!(marked[1].contains("  12 HELD  !   0.0 "), "{}", marked[1]);
         assert!(lines[2].contains("12 HELD"), "{}", lines[2]);
         assert_eq!(
             lines[3],

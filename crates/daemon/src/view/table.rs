@@ -43,7 +43,7 @@ const COLUMNS: &[Column] = &[
     },
     Column {
         head: "CPU%",
-        of: |rates| rates.cpu.unwrap_or(-1.0),
+        of: |rates| rates.cpu,
     },
 ];
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cleave_engine::{LegStats, LegTotals};
 
 use crate::stats::Stats;
+use crate::thread::contention::CoreContention;
 use crate::wake::signal;
 use crate::{Totals, TrialResult, Tuning, WaitState};
 
@@ -18,6 +19,15 @@ struct Live {
     /// Wakes the worker, which then checks whether the tuning has changed.
     bell: Arc<OwnedFd>,
     legs: Arc<[LegStats]>,
+    /// Counts the CPU time of the worker. `None`: its thread serves others as well, and the worker counts it.
+    thread: Option<Arc<CoreContention>>,
+}
+
+impl Live {
+    fn add_to(&self, sum: &mut Totals) {
+        sum.add(&self.stats);
+        sum.cpu_ns += self.thread.as_ref().map_or(0, |thread| thread.ran_ns());
+    }
 }
 
 /// The workers of a device, the tuning in force, and the totals of workers that have ended.
@@ -192,8 +202,20 @@ impl Registry {
         self.generation.load(Ordering::Acquire)
     }
 
-    pub(crate) fn enter(&self, stats: Arc<Stats>, bell: Arc<OwnedFd>, legs: Arc<[LegStats]>) {
-        self.lock().live.push(Live { stats, bell, legs });
+    pub(crate) fn enter(
+        &self,
+        stats: Arc<Stats>,
+        bell: Arc<OwnedFd>,
+        legs: Arc<[LegStats]>,
+        thread: Option<&Arc<CoreContention>>,
+    ) {
+        let thread = thread.cloned();
+        self.lock().live.push(Live {
+            stats,
+            bell,
+            legs,
+            thread,
+        });
     }
 
     /// Removes the worker and adds its counters to the sum under one lock, so that no reader counts them twice
@@ -206,7 +228,7 @@ impl Registry {
             .position(|live| Arc::ptr_eq(&live.stats, stats));
         if let Some(place) = place {
             let live = members.live.remove(place);
-            members.past.add(stats);
+            live.add_to(&mut members.past);
             add_legs(&mut members.past_legs, &live.legs);
         }
     }
@@ -243,7 +265,7 @@ impl Registry {
         let members = self.lock();
         let mut sum = members.past;
         for live in &members.live {
-            sum.add(&live.stats);
+            live.add_to(&mut sum);
         }
         sum
     }
@@ -280,7 +302,7 @@ mod tests {
             .collect();
         let stats: Vec<_> = (0..2).map(|_| Arc::new(Stats::default())).collect();
         for (stats, bell) in stats.iter().zip(&bells) {
-            registry.enter(stats.clone(), bell.clone(), Arc::new([]));
+            registry.enter(stats.clone(), bell.clone(), Arc::new([]), None);
         }
         (registry, stats, bells)
     }
@@ -329,5 +351,24 @@ mod tests {
         assert_eq!(*registry.tuning(), changed);
         let rung = |bell: &OwnedFd| rustix::io::read(bell, &mut [0; 8]).is_ok();
         assert_eq!((rung(&bells[0]), rung(&bells[1])), (false, true));
+    }
+
+    #[test]
+    fn the_cpu_time_of_a_worker_that_left_is_kept() {
+        let (registry, stats, bells) = two_workers();
+        add(&stats[0].cpu_ns, 5);
+        let alone = Arc::new(Stats::default());
+        let thread = Arc::new(CoreContention::of_this_thread());
+        registry.enter(alone.clone(), bells[0].clone(), Arc::new([]), Some(&thread));
+        // The scheduler counts what a thread ran when it leaves the core.
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        let counted = registry.totals().cpu_ns;
+        assert!(counted > 5, "{counted}");
+        for left in [&alone, &stats[0]] {
+            registry.leave(left);
+            assert!(registry.totals().cpu_ns >= counted);
+        }
+        let past = registry.totals().cpu_ns;
+        assert_eq!(registry.totals().cpu_ns, past);
     }
 }

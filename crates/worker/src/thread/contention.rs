@@ -36,6 +36,11 @@ impl CoreContention {
         }
     }
 
+    /// Returns the time for which the thread ran, also to another thread that asks. 0 if the kernel does not tell, or the thread has ended.
+    pub(crate) fn ran_ns(&self) -> u64 {
+        self.count(0).unwrap_or(0)
+    }
+
     /// Returns the time for which this thread wanted a core and others ran. 0 if the kernel does not tell.
     pub(crate) fn waited_ns(&self) -> u64 {
         self.count(1).unwrap_or(0)

@@ -133,7 +133,7 @@ impl<S: Store> Worker<S> {
         let orders = device.registry.orders();
         device
             .registry
-            .enter(stats.clone(), bell, store.leg_stats());
+            .enter(stats.clone(), bell, store.leg_stats(), waiting.own_thread());
         let generation = device.registry.generation();
         let tuning = device.tuning();
         let splitter = device.splitter();

@@ -1,5 +1,6 @@
 //! How a worker waits: the wait mode of its vrings, and the pacer's decision. This file reads the clock and yields the core.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cleave_engine::{Store, Wait};
@@ -125,14 +126,15 @@ impl<S: Store> Worker<S> {
             budget: &self.device.budget,
             stats: &self.meters.stats,
         };
+        let is_alone = self.waiting.own_thread().is_some();
         let Waiting {
-            pacer,
-            contention,
-            share_ns,
-            ..
+            pacer, contention, ..
         } = &mut self.waiting;
         let scheduled = || Scheduled {
-            cpu_ns: share_ns.unwrap_or_else(|| cpu_ns(ClockId::ThreadCPUTime)),
+            cpu_ns: match is_alone {
+                true => cpu_ns(ClockId::ThreadCPUTime),
+                false => context.stats.cpu_ns.load(Ordering::Relaxed),
+            },
             waited_ns: contention.waited_ns(),
             is_bound: contention.is_bound(),
         };

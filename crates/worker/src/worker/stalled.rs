@@ -322,13 +322,13 @@ impl<S: Store> Worker<S> {
         let disk = &self.device.disk;
         let remedy = match is_unsent(errno) && disk.reconnects() {
             true => "It continues by itself when the server is back",
-            false => "When the disk works again, run `cleave resume`",
+            false => "When the disk works again, run `cleave disk resume --held`",
         };
         let is_told = self.device.logs.held.log(|more| {
             let (name, error) = (disk.name(), io::Error::from_raw_os_error(errno));
             tracing::warn!(
                 "{name}: vring {vring} is held: a {verb} at sector {sector} failed: {error}. The guest waits. {remedy}; to pass \
-                 the error on to the guest, `cleave fail`{more}"
+                 the error on to the guest, `cleave disk fail`{more}"
             );
         });
         if is_told {

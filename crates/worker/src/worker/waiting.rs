@@ -53,23 +53,27 @@ pub(crate) struct Waiting {
     pub(crate) due_ns: Option<u64>,
     /// The next request of some vring waits for the disk's limits.
     pub(crate) throttled: bool,
-    /// Time that a thread which serves several disks spent on this one. `None`: the thread serves no other, and the
-    /// scheduler's count is exact.
-    pub(crate) share_ns: Option<u64>,
+    /// The thread serves several disks, so that the scheduler's counts are not those of this one.
+    is_shared: bool,
 }
 
 impl Waiting {
     /// Makes the state of a worker that has this thread for itself.
     pub(crate) fn new() -> Waiting {
-        Waiting::on(Arc::new(CoreContention::of_this_thread()), None)
+        Waiting::on(Arc::new(CoreContention::of_this_thread()), false)
     }
 
     /// Makes the state of one of the workers of a thread, which share its counters.
     pub(crate) fn beside_others(contention: Arc<CoreContention>) -> Waiting {
-        Waiting::on(contention, Some(0))
+        Waiting::on(contention, true)
     }
 
-    fn on(contention: Arc<CoreContention>, share_ns: Option<u64>) -> Waiting {
+    /// Returns the counters of the thread if they are those of this worker alone.
+    pub(crate) fn own_thread(&self) -> Option<&Arc<CoreContention>> {
+        (!self.is_shared).then_some(&self.contention)
+    }
+
+    fn on(contention: Arc<CoreContention>, is_shared: bool) -> Waiting {
         Waiting {
             pacer: Pacer::new(),
             backoff: ContentionBackoff::default(),
@@ -82,7 +86,7 @@ impl Waiting {
             has_flags: false,
             due_ns: None,
             throttled: false,
-            share_ns,
+            is_shared,
         }
     }
 }

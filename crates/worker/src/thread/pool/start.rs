@@ -15,6 +15,7 @@ use super::seat::{Seat, Seated, Turn};
 use super::thread::Admission;
 use super::{Place, Pool};
 use crate::command::Commands;
+use crate::counter::add;
 use crate::thread::contention::CoreContention;
 use crate::wake::signal;
 use crate::worker::waiting::Waiting;
@@ -190,9 +191,8 @@ impl<S: Store> Seated for Worker<S> {
         };
         let lap = self.end_lap();
         let began = std::mem::replace(at, Instant::now());
-        if let Some(share_ns) = &mut self.waiting.share_ns {
-            *share_ns += at.duration_since(began).as_nanos() as u64;
-        }
+        let took_ns = at.duration_since(began).as_nanos() as u64;
+        add(&self.meters.stats.cpu_ns, took_ns);
         Ok(match (lap, rest) {
             (Lap::Ended, _) => Turn::Ended,
             (Lap::Again, Rest::None) => Turn::Again { worked },
