@@ -971,6 +971,40 @@ fn the_limits_of_a_group_are_kept_once_and_outlive_a_kill() {
     node.daemon.finish();
 }
 
+/// Whoever mends the file of the disk, or of the group, finds the limits again.
+#[test]
+fn a_file_that_cannot_be_read_takes_no_limits_away() {
+    let limits = json!({"group": "g", "iops-total": 700});
+    let node = Node::start();
+    node.add("a", &json!({"disk": ["ram:1M"], "limits": limits}));
+    let text = |folder: &Path, file: &str| {
+        std::fs::read_to_string(folder.join("state").join(file)).unwrap()
+    };
+    let put = |folder: &Path, file: &str, text: &str| {
+        std::fs::write(folder.join("state").join(file), text).unwrap();
+    };
+    let mut disk = String::new();
+    let node = killed(node, |folder| {
+        disk = text(folder, "disks/a.toml");
+        put(folder, "disks/a.toml", "queues = [");
+    });
+    assert_eq!(node.state("a"), "failed");
+    let node = killed(node, |folder| {
+        put(folder, "disks/a.toml", &disk);
+        assert_eq!(text(folder, "groups/g.toml"), "iops-total = 700\n");
+        put(folder, "groups/g.toml", "iops-total = 700\nbps-");
+    });
+    assert!(wait_until(|| node.state("a") == "serving"));
+    assert_eq!(node.disk("a")["tuning"]["limits"], json!({}));
+    let node = killed(node, |folder| {
+        assert_eq!(text(folder, "groups/g.toml"), "iops-total = 700\nbps-");
+        put(folder, "groups/g.toml", "iops-total = 700\n");
+    });
+    assert!(wait_until(|| node.state("a") == "serving"));
+    assert_eq!(node.disk("a")["spec"]["limits"], limits);
+    node.daemon.finish();
+}
+
 /// Each had the limits of its group in its own file, and one disk may speak for all.
 #[test]
 fn the_disks_of_an_earlier_version_come_back_with_the_limits_of_their_group() {

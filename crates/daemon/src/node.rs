@@ -14,6 +14,7 @@ mod shared;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use cleave_engine::Reactor;
@@ -112,6 +113,7 @@ async fn control(
     let pools = Pools::start(&options.pools, &confinement)?;
     let node = Arc::new_cyclic(|me| Node {
         me: me.clone(),
+        is_ending: AtomicBool::new(false),
         files,
         state: options.state.clone(),
         pools,

@@ -207,7 +207,8 @@ pub(crate) fn listen_for(
     make_room(path)?;
     let beside = path.with_file_name(NEW_SOCKET);
     let _ = fs::remove_file(&beside);
-    let mut listening = listen(&beside, Some(Mode::from_raw_mode(mode)))?;
+    // Not for the group that it has at first: one that connects now would be let in later.
+    let mut listening = listen(&beside, Some(Mode::RUSR | Mode::WUSR))?;
     listening
         .give(mode, user, Some(group))
         .map_err(|error| cannot(&error))?;

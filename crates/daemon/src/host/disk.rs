@@ -195,6 +195,11 @@ impl HostedDisk {
         self.inbox.is_closed()
     }
 
+    /// Waits for the end of its task.
+    pub(crate) async fn gone(&self) {
+        self.inbox.closed().await;
+    }
+
     pub(crate) fn shown(&self) -> watch::Ref<'_, HostedStatus> {
         self.shown.borrow()
     }

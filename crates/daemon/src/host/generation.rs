@@ -19,23 +19,30 @@ pub(crate) fn of(config: &DiskConfig) -> String {
     format!("{hash:016x}")
 }
 
-/// The generations that a request takes; `None`: all, and no disk at all.
+/// The generations of a disk that a request is for.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Condition(Option<Vec<String>>);
+pub(crate) enum Condition {
+    /// All, and no disk at all.
+    #[default]
+    None,
+    /// All, but there has to be a disk.
+    Any,
+    These(Vec<String>),
+}
 
 impl Condition {
     /// Returns true if there has to be a disk.
     pub(crate) fn is_set(&self) -> bool {
-        self.0.is_some()
+        !matches!(self, Condition::None)
     }
 
     /// Refuses a request that is for other generations than that of this description.
     pub(crate) fn check(&self, config: &DiskConfig) -> Result<(), Refusal> {
-        let Some(taken) = &self.0 else {
+        let Condition::These(taken) = self else {
             return Ok(());
         };
         let now = of(config);
-        match taken.iter().any(|tag| *tag == now || tag == "*") {
+        match taken.contains(&now) {
             true => Ok(()),
             false => Err(Refusal(
                 ProblemKind::GenerationDiffers,
@@ -53,22 +60,23 @@ impl<S: Send + Sync> FromRequestParts<S> for Condition {
             let why = "If-Match: write a generation in double quotes, or *";
             Refusal(ProblemKind::InvalidRequest, why.to_owned())
         };
-        let Some(header) = parts.headers.get(IF_MATCH) else {
-            return Ok(Condition::default());
-        };
-        let tags = header
-            .to_str()
-            .map_err(|_| bad())?
-            .split(',')
-            .map(str::trim);
-        let tags = tags.map(|tag| match tag {
-            "*" => Ok("*".to_owned()),
-            tag => {
-                let tag = tag.strip_prefix('"').and_then(|tag| tag.strip_suffix('"'));
-                tag.map(str::to_owned).ok_or_else(bad)
+        let mut these = Vec::new();
+        for header in parts.headers.get_all(IF_MATCH) {
+            for tag in header.to_str().map_err(|_| bad())?.split(',') {
+                match tag.trim() {
+                    "*" => return Ok(Condition::Any),
+                    // A weak one is never that of a disk (RFC 9110 §13.1.1).
+                    tag if tag.starts_with("W/") => these.push(tag.to_owned()),
+                    tag => {
+                        let tag = tag.strip_prefix('"').and_then(|tag| tag.strip_suffix('"'));
+                        these.push(tag.ok_or_else(bad)?.to_owned());
+                    }
+                }
             }
-        });
-        tags.collect::<Result<_, _>>()
-            .map(|tags| Condition(Some(tags)))
+        }
+        Ok(match parts.headers.contains_key(IF_MATCH) {
+            true => Condition::These(these),
+            false => Condition::None,
+        })
     }
 }

@@ -173,7 +173,11 @@ enum Goal {
 /// What there was before a PUT whose success is not known yet.
 struct Before {
     was: Was,
+    /// The description, which stays in its group until the PUT has succeeded.
     config: DiskConfig,
+    came_back: bool,
+    /// The description with the limits that its group had, and then has again, before the PUT brought others.
+    limits: Option<DiskConfig>,
 }
 
 enum Was {
@@ -233,6 +237,8 @@ pub(crate) fn begin<H: DiskHost>(
     life.before = Some(Before {
         was: Was::Nothing,
         config: DiskConfig::default(),
+        came_back: false,
+        limits: None,
     });
     let (reply, answer) = oneshot::channel();
     life.putting.push(reply);
@@ -249,8 +255,9 @@ pub(crate) fn restore<H: DiskHost>(
 ) -> Arc<HostedDisk> {
     match file {
         Ok(config) => {
+            // The file of an earlier version has limits that are the group's now: it is written anew.
             let file = File::Holds(Box::new(config.clone()));
-            let (disk, mut life) = new(host, id, config, file);
+            let (disk, mut life) = new(host, id, config.kept(), file);
             life.came_back = true;
             life.open();
             spawn(life);
@@ -427,7 +434,7 @@ impl<H: DiskHost> Life<H> {
                 let was = Was::Left(why.clone());
                 self.replace(wanted, was, reply);
             }
-            Phase::Failed(why, _) if now.turned_into(&wanted).is_err() => {
+            Phase::Failed(why, _) if now.turned_into(&wanted) != Ok(now.clone()) => {
                 let was = Was::Failed(why.clone());
                 self.replace(wanted, was, reply);
             }
@@ -478,6 +485,11 @@ impl<H: DiskHost> Life<H> {
         if let Phase::Serving(status, _) = &self.phase {
             status.tune(&next, vrings)?;
         }
+        // The limits of a disk that is new are given to its group when it has been opened.
+        if self.before.is_some() && !matches!(self.phase, Phase::Serving(..)) {
+            self.describe(next);
+            return Ok(());
+        }
         self.host.set_group_limits(&next);
         self.describe(next.kept());
         Ok(())
@@ -488,10 +500,17 @@ impl<H: DiskHost> Life<H> {
         if let Err(why) = self.host.judge(&self.id, &wanted) {
             return answer(reply, Err(Refusal(ProblemKind::InvalidRequest, why)));
         }
-        let config = self.config.clone();
-        self.before = Some(Before { was, config });
-        self.describe(wanted);
-        self.came_back = false;
+        let came_back = self.came_back;
+        self.came_back &= wanted.disk == self.config.disk;
+        self.host.joins(&wanted);
+        let config = std::mem::replace(&mut self.config, wanted);
+        self.before = Some(Before {
+            was,
+            config,
+            came_back,
+            limits: None,
+        });
+        self.show_description();
         self.putting.push(reply);
         self.open_again();
     }
@@ -600,6 +619,9 @@ impl<H: DiskHost> Life<H> {
     /// Gives its group the limits that a new description names.
     fn share_limits(&mut self) {
         if self.config.limit_group().is_some() && self.config.limits.get().values.any() {
+            if let Some(before) = &mut self.before {
+                before.limits = Some(self.host.with_group_limits(&self.config));
+            }
             self.host.set_group_limits(&self.config);
             self.describe(self.config.kept());
         }
@@ -674,23 +696,40 @@ impl<H: DiskHost> Life<H> {
     }
 
     fn undone(&mut self, refusal: Refusal) {
-        match self.before.take() {
-            Some(Before { was, config }) => {
-                self.describe(config);
-                match was {
-                    Was::Nothing => self.vanish(),
-                    Was::Broken(why) => self.enter(Phase::Broken(why)),
-                    Was::Left(why) => self.enter(Phase::Left(why)),
-                    Was::Failed(why) => {
-                        self.enter(Phase::Failed(why, Instant::now() + self.pause));
-                    }
+        if let Some(before) = self.before.take() {
+            if let Some(limits) = &before.limits {
+                self.host.set_group_limits(limits);
+            }
+            self.host.leaves(&self.config);
+            self.config = before.config;
+            self.came_back = before.came_back;
+            self.show_description();
+            match before.was {
+                Was::Nothing if self.file == File::Absent => self.vanish(),
+                // There may be a file of it although it could not be written whole.
+                Was::Nothing => {
+                    self.enter(Phase::Removing);
+                    self.write();
+                }
+                Was::Broken(why) => self.enter(Phase::Broken(why)),
+                Was::Left(why) => self.enter(Phase::Left(why)),
+                Was::Failed(why) => {
+                    self.enter(Phase::Failed(why, Instant::now() + self.pause));
                 }
             }
-            None => self.vanish(),
+        } else {
+            self.vanish();
         }
-        for reply in self.putting.drain(..) {
-            answer(reply, Err(refusal.clone()));
-        }
+        self.answer_waiting(|| refusal.clone());
+    }
+
+    /// Has the description before the PUT leave its group: the PUT has succeeded, or the disk is to be deleted.
+    fn leave_before(&mut self) -> bool {
+        let before = self.before.take();
+        before.is_some_and(|before| {
+            self.host.leaves(&before.config);
+            true
+        })
     }
 
     /// Leaves the list, and ends.
@@ -762,7 +801,7 @@ impl<H: DiskHost> Life<H> {
             }
             // It may have failed since its file was begun, and is tried again.
             Phase::Opening { .. } | Phase::Failed(..) => {
-                self.before = None;
+                self.leave_before();
                 for reply in self.putting.drain(..) {
                     answer(reply, Ok(Placed::Opening));
                 }
@@ -771,9 +810,9 @@ impl<H: DiskHost> Life<H> {
                 }
             }
             Phase::Serving(..) => {
-                let mut placed = match self.before.take() {
-                    Some(_) => Placed::New,
-                    None => Placed::There,
+                let mut placed = match self.leave_before() {
+                    true => Placed::New,
+                    false => Placed::There,
                 };
                 for reply in self.putting.drain(..) {
                     answer(reply, Ok(std::mem::replace(&mut placed, Placed::There)));
@@ -830,7 +869,7 @@ impl<H: DiskHost> Life<H> {
 
     /// Refuses what waits for a disk that is to be deleted.
     fn refuse_waiting(&mut self) {
-        self.before = None;
+        self.leave_before();
         let why = self.removed().1;
         self.answer_waiting(|| Refusal(ProblemKind::BeingRemoved, why.clone()));
     }
@@ -870,8 +909,13 @@ impl<H: DiskHost> Life<H> {
         // In this order: a group would end with its last disk.
         self.host.joins(&config);
         self.host.leaves(&self.config);
+        self.config = config;
+        self.show_description();
+    }
+
+    fn show_description(&self) {
+        let config = self.config.clone();
         let descriptors = self.host.judge(&self.id, &config).unwrap_or_default();
-        self.config = config.clone();
         self.show.send_modify(|shown| {
             shown.config = config;
             shown.descriptors = descriptors;

@@ -110,7 +110,16 @@ impl Host {
                 }
                 (None, Some(many)) => {
                     let (disk, answer) = many.begin(id, config)?;
-                    (disk, answer.await.ok())
+                    let fault = || {
+                        Refusal(
+                            ProblemKind::InternalFault,
+                            "internal fault, see the log".to_owned(),
+                        )
+                    };
+                    return answer
+                        .await
+                        .unwrap_or_else(|_| Err(fault()))
+                        .map(|placed| (disk, placed));
                 }
                 (None, None) => {
                     let why = "this process serves one disk only: run `cleave node`";

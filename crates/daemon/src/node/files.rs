@@ -49,23 +49,21 @@ impl StateFiles {
         Ok(found.map(read).collect())
     }
 
-    /// The limits of all groups that are kept. A file that cannot be read is as none.
+    /// The limits of all groups that are kept. A group whose file cannot be read has none, and its file stays until some are set.
     pub(super) fn load_groups(&self) -> Result<BTreeMap<String, RateLimits>, Failure> {
         let found = named(&self.groups)?.into_iter();
         let read = |(name, path): (String, PathBuf)| {
             let limits = read(&path).and_then(|text| DiskLimits::from_toml(&text));
-            match limits {
-                Ok(limits) => Some((name, limits.values)),
-                Err(why) => {
-                    tracing::error!(
-                        "{}: {why}: the group has no limits until they are set again",
-                        path.display()
-                    );
-                    None
-                }
-            }
+            let limits = limits.unwrap_or_else(|why| {
+                tracing::error!(
+                    "{}: {why}: the group has no limits until they are set again, or until that file is mended and the node restarted",
+                    path.display()
+                );
+                DiskLimits::default()
+            });
+            (name, limits.values)
         };
-        Ok(found.filter_map(read).collect())
+        Ok(found.map(read).collect())
     }
 
     /// Keeps the limits of a group. When this returns, they survive a loss of power. A group without limits needs no file.

@@ -120,15 +120,17 @@ impl Groups {
     /// Removes the file of a group if its last disk is about to leave it.
     pub(super) async fn remove_with_last(&self, files: &StateFiles, name: &str) -> io::Result<()> {
         let _turn = self.turn(name).await;
-        let is_last = self.lock().get(name).is_none_or(|group| group.members <= 1);
-        if !is_last {
-            return Ok(());
+        {
+            let mut groups = self.lock();
+            if let Some(group) = groups.get_mut(name) {
+                if group.members > 1 {
+                    return Ok(());
+                }
+                // From now on: a disk that joins meanwhile has the file written again.
+                group.written = None;
+            }
         }
-        write(files, name, RateLimits::default()).await?;
-        if let Some(group) = self.lock().get_mut(name) {
-            group.written = None;
-        }
-        Ok(())
+        write(files, name, RateLimits::default()).await
     }
 
     /// Waits until no other disk of a group has its file written. The next one finds what the group has by then.

@@ -3,12 +3,15 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cleave_api::{EventName, NodeSetup, ProblemKind};
 use cleave_config::{DiskConfig, ID_CHARS_MAX, is_id};
+use cleave_worker::RateLimits;
 use serde_json::Value;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::opening::{self, Opened};
 use super::serving;
@@ -22,12 +25,15 @@ use crate::host::disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Place
 use crate::host::life::{self, DiskHost, OpenResult, Past, Work};
 use crate::problem::Refusal;
 
+/// How long the end of a node waits for the files of disks that are being deleted.
+const FILE_TIME: Duration = Duration::from_secs(3);
 /// Most disks of a node.
 pub(super) const DISKS_MAX: usize = 1024;
 
 impl Node {
     /// Stops all disks side by side, and tells of each that left or lost requests.
     pub(super) async fn stop(&self, signal: &str) -> Result<(), Failure> {
+        self.is_ending.store(true, Ordering::Relaxed);
         let all = self.disks.all();
         for disk in &all {
             disk.order(DiskRequest::Stop(format!("{signal} received")))
@@ -40,6 +46,17 @@ impl Node {
                 tracing::error!("{line}");
                 lost += 1;
             }
+        }
+        // One that is being deleted has its file removed: with that, the next node would serve it again.
+        let gone = async {
+            for disk in &all {
+                disk.gone().await;
+            }
+        };
+        if timeout(FILE_TIME, gone).await.is_err() {
+            tracing::warn!(
+                "the files of disks that were being deleted are not removed yet: the next node serves these disks again"
+            );
         }
         match lost {
             0 => Ok(()),
@@ -82,17 +99,17 @@ impl Node {
                     .restore(group, kept.get(group).copied(), of_disk);
             }
         }
-        for name in kept.keys().filter(|name| !self.groups.has(name)) {
-            // It ended with its last disk, and so do its limits.
-            let gone = self
-                .files
-                .keep_group(name, cleave_worker::RateLimits::default());
-            gone.map_err(|error| {
-                Failure::input(format!("cannot remove the file of group {name}: {error}"))
-            })?;
+        // A group whose disks are gone has no limits. But one of them may be in a file that cannot be read.
+        let are_all_read = found.iter().all(|(_, file)| file.is_ok());
+        let left = kept.keys().filter(|name| !self.groups.has(name));
+        for name in left.filter(|_| are_all_read) {
+            if let Err(error) = self.files.keep_group(name, RateLimits::default()) {
+                tracing::warn!(
+                    "cannot remove the file of group {name}, which has no disk: {error}"
+                );
+            }
         }
         for (id, file) in found {
-            let file = file.map(|config| config.kept());
             self.disks.add(life::restore(self, &id, file));
         }
         let needed = self.descriptors_needed();
@@ -143,10 +160,9 @@ impl ManyDisks for Node {
                 self.descriptors
             )));
         }
-        let me = self.me.upgrade().ok_or_else(|| {
-            let why = "the node ends".to_owned();
-            Refusal(ProblemKind::Ending, why)
-        })?;
+        let me = self.me.upgrade();
+        let me = me.filter(|_| !self.is_ending.load(Ordering::Relaxed));
+        let me = me.ok_or_else(|| Refusal(ProblemKind::Ending, "the node ends".to_owned()))?;
         let (disk, answer) = life::begin(&me, id, config.clone());
         self.disks.add(disk.clone());
         Ok((disk, answer))
@@ -199,15 +215,17 @@ impl DiskHost for Node {
         let (id, file) = (id.to_owned(), file.cloned());
         let group = group.map(str::to_owned);
         Box::pin(async move {
-            if let Some(group) = &group {
-                self.groups.keep(&self.files, group).await?;
-            }
             let files = self.files.clone();
-            aside("state", move || match &file {
+            let write = move || match &file {
                 Some(config) => files.write(&id, config),
                 None => files.remove(&id),
-            })
-            .await
+            };
+            aside("state", write).await?;
+            // In this order: a disk that could not be kept changes nothing for its group.
+            match &group {
+                Some(group) => self.groups.keep(&self.files, group).await,
+                None => Ok(()),
+            }
         })
     }
 
@@ -215,11 +233,13 @@ impl DiskHost for Node {
         let id = id.to_owned();
         let group = group.map(str::to_owned);
         Box::pin(async move {
-            if let Some(group) = &group {
-                self.groups.remove_with_last(&self.files, group).await?;
-            }
             let files = self.files.clone();
-            aside("state", move || files.remove(&id)).await
+            aside("state", move || files.remove(&id)).await?;
+            // In this order: a disk that comes back has its limits.
+            match &group {
+                Some(group) => self.groups.remove_with_last(&self.files, group).await,
+                None => Ok(()),
+            }
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use cleave_config::{DiskConfig, Names};
@@ -26,6 +27,8 @@ pub(super) const DESCRIPTORS_OWN: u64 = 224 + 2 * CONNECTIONS_MAX as u64;
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) me: Weak<Node>,
+    /// The process is to end: no disk begins any more.
+    pub(super) is_ending: AtomicBool,
     pub(super) files: StateFiles,
     pub(super) state: PathBuf,
     pub(super) run: PathBuf,

@@ -25,6 +25,8 @@ struct Invented {
     /// The files.
     files: Mutex<BTreeMap<String, DiskConfig>>,
     limits: Mutex<RateLimits>,
+    /// Disks that name a group.
+    members: Mutex<i32>,
     /// When disks were opened.
     tried: Mutex<Vec<Instant>>,
     /// What has happened, in order.
@@ -176,9 +178,17 @@ impl DiskHost for Invented {
         false
     }
 
-    fn joins(&self, _: &DiskConfig) {}
+    fn joins(&self, config: &DiskConfig) {
+        if config.limit_group().is_some() {
+            *lock(&self.members) += 1;
+        }
+    }
 
-    fn leaves(&self, _: &DiskConfig) {}
+    fn leaves(&self, config: &DiskConfig) {
+        if config.limit_group().is_some() {
+            *lock(&self.members) -= 1;
+        }
+    }
 
     fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig {
         match config.limit_group() {
@@ -361,13 +371,17 @@ async fn a_disk_whose_file_cannot_be_written_is_not_added() {
         status == 500 && why.contains("cannot write the file"),
         "{why}"
     );
-    settle().await;
-    assert!(scene.disk.is_gone());
     let told = scene.host.told();
+    let stopped = "stop: it could not be added, None".to_owned();
+    assert!(told.contains(&stopped), "{told:?}");
+    // A part of the file may be there, which the next node would find.
+    settle().await;
     assert!(
-        told.contains(&"stop: it could not be added, None".to_owned()),
-        "{told:?}"
+        matches!(scene.disk.state(), HostedState::Ended(Some(why)) if why.contains("cannot be removed"))
     );
+    scene.host.set_full(false);
+    assert_eq!(scene.delete(DeleteMode::Safe).await.unwrap(), Ok(None));
+    assert!(scene.disk.is_gone());
 }
 
 #[tokio::test(start_paused = true)]
@@ -608,4 +622,55 @@ async fn a_group_has_the_limits_of_the_disk_that_came_or_changed_last() {
         .unwrap()
         .unwrap();
     assert_eq!(in_force(), [("iops-total".to_owned(), 9)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_put_that_is_refused_leaves_all_as_it_was() {
+    let of = |spec: &str, limits: Value| config(&json!({"disk": [spec], "limits": limits}));
+    let kept = of("ram:1M", json!({"group": "g"}));
+    let scene = Scene::kept(|host| host.break_disk("ram:1M", "away"), Ok(kept.clone()));
+    let members = || *lock(&scene.host.members);
+    let in_force = || lock(&scene.host.limits).settings().len();
+    scene.reaches("failed").await;
+    scene.host.break_disk("ram:2M", "away too");
+    scene.host.openings.close();
+    let put = scene.put(&of("ram:2M", json!({})));
+    scene.reaches("opening").await;
+    // The disk before it may be back, and is in its group until then.
+    assert_eq!(members(), 1);
+    let disk = scene.disk.clone();
+    let started = tokio::spawn(async move { told(disk.ask(DiskRequest::Start).await) });
+    settle().await;
+    scene.host.openings.let_pass(1);
+    assert_eq!(put.await.unwrap().unwrap_err().0, 422);
+    assert_eq!(started.await.unwrap().unwrap_err().0, 422);
+    assert_eq!((members(), &scene.disk.shown().config), (1, &kept));
+    // One whose file cannot be written had brought limits into its group.
+    scene.host.set_full(true);
+    scene.host.openings.let_pass(1);
+    let put = scene.put(&of("ram:3M", json!({"group": "g", "iops-total": 5})));
+    assert_eq!(put.await.unwrap().unwrap_err().0, 500);
+    assert_eq!((members(), in_force()), (1, 0));
+    // What the guest wrote to the first is still known to be its own.
+    scene.host.told();
+    scene.host.mend_disk("ram:1M");
+    scene.host.openings.let_pass(1);
+    scene.reaches("serving").await;
+    assert!(
+        scene
+            .host
+            .told()
+            .contains(&"open ram:1M, CameBack".to_owned())
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_is_replaced_leaves_its_group() {
+    let grouped = config(&json!({"disk": ["ram:1M"], "limits": {"group": "g"}}));
+    let scene = Scene::kept(|host| host.break_disk("ram:1M", "away"), Ok(grouped));
+    scene.reaches("failed").await;
+    assert_eq!(scene.put(&disk("ram:2M")).await.unwrap(), Ok(Placed::New));
+    assert_eq!(*lock(&scene.host.members), 0);
+    assert_eq!(scene.delete(DeleteMode::Safe).await.unwrap(), Ok(None));
+    assert_eq!(*lock(&scene.host.members), 0);
 }
