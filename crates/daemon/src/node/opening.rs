@@ -1,7 +1,7 @@
 //! Opening the disks of a node, each on a thread of its own, so that one whose storage hangs holds up no other.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -50,6 +50,10 @@ pub(super) async fn open(
     };
     let opener = Opener::new(opener, node);
     let (reply, mut opened) = oneshot::channel();
+    // Dropped when the disk has been taken, or is not waited for any more.
+    let (_waits, until_taken) = std::sync::mpsc::channel::<()>();
+    let slot = Arc::new(Slot::default());
+    let filled = slot.clone();
     let folder = node.run.join(id);
     let mut service = node.service(id, &config).map_err(Failure::input)?;
     let thread = thread::Builder::new().name("open".to_owned());
@@ -82,10 +86,20 @@ pub(super) async fn open(
         if is_persistent && !is_noted && opened.is_ok() && !reply.is_closed() {
             node.files.note_opened(&name, &config.disk);
         }
-        let _ = reply.send(opened.map(|opened| (opened, files)));
+        match opened {
+            Err(failure) => drop(reply.send(Err(failure))),
+            Ok(opened) => {
+                *lock_slot(&filled) = Some((opened, files));
+                let _ = reply.send(Ok(()));
+                // Until it is taken, or nobody waits for it any more. Then it is closed here, which may take long.
+                let _ = until_taken.recv();
+                let left = lock_slot(&filled).take();
+                drop(left);
+            }
+        }
     });
     spawned.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
-    let failed = |_| Err(Failure::run("internal fault while opening, see the log"));
+    let fault = || Failure::run("internal fault while opening, see the log");
     let in_time = tokio::time::timeout(OPENER_TIME, &mut opened).await;
     let opened = match in_time {
         Ok(opened) => opened,
@@ -95,7 +109,15 @@ pub(super) async fn open(
             opened.await
         }
     };
-    opened.unwrap_or_else(failed)
+    opened.unwrap_or_else(|_| Err(fault()))?;
+    lock_slot(&slot).take().ok_or_else(fault)
+}
+
+/// Where an opened disk waits to be taken.
+type Slot = Mutex<Option<(Opened, OpenFiles)>>;
+
+fn lock_slot(slot: &Slot) -> MutexGuard<'_, Option<(Opened, OpenFiles)>> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the file of a disk that the folders of images keep out of reach. `images`: none means that all files can be reached.
