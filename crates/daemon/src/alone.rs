@@ -12,7 +12,7 @@ use crate::disk_server::Order;
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::host::disk::HostedState;
-use crate::host::life::{DiskHost, OpenResult, Past, Work};
+use crate::host::disk_host::{DiskHost, OpenResult, Past, Work};
 
 /// The host of one disk.
 #[derive(Debug)]

@@ -19,28 +19,31 @@
 //! place, [`Life::event`]. A request is handled at once, without waiting, so no two meet; one whose effect has to be in the file first
 //! waits in a list.
 
+mod keeping;
+mod phase;
 #[cfg(test)]
 mod tests;
 
-use std::future::Future;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_api::{DiskState, ProblemKind};
 use cleave_config::{Change, DiskConfig, Unlike, VringModes, WrittenSpec};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::disk::{
     DeleteMode, DiskRequest, FutureReply, HostedDisk, HostedState, HostedStatus, Placed, Reply,
 };
+use super::disk_host::{DiskHost, Past, Work};
 use super::open_files::OpenFiles;
 use crate::control::DiskStatus;
 use crate::disk_server::{Order, SizeAsker};
-use crate::failure::Failure;
 use crate::problem::Refusal;
+use phase::{
+    Before, Goal, KeptFile, LifeEvent, LifePhase, RunningServer, Was, progress, until, written,
+};
 
 /// Pauses between two attempts to open a disk: the first, and the longest.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -52,168 +55,22 @@ const HARD_TIME: Duration = Duration::from_millis(50);
 /// Orders that may wait for the server of a disk. One place is for the end.
 const ORDERS_MAX: usize = 64;
 
-/// Work that goes on while requests are handled.
-pub(crate) type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-
-/// What the task of a disk needs of its host.
-pub(crate) trait DiskHost: Send + Sync + 'static {
-    /// A disk that is open.
-    type Opened: Send;
-
-    /// Checks that the host can have a disk of this description. Returns how many descriptors it may come to need.
-    fn judge(&self, id: &str, config: &DiskConfig) -> Result<u64, String>;
-
-    /// Opens a disk. If the work is dropped, nothing stays open.
-    fn open(self: Arc<Self>, id: &str, config: &DiskConfig, past: Past) -> Work<OpenResult<Self>>;
-
-    /// Begins to serve a disk. The work ends when the disk does and its image is closed, with the fate of requests that did not end.
-    fn serve(
-        self: Arc<Self>,
-        id: &str,
-        opened: Self::Opened,
-        orders: mpsc::Receiver<Order>,
-    ) -> Result<(Arc<DiskStatus>, Work<Option<String>>), Failure>;
-
-    /// Makes the file of a disk as this description says, durably; `None`: there is to be none. If a group is named, its file is made
-    /// as its limits are.
-    fn keep(
-        self: Arc<Self>,
-        id: &str,
-        file: Option<&DiskConfig>,
-        group: Option<&str>,
-    ) -> Work<io::Result<()>>;
-
-    /// Removes the file of a disk, durably, and that of its group with the last of its disks.
-    fn remove(self: Arc<Self>, id: &str, group: Option<&str>) -> Work<io::Result<()>>;
-
-    /// Returns true if the limits of a group have to be written.
-    fn is_group_due(&self, group: &str) -> bool;
-
-    /// Notes that a disk of this description is there, or that it is not any more. A group is there as long as its disks.
-    fn joins(&self, config: &DiskConfig);
-    fn leaves(&self, config: &DiskConfig);
-
-    /// Returns a description with the limits that are in force if it shares those of a group.
-    fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig;
-
-    /// Makes the limits of a description those of its group, and puts them in force for all of its disks.
-    fn set_group_limits(&self, config: &DiskConfig);
-
-    /// The socket of the frontends of a disk, as it is shown.
-    fn socket(&self, id: &str) -> String;
-
-    /// Tells of a state that a disk of this description has entered.
-    fn tell(&self, id: &str, state: &HostedState, config: &DiskConfig);
-
-    /// Takes a disk out of the list, with the folder of its socket.
-    fn forget(&self, id: &str);
-}
-
-/// The result of opening.
-pub(crate) type OpenResult<H> = Result<(<H as DiskHost>::Opened, OpenFiles), Failure>;
-
-/// What is known of the content of a disk that is to be opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Past {
-    /// Nothing.
-    Unknown,
-    /// The disk was in the state folder when the host started, which may say more.
-    CameBack,
-    /// The disk was open before, so a guest may have written it.
-    WasOpen,
-}
-
-/// The file of a disk in the state folder.
-#[derive(Debug, Clone, PartialEq)]
-enum File {
-    Absent,
-    Holds(Box<DiskConfig>),
-    /// There is one that cannot be read, or the last work on it failed.
-    Unknown,
-}
-
-/// How far a disk is.
-enum Phase<H: DiskHost> {
-    Opening {
-        opened: Work<OpenResult<H>>,
-        /// When requests that wait for it are answered nevertheless.
-        patience: Instant,
-    },
-    Serving(Arc<DiskStatus>, RunningServer),
-    /// Told to end. Nothing here may hold the disk, whose image is to be closed.
-    Ending(RunningServer, Goal),
-    /// Why it could not be opened, and when it is tried again.
-    Failed(String, Instant),
-    /// Its file cannot be read.
-    Broken(String),
-    /// Its file is being removed.
-    Removing,
-    /// Why its file could not be removed.
-    Left(String),
-    /// The end of the task.
-    Over(Option<String>),
-}
-
-/// The server of the disk.
-struct RunningServer {
-    orders: mpsc::Sender<Order>,
-    ended: Work<Option<String>>,
-}
-
-/// What follows when a disk has ended.
-enum Goal {
-    /// The end of the task.
-    Stop,
-    /// Its file is removed.
-    Delete,
-    /// The disk is as it was before the PUT that is refused.
-    Undo(Refusal),
-}
-
-/// What there was before a PUT whose success is not known yet.
-struct Before {
-    was: Was,
-    /// The description, which stays in its group until the PUT has succeeded.
-    config: DiskConfig,
-    came_back: bool,
-    /// The description with the limits that its group had, and then has again, before the PUT brought others.
-    limits: Option<DiskConfig>,
-}
-
-enum Was {
-    Nothing,
-    /// The phases of these names, with their reasons.
-    Broken(String),
-    Left(String),
-    Failed(String),
-}
-
-/// Something that has happened.
-enum LifeEvent<H: DiskHost> {
-    Asked(Option<DiskRequest>),
-    Opened(OpenResult<H>),
-    Ended(Option<String>),
-    Kept(io::Result<()>),
-    /// A time has come.
-    Due,
-}
-
 /// A disk, as its task has it.
 struct Life<H: DiskHost> {
     host: Arc<H>,
     id: String,
     inbox: mpsc::Receiver<DiskRequest>,
     show: watch::Sender<HostedStatus>,
-    phase: Phase<H>,
+    phase: LifePhase<H>,
     /// The next pause before it is tried again.
     pause: Duration,
     /// The description, without the limits of its group once they are the group's.
     config: DiskConfig,
     /// The state that was told last.
     told: Option<DiskState>,
-    file: File,
+    file: KeptFile,
     /// What the work on the file makes it, while there is any.
-    writing: Option<(File, Work<io::Result<()>>)>,
+    writing: Option<(KeptFile, Work<io::Result<()>>)>,
     /// Some while the disk is new.
     before: Option<Before>,
     came_back: bool,
@@ -233,7 +90,7 @@ pub(crate) fn begin<H: DiskHost>(
     id: &str,
     config: DiskConfig,
 ) -> (Arc<HostedDisk>, FutureReply<Placed>) {
-    let (disk, mut life) = new(host, id, config, File::Absent);
+    let (disk, mut life) = new(host, id, config, KeptFile::Absent);
     life.before = Some(Before {
         was: Was::Nothing,
         config: DiskConfig::default(),
@@ -256,7 +113,7 @@ pub(crate) fn restore<H: DiskHost>(
     match file {
         Ok(config) => {
             // The file of an earlier version has limits that are the group's now: it is written anew.
-            let file = File::Holds(Box::new(config.clone()));
+            let file = KeptFile::Holds(Box::new(config.clone()));
             let (disk, mut life) = new(host, id, config.kept(), file);
             life.came_back = true;
             life.open();
@@ -265,8 +122,8 @@ pub(crate) fn restore<H: DiskHost>(
         }
         Err(why) => {
             tracing::error!("{id}: not served: {why}");
-            let (disk, mut life) = new(host, id, DiskConfig::default(), File::Unknown);
-            life.enter(Phase::Broken(why));
+            let (disk, mut life) = new(host, id, DiskConfig::default(), KeptFile::Unknown);
+            life.enter(LifePhase::Broken(why));
             spawn(life);
             disk
         }
@@ -281,11 +138,11 @@ pub(crate) fn adopt<H: DiskHost>(
     status: Arc<DiskStatus>,
     serve: impl FnOnce(mpsc::Receiver<Order>) -> Work<Option<String>>,
 ) -> Arc<HostedDisk> {
-    let file = File::Holds(Box::new(config.clone()));
+    let file = KeptFile::Holds(Box::new(config.clone()));
     let (disk, mut life) = new(host, id, config, file);
     let (orders, taken) = mpsc::channel(ORDERS_MAX);
     let ended = serve(taken);
-    life.enter(Phase::Serving(status, RunningServer { orders, ended }));
+    life.enter(LifePhase::Serving(status, RunningServer { orders, ended }));
     spawn(life);
     disk
 }
@@ -294,7 +151,7 @@ fn new<H: DiskHost>(
     host: &Arc<H>,
     id: &str,
     config: DiskConfig,
-    file: File,
+    file: KeptFile,
 ) -> (Arc<HostedDisk>, Life<H>) {
     host.joins(&config);
     let shown = HostedStatus {
@@ -310,7 +167,7 @@ fn new<H: DiskHost>(
         id: id.to_owned(),
         inbox,
         show,
-        phase: Phase::Over(None),
+        phase: LifePhase::Over(None),
         pause: PAUSE_MIN,
         config,
         told: None,
@@ -345,7 +202,7 @@ fn spawn<H: DiskHost>(life: Life<H>) {
 
 impl<H: DiskHost> Life<H> {
     async fn run(mut self) {
-        while !matches!(self.phase, Phase::Over(_)) {
+        while !matches!(self.phase, LifePhase::Over(_)) {
             match self.event().await {
                 LifeEvent::Asked(Some(request)) => self.take(request),
                 // The host has dropped it.
@@ -380,8 +237,8 @@ impl<H: DiskHost> Life<H> {
     /// When it has something to do by itself.
     fn due_at(&self) -> Option<Instant> {
         match &self.phase {
-            Phase::Failed(_, again) => Some(*again),
-            Phase::Opening { patience, .. } => {
+            LifePhase::Failed(_, again) => Some(*again),
+            LifePhase::Opening { patience, .. } => {
                 let is_waited_for = !self.putting.is_empty() || !self.starting.is_empty();
                 (is_waited_for && self.writing.is_none()).then_some(*patience)
             }
@@ -391,9 +248,9 @@ impl<H: DiskHost> Life<H> {
 
     fn due(&mut self) {
         match &self.phase {
-            Phase::Failed(..) => self.open(),
+            LifePhase::Failed(..) => self.open(),
             // It is kept, and opened however long that takes.
-            Phase::Opening { .. } => {
+            LifePhase::Opening { .. } => {
                 self.share_limits();
                 self.write();
             }
@@ -426,30 +283,30 @@ impl<H: DiskHost> Life<H> {
     fn put(&mut self, wanted: DiskConfig, reply: Reply<Placed>) {
         let now = self.now();
         match &self.phase {
-            Phase::Broken(why) => {
+            LifePhase::Broken(why) => {
                 let was = Was::Broken(why.clone());
                 self.replace(wanted, was, reply);
             }
-            Phase::Left(why) => {
+            LifePhase::Left(why) => {
                 let was = Was::Left(why.clone());
                 self.replace(wanted, was, reply);
             }
-            Phase::Failed(why, _) if now.turned_into(&wanted) != Ok(now.clone()) => {
+            LifePhase::Failed(why, _) if now.turned_into(&wanted) != Ok(now.clone()) => {
                 let was = Was::Failed(why.clone());
                 self.replace(wanted, was, reply);
             }
-            Phase::Opening { .. } | Phase::Serving(..) | Phase::Failed(..) => {
+            LifePhase::Opening { .. } | LifePhase::Serving(..) | LifePhase::Failed(..) => {
                 if let Err(refusal) = self.become_as(&now, &wanted) {
                     return answer(reply, Err(refusal));
                 }
                 self.putting.push(reply);
                 match &self.phase {
-                    Phase::Failed(..) => self.open_again(),
-                    Phase::Serving(..) => self.write(),
+                    LifePhase::Failed(..) => self.open_again(),
+                    LifePhase::Serving(..) => self.write(),
                     _ => {}
                 }
             }
-            Phase::Ending(..) | Phase::Removing | Phase::Over(_) => {
+            LifePhase::Ending(..) | LifePhase::Removing | LifePhase::Over(_) => {
                 answer(reply, Err(self.removed()));
             }
         }
@@ -482,11 +339,11 @@ impl<H: DiskHost> Life<H> {
     fn turn(&mut self, next: DiskConfig, vrings: &VringModes) -> Result<(), Refusal> {
         let judged = self.host.judge(&self.id, &next);
         judged.map_err(|why| Refusal(ProblemKind::InvalidRequest, why))?;
-        if let Phase::Serving(status, _) = &self.phase {
+        if let LifePhase::Serving(status, _) = &self.phase {
             status.tune(&next, vrings)?;
         }
         // The limits of a disk that is new are given to its group when it has been opened.
-        if self.before.is_some() && !matches!(self.phase, Phase::Serving(..)) {
+        if self.before.is_some() && !matches!(self.phase, LifePhase::Serving(..)) {
             self.describe(next);
             return Ok(());
         }
@@ -518,7 +375,7 @@ impl<H: DiskHost> Life<H> {
     fn change(&mut self, change: &Change, reply: Reply<()>) {
         let bad = |why| Refusal(ProblemKind::InvalidRequest, why);
         let next = match &self.phase {
-            Phase::Serving(..) => self.now().with(change).map_err(bad),
+            LifePhase::Serving(..) => self.now().with(change).map_err(bad),
             _ => Err(self.not_served()),
         };
         let changed = next.and_then(|next| self.turn(next, &change.vrings));
@@ -533,13 +390,13 @@ impl<H: DiskHost> Life<H> {
 
     fn start(&mut self, reply: Reply<()>) {
         match &self.phase {
-            Phase::Failed(..) => {
+            LifePhase::Failed(..) => {
                 self.starting.push(reply);
                 self.open_again();
             }
-            Phase::Opening { .. } => self.starting.push(reply),
-            Phase::Serving(..) => answer(reply, Ok(())),
-            Phase::Broken(why) => {
+            LifePhase::Opening { .. } => self.starting.push(reply),
+            LifePhase::Serving(..) => answer(reply, Ok(())),
+            LifePhase::Broken(why) => {
                 let refusal = Refusal(ProblemKind::CannotOpen, why.clone());
                 answer(reply, Err(refusal));
             }
@@ -548,7 +405,7 @@ impl<H: DiskHost> Life<H> {
     }
 
     fn check_size(&mut self, asker: Option<SizeAsker>) {
-        if let Phase::Serving(_, server) = &self.phase
+        if let LifePhase::Serving(_, server) = &self.phase
             && server.orders.capacity() > 1
         {
             // One that is not taken drops the asker, which learns from it.
@@ -560,7 +417,7 @@ impl<H: DiskHost> Life<H> {
         let why = "it is deleted".to_owned();
         let within = (mode == DeleteMode::Hard).then_some(HARD_TIME);
         match &self.phase {
-            Phase::Serving(status, _) if mode == DeleteMode::Safe && status.is_connected() => {
+            LifePhase::Serving(status, _) if mode == DeleteMode::Safe && status.is_connected() => {
                 let why = format!(
                     "a frontend is connected to disk {}: unplug the disk first, or remove it with mode=drain",
                     self.id
@@ -595,7 +452,7 @@ impl<H: DiskHost> Life<H> {
         };
         let opened = self.host.clone().open(&self.id, &config, past);
         let patience = Instant::now() + OPEN_TIME;
-        self.enter(Phase::Opening { opened, patience });
+        self.enter(LifePhase::Opening { opened, patience });
     }
 
     fn serve(&mut self, opened: H::Opened, files: OpenFiles) {
@@ -609,7 +466,7 @@ impl<H: DiskHost> Life<H> {
                     tracing::warn!("{}: {why}", self.id);
                 }
                 self.show.send_modify(|shown| shown.files = files);
-                self.enter(Phase::Serving(status, RunningServer { orders, ended }));
+                self.enter(LifePhase::Serving(status, RunningServer { orders, ended }));
                 self.write();
             }
             Err(failure) => self.fail(failure.to_string()),
@@ -639,18 +496,18 @@ impl<H: DiskHost> Life<H> {
         tracing::warn!("{}: not served, to be tried again: {why}", self.id);
         let again = Instant::now() + self.pause;
         self.pause = (self.pause * 2).min(PAUSE_MAX);
-        self.enter(Phase::Failed(why, again));
+        self.enter(LifePhase::Failed(why, again));
     }
 
     /// Ends the disk for this purpose, or goes on to what follows if it is not served.
     fn end(&mut self, order: Order, goal: Goal) {
-        match std::mem::replace(&mut self.phase, Phase::Over(None)) {
-            Phase::Serving(_, server) => {
+        match std::mem::replace(&mut self.phase, LifePhase::Over(None)) {
+            LifePhase::Serving(_, server) => {
                 // There is room: the last place is for this order.
                 let _ = server.orders.try_send(order);
-                self.enter(Phase::Ending(server, goal));
+                self.enter(LifePhase::Ending(server, goal));
             }
-            Phase::Ending(server, before) => {
+            LifePhase::Ending(server, before) => {
                 let _ = server.orders.try_send(order);
                 // A disk that is deleted is not kept because the host ends.
                 let goal = match (before, goal) {
@@ -659,9 +516,9 @@ impl<H: DiskHost> Life<H> {
                     (Goal::Undo(refusal), Goal::Undo(_)) => Goal::Undo(refusal),
                     (Goal::Undo(_), goal) => goal,
                 };
-                self.phase = Phase::Ending(server, goal);
+                self.phase = LifePhase::Ending(server, goal);
             }
-            Phase::Removing => self.phase = Phase::Removing,
+            LifePhase::Removing => self.phase = LifePhase::Removing,
             _ => self.follow(goal),
         }
     }
@@ -670,8 +527,8 @@ impl<H: DiskHost> Life<H> {
         self.lost = lost;
         self.show
             .send_modify(|shown| shown.files = OpenFiles::default());
-        match std::mem::replace(&mut self.phase, Phase::Over(None)) {
-            Phase::Ending(_, goal) => self.follow(goal),
+        match std::mem::replace(&mut self.phase, LifePhase::Over(None)) {
+            LifePhase::Ending(_, goal) => self.follow(goal),
             // By itself: it stays in the list, with what it left.
             _ => self.follow(Goal::Stop),
         }
@@ -680,9 +537,9 @@ impl<H: DiskHost> Life<H> {
     /// Does what follows when nothing is served any more.
     fn follow(&mut self, goal: Goal) {
         match goal {
-            Goal::Stop => self.enter(Phase::Over(self.lost.clone())),
+            Goal::Stop => self.enter(LifePhase::Over(self.lost.clone())),
             Goal::Delete => {
-                self.enter(Phase::Removing);
+                self.enter(LifePhase::Removing);
                 self.write();
             }
             Goal::Undo(refusal) => self.undone(refusal),
@@ -705,16 +562,16 @@ impl<H: DiskHost> Life<H> {
             self.came_back = before.came_back;
             self.show_description();
             match before.was {
-                Was::Nothing if self.file == File::Absent => self.vanish(),
+                Was::Nothing if self.file == KeptFile::Absent => self.vanish(),
                 // There may be a file of it although it could not be written whole.
                 Was::Nothing => {
-                    self.enter(Phase::Removing);
+                    self.enter(LifePhase::Removing);
                     self.write();
                 }
-                Was::Broken(why) => self.enter(Phase::Broken(why)),
-                Was::Left(why) => self.enter(Phase::Left(why)),
+                Was::Broken(why) => self.enter(LifePhase::Broken(why)),
+                Was::Left(why) => self.enter(LifePhase::Left(why)),
                 Was::Failed(why) => {
-                    self.enter(Phase::Failed(why, Instant::now() + self.pause));
+                    self.enter(LifePhase::Failed(why, Instant::now() + self.pause));
                 }
             }
         } else {
@@ -735,124 +592,8 @@ impl<H: DiskHost> Life<H> {
     /// Leaves the list, and ends.
     fn vanish(&mut self) {
         self.host.leaves(&self.config);
-        self.enter(Phase::Over(self.lost.clone()));
+        self.enter(LifePhase::Over(self.lost.clone()));
         self.host.forget(&self.id);
-    }
-
-    // Its file.
-
-    /// The file as it is to be.
-    fn wanted_file(&self) -> File {
-        match &self.phase {
-            Phase::Removing => File::Absent,
-            _ if self.config.persistent.get().0 => File::Holds(Box::new(self.config.kept())),
-            _ => File::Absent,
-        }
-    }
-
-    /// Makes the file as it is to be; when it is, whatever waits for that is answered.
-    fn write(&mut self) {
-        if self.writing.is_some() {
-            return;
-        }
-        let (host, wanted) = (self.host.clone(), self.wanted_file());
-        let group = self.config.limit_group();
-        let due = group.filter(|group| self.host.is_group_due(group));
-        let is_removing = matches!(self.phase, Phase::Removing);
-        if wanted == self.file && (due.is_none() || is_removing) {
-            return self.is_kept();
-        }
-        let work = match &wanted {
-            _ if is_removing => host.remove(&self.id, group),
-            File::Holds(config) => host.keep(&self.id, Some(config), due),
-            File::Absent | File::Unknown => host.keep(&self.id, None, due),
-        };
-        self.writing = Some((wanted, work));
-    }
-
-    fn kept(&mut self, result: io::Result<()>) {
-        let Some((file, _)) = self.writing.take() else {
-            return;
-        };
-        match result {
-            Ok(()) => {
-                self.file = file;
-                // The disk may have been changed meanwhile.
-                self.write();
-            }
-            Err(error) => {
-                self.file = File::Unknown;
-                match file == self.wanted_file() {
-                    true => self.is_not_kept(&error),
-                    false => self.write(),
-                }
-            }
-        }
-    }
-
-    /// Answers what waited for the file.
-    fn is_kept(&mut self) {
-        match &self.phase {
-            Phase::Removing => {
-                self.vanish();
-                for reply in self.deleting.drain(..) {
-                    answer(reply, Ok(self.lost.clone()));
-                }
-            }
-            // It may have failed since its file was begun, and is tried again.
-            Phase::Opening { .. } | Phase::Failed(..) => {
-                self.leave_before();
-                for reply in self.putting.drain(..) {
-                    answer(reply, Ok(Placed::Opening));
-                }
-                for reply in self.starting.drain(..) {
-                    answer(reply, Ok(()));
-                }
-            }
-            Phase::Serving(..) => {
-                let mut placed = match self.leave_before() {
-                    true => Placed::New,
-                    false => Placed::There,
-                };
-                for reply in self.putting.drain(..) {
-                    answer(reply, Ok(std::mem::replace(&mut placed, Placed::There)));
-                }
-                for reply in self.changing.drain(..).chain(self.starting.drain(..)) {
-                    answer(reply, Ok(()));
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn is_not_kept(&mut self, error: &io::Error) {
-        let refuse = |why| Refusal(ProblemKind::StateFolder, why);
-        match &self.phase {
-            Phase::Removing => {
-                let why = format!(
-                    "the disk has ended, but its file cannot be removed: {error}: see to the folder of --state, then remove the \
-                     disk again"
-                );
-                self.enter(Phase::Left(why.clone()));
-                for reply in self.deleting.drain(..) {
-                    answer(reply, Err(refuse(why.clone())));
-                }
-            }
-            _ if self.before.is_some() => {
-                let why = format!(
-                    "cannot write the file of the disk: {error}: see to the folder of --state"
-                );
-                self.undo(refuse(why));
-            }
-            Phase::Ending(..) => {}
-            _ => {
-                let why = format!(
-                    "changed until the disk is opened again, but its file cannot be written: {error}: see to the folder of --state"
-                );
-                tracing::warn!("{}: {why}", self.id);
-                self.answer_waiting(|| refuse(why.clone()));
-            }
-        }
     }
 
     // Answers.
@@ -895,7 +636,7 @@ impl<H: DiskHost> Life<H> {
         self.host.with_group_limits(&self.config)
     }
 
-    fn enter(&mut self, phase: Phase<H>) {
+    fn enter(&mut self, phase: LifePhase<H>) {
         self.phase = phase;
         let state = self.state();
         self.show.send_modify(|shown| shown.enter(state.clone()));
@@ -924,39 +665,14 @@ impl<H: DiskHost> Life<H> {
 
     fn state(&self) -> HostedState {
         match &self.phase {
-            Phase::Opening { .. } => HostedState::Opening,
-            Phase::Serving(status, _) => HostedState::Serving(status.clone()),
-            Phase::Ending(..) => HostedState::Ending,
-            Phase::Failed(why, _) | Phase::Broken(why) => HostedState::Failed(why.clone()),
-            Phase::Removing => HostedState::Ended(self.lost.clone()),
-            Phase::Left(why) => HostedState::Ended(Some(why.clone())),
-            Phase::Over(lost) => HostedState::Ended(lost.clone()),
+            LifePhase::Opening { .. } => HostedState::Opening,
+            LifePhase::Serving(status, _) => HostedState::Serving(status.clone()),
+            LifePhase::Ending(..) => HostedState::Ending,
+            LifePhase::Failed(why, _) | LifePhase::Broken(why) => HostedState::Failed(why.clone()),
+            LifePhase::Removing => HostedState::Ended(self.lost.clone()),
+            LifePhase::Left(why) => HostedState::Ended(Some(why.clone())),
+            LifePhase::Over(lost) => HostedState::Ended(lost.clone()),
         }
-    }
-}
-
-/// Waits for the end of what a disk does at present; forever if it waits itself.
-async fn progress<H: DiskHost>(phase: &mut Phase<H>) -> LifeEvent<H> {
-    match phase {
-        Phase::Opening { opened, .. } => LifeEvent::Opened(opened.await),
-        Phase::Serving(_, server) | Phase::Ending(server, _) => {
-            LifeEvent::Ended((&mut server.ended).await)
-        }
-        _ => std::future::pending().await,
-    }
-}
-
-async fn written(writing: &mut Option<(File, Work<io::Result<()>>)>) -> io::Result<()> {
-    match writing {
-        Some((_, work)) => work.await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn until(due: Option<Instant>) {
-    match due {
-        Some(due) => sleep_until(due).await,
-        None => std::future::pending().await,
     }
 }
 

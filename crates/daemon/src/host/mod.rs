@@ -5,6 +5,7 @@ mod about;
 pub(crate) mod api;
 pub(crate) mod aside;
 pub(crate) mod disk;
+pub(crate) mod disk_host;
 mod generation;
 pub(crate) mod life;
 pub(crate) mod open_files;

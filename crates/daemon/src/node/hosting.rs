@@ -22,7 +22,8 @@ use crate::failure::Failure;
 use crate::host::ManyDisks;
 use crate::host::aside::aside;
 use crate::host::disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Placed};
-use crate::host::life::{self, DiskHost, OpenResult, Past, Work};
+use crate::host::disk_host::{DiskHost, OpenResult, Past, Work};
+use crate::host::life;
 use crate::problem::Refusal;
 
 /// How long the end of a node waits for the files of disks that are being deleted.

@@ -15,7 +15,7 @@ use super::shared::Node;
 use crate::disk_server;
 use crate::failure::Failure;
 use crate::host::disk::HostedState;
-use crate::host::life::Past;
+use crate::host::disk_host::Past;
 use crate::host::open_files::OpenFiles;
 use crate::path_lock::PathLock;
 use crate::resize::{SizeWatches, Watch};

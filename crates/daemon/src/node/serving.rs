@@ -15,7 +15,7 @@ use super::shared::Node;
 use crate::control::DiskStatus;
 use crate::disk_server::{DiskServer, Naming, Order};
 use crate::failure::Failure;
-use crate::host::life::Work;
+use crate::host::disk_host::Work;
 use crate::path_lock::{Left, PathLock};
 use crate::socket::{self, Door};
 

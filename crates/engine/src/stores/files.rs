@@ -11,6 +11,7 @@
 
 mod delegated;
 mod portion;
+mod range;
 #[cfg(test)]
 pub(crate) mod rig;
 mod submission;
@@ -27,6 +28,7 @@ use cleave_disk::{Backing, Disk, FileKind, Leg, RangeLocks};
 use cleave_guest::Epoch;
 
 use self::portion::{Delegated, delegates_from};
+use self::range::range;
 use self::syncs::Syncs;
 use crate::ops::buffer::BufferPool;
 use crate::ops::piece;
@@ -673,28 +675,6 @@ impl Drop for Files {
         );
         self.ops.leak();
         self.pool.leak();
-    }
-}
-
-/// The op's range on the leg. The request was checked against capacity and mode much earlier; this is a second check.
-fn range(disk: &Disk, facts: &Facts, op: &Op<'_>) -> Result<(u64, u64), Result<(), i32>> {
-    if op.kind == OpKind::Sync {
-        return Ok((0, 0));
-    }
-    if op.kind != OpKind::Read && facts.read_only {
-        return Err(Err(libc::EROFS));
-    }
-    match op.offset_bytes.checked_add(op.len_bytes) {
-        Some(end) if end <= disk.leg_bytes(op.leg) && i64::try_from(end).is_ok() => {}
-        _ => return Err(Err(libc::EIO)),
-    }
-    match op.kind {
-        _ if op.len_bytes == 0 => Err(Ok(())),
-        // A discard is a hint: partial blocks keep their data.
-        OpKind::Discard => {
-            piece::inside(op.offset_bytes, op.len_bytes, facts.discard_unit).ok_or(Ok(()))
-        }
-        _ => Ok((op.offset_bytes, op.len_bytes)),
     }
 }
 

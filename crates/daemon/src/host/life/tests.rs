@@ -10,6 +10,8 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::control::ram_for_tests;
+use crate::failure::Failure;
+use crate::host::disk_host::OpenResult;
 use crate::host::generation::Condition;
 
 /// Storage and files that do what a test says.

@@ -1,0 +1,86 @@
+//! What the life of a disk needs of its host: storage that is opened and served, files that are kept, and a list.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use cleave_config::DiskConfig;
+use tokio::sync::mpsc;
+
+use super::disk::HostedState;
+use super::open_files::OpenFiles;
+use crate::control::DiskStatus;
+use crate::disk_server::Order;
+use crate::failure::Failure;
+
+/// Work that goes on while requests are handled.
+pub(crate) type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// What the task of a disk needs of its host.
+pub(crate) trait DiskHost: Send + Sync + 'static {
+    /// A disk that is open.
+    type Opened: Send;
+
+    /// Checks that the host can have a disk of this description. Returns how many descriptors it may come to need.
+    fn judge(&self, id: &str, config: &DiskConfig) -> Result<u64, String>;
+
+    /// Opens a disk. If the work is dropped, nothing stays open.
+    fn open(self: Arc<Self>, id: &str, config: &DiskConfig, past: Past) -> Work<OpenResult<Self>>;
+
+    /// Begins to serve a disk. The work ends when the disk does and its image is closed, with the fate of requests that did not end.
+    fn serve(
+        self: Arc<Self>,
+        id: &str,
+        opened: Self::Opened,
+        orders: mpsc::Receiver<Order>,
+    ) -> Result<(Arc<DiskStatus>, Work<Option<String>>), Failure>;
+
+    /// Makes the file of a disk as this description says, durably; `None`: there is to be none. If a group is named, its file is made
+    /// as its limits are.
+    fn keep(
+        self: Arc<Self>,
+        id: &str,
+        file: Option<&DiskConfig>,
+        group: Option<&str>,
+    ) -> Work<io::Result<()>>;
+
+    /// Removes the file of a disk, durably, and that of its group with the last of its disks.
+    fn remove(self: Arc<Self>, id: &str, group: Option<&str>) -> Work<io::Result<()>>;
+
+    /// Returns true if the limits of a group have to be written.
+    fn is_group_due(&self, group: &str) -> bool;
+
+    /// Notes that a disk of this description is there, or that it is not any more. A group is there as long as its disks.
+    fn joins(&self, config: &DiskConfig);
+    fn leaves(&self, config: &DiskConfig);
+
+    /// Returns a description with the limits that are in force if it shares those of a group.
+    fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig;
+
+    /// Makes the limits of a description those of its group, and puts them in force for all of its disks.
+    fn set_group_limits(&self, config: &DiskConfig);
+
+    /// The socket of the frontends of a disk, as it is shown.
+    fn socket(&self, id: &str) -> String;
+
+    /// Tells of a state that a disk of this description has entered.
+    fn tell(&self, id: &str, state: &HostedState, config: &DiskConfig);
+
+    /// Takes a disk out of the list, with the folder of its socket.
+    fn forget(&self, id: &str);
+}
+
+/// The result of opening.
+pub(crate) type OpenResult<H> = Result<(<H as DiskHost>::Opened, OpenFiles), Failure>;
+
+/// What is known of the content of a disk that is to be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Past {
+    /// Nothing.
+    Unknown,
+    /// The disk was in the state folder when the host started, which may say more.
+    CameBack,
+    /// The disk was open before, so a guest may have written it.
+    WasOpen,
+}
