@@ -4,7 +4,9 @@ use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 
+use cleave_api::EventName;
 use cleave_config::DiskConfig;
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::control::DiskStatus;
@@ -71,7 +73,11 @@ impl DiskHost for Alone {
         config.clone()
     }
 
-    fn set_group_limits(&self, _: &DiskConfig) {}
+    fn set_group_limits(&self, _: &str, _: &DiskConfig) {}
+
+    fn tell_change(&self, id: &str, details: Value) {
+        self.events.tell(id, EventName::Changed, details);
+    }
 
     fn socket(&self, _: &str) -> String {
         self.endpoint.clone()

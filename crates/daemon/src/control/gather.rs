@@ -91,7 +91,7 @@ impl DiskStatus {
     }
 
     /// How workers wait, call and split.
-    pub(super) fn tuning(&self) -> TuningReport {
+    pub(crate) fn tuning(&self) -> TuningReport {
         let mut tuning = tuning(&self.device);
         tuning.profile = self.profile.clone().filter(|_| tuning.split == "auto");
         tuning

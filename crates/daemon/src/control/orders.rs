@@ -12,8 +12,9 @@ use crate::problem::{Refusal, answer};
 use crate::tuning;
 
 impl DiskStatus {
-    /// Has the disk served as a description says, and single vrings as `vrings` says: all of it or nothing.
-    pub(crate) fn tune(&self, config: &DiskConfig, vrings: &VringModes) -> Result<(), Refusal> {
+    /// Has the disk served as a description says, and single vrings as `vrings` says: all of it or nothing. Returns false if it is
+    /// served so already.
+    pub(crate) fn tune(&self, config: &DiskConfig, vrings: &VringModes) -> Result<bool, Refusal> {
         let bad = |why| Refusal(ProblemKind::InvalidRequest, why);
         let now = self.device.tuning();
         let split = match config.split.get() {
@@ -28,17 +29,16 @@ impl DiskStatus {
             vrings: vrings.map_err(bad)?,
             ..tuning::tuning(config, split)
         };
-        if tuning != *now {
+        let is_other = tuning != *now;
+        if is_other {
             self.device.tune(tuning);
-            let tuning = serde_json::to_value(self.tuning()).unwrap_or_default();
-            self.tell(EventName::Changed, json!({ "tuning": tuning }));
             let name = self.device.disk.name();
             tracing::info!(
                 "{name}: is served differently from now on: {}",
                 self.describe_tuning()
             );
         }
-        Ok(())
+        Ok(is_other)
     }
 
     /// Has held requests done again. Returns how many there were.

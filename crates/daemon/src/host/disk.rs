@@ -7,7 +7,7 @@ use cleave_config::{Change, DiskConfig};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::generation::Condition;
+use super::generation::{self, Condition};
 use super::open_files::OpenFiles;
 use crate::control::DiskStatus;
 use crate::disk_server::SizeAsker;
@@ -91,6 +91,15 @@ impl HostedState {
             HostedState::Failed(_) => DiskState::Failed,
             HostedState::Ended(_) => DiskState::Ended,
         }
+    }
+
+    /// Returns what an event says of a change, after which this description is in force.
+    pub(crate) fn change_details(&self, config: &DiskConfig) -> Value {
+        let mut details = json!({ "generation": generation::of(config) });
+        if let HostedState::Serving(status) = self {
+            details["tuning"] = serde_json::to_value(status.tuning()).unwrap_or_default();
+        }
+        details
     }
 
     /// Returns what an event says of the state, besides its name.

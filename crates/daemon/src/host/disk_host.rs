@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use cleave_config::DiskConfig;
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::disk::HostedState;
@@ -59,13 +60,17 @@ pub(crate) trait DiskHost: Send + Sync + 'static {
     fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig;
 
     /// Makes the limits of a description those of its group, and puts them in force for all of its disks.
-    fn set_group_limits(&self, config: &DiskConfig);
+    /// `id`: the disk that brings them.
+    fn set_group_limits(&self, id: &str, config: &DiskConfig);
 
     /// The socket of the frontends of a disk, as it is shown.
     fn socket(&self, id: &str) -> String;
 
     /// Tells of a state that a disk of this description has entered.
     fn tell(&self, id: &str, state: &HostedState, config: &DiskConfig);
+
+    /// Tells of a change of a disk.
+    fn tell_change(&self, id: &str, details: Value);
 
     /// Takes a disk out of the list, with the folder of its socket.
     fn forget(&self, id: &str);

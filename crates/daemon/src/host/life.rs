@@ -339,16 +339,21 @@ impl<H: DiskHost> Life<H> {
     fn turn(&mut self, next: DiskConfig, vrings: &VringModes) -> Result<(), Refusal> {
         let judged = self.host.judge(&self.id, &next);
         judged.map_err(|why| Refusal(ProblemKind::InvalidRequest, why))?;
+        let mut is_other = next != self.now();
         if let LifePhase::Serving(status, _) = &self.phase {
-            status.tune(&next, vrings)?;
+            is_other |= status.tune(&next, vrings)?;
         }
         // The limits of a disk that is new are given to its group when it has been opened.
         if self.before.is_some() && !matches!(self.phase, LifePhase::Serving(..)) {
             self.describe(next);
-            return Ok(());
+        } else {
+            self.host.set_group_limits(&self.id, &next);
+            self.describe(next.kept());
         }
-        self.host.set_group_limits(&next);
-        self.describe(next.kept());
+        if is_other {
+            let details = self.state().change_details(&self.now());
+            self.host.tell_change(&self.id, details);
+        }
         Ok(())
     }
 
@@ -479,7 +484,7 @@ impl<H: DiskHost> Life<H> {
             if let Some(before) = &mut self.before {
                 before.limits = Some(self.host.with_group_limits(&self.config));
             }
-            self.host.set_group_limits(&self.config);
+            self.host.set_group_limits(&self.id, &self.config);
             self.describe(self.config.kept());
         }
     }
@@ -555,7 +560,7 @@ impl<H: DiskHost> Life<H> {
     fn undone(&mut self, refusal: Refusal) {
         if let Some(before) = self.before.take() {
             if let Some(limits) = &before.limits {
-                self.host.set_group_limits(limits);
+                self.host.set_group_limits(&self.id, limits);
             }
             self.host.leaves(&self.config);
             self.config = before.config;

@@ -70,14 +70,17 @@ impl Groups {
         self.lock().contains_key(name)
     }
 
-    /// Makes the limits that a description names those of its group.
-    pub(super) fn set(&self, config: &DiskConfig) {
+    /// Makes the limits that a description names those of its group. Returns false if they are, or if it names no group.
+    pub(super) fn set(&self, config: &DiskConfig) -> bool {
         let limits = config.limits.get().values;
         let mut groups = self.lock();
-        if let Some(group) = config.limit_group().and_then(|name| groups.get_mut(name)) {
-            group.limits = limits;
-            group.shared.set(limits);
-        }
+        let group = config.limit_group().and_then(|name| groups.get_mut(name));
+        let Some(group) = group.filter(|group| group.limits != limits) else {
+            return false;
+        };
+        group.limits = limits;
+        group.shared.set(limits);
+        true
     }
 
     /// Returns a description with the limits of its group.

@@ -260,8 +260,23 @@ impl DiskHost for Node {
         self.groups.in_force(config)
     }
 
-    fn set_group_limits(&self, config: &DiskConfig) {
-        self.groups.set(config);
+    fn set_group_limits(&self, id: &str, config: &DiskConfig) {
+        if !self.groups.set(config) {
+            return;
+        }
+        for other in self.disks.all().iter().filter(|other| other.id != id) {
+            let status = other.shown();
+            if status.config.limit_group() == config.limit_group() {
+                let details = status
+                    .state
+                    .change_details(&self.groups.in_force(&status.config));
+                self.tell_change(&other.id, details);
+            }
+        }
+    }
+
+    fn tell_change(&self, id: &str, details: Value) {
+        self.events.tell(id, EventName::Changed, details);
     }
 
     fn socket(&self, id: &str) -> String {

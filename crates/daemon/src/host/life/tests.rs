@@ -199,7 +199,12 @@ impl DiskHost for Invented {
         }
     }
 
-    fn set_group_limits(&self, config: &DiskConfig) {
+    fn tell_change(&self, _: &str, details: Value) {
+        let tuned = details.get("tuning").map_or("", |_| ", tuned");
+        self.note(format!("changed{tuned}"));
+    }
+
+    fn set_group_limits(&self, _: &str, config: &DiskConfig) {
         if config.limit_group().is_some() {
             *lock(&self.limits) = config.limits.get().values;
         }
@@ -439,6 +444,21 @@ async fn a_put_of_other_settings_changes_those_that_can_change_and_refuses_all_o
     assert_eq!(scene.put(&other).await.unwrap(), Ok(Placed::There));
     assert_eq!(scene.disk.shown().config, other);
     assert_eq!(scene.host.file("d1"), Some(other.clone()));
+    assert!(scene.host.told().contains(&"changed, tuned".to_owned()));
+    // A change that workers do not notice is told too.
+    scene
+        .change(&json!({"labels": {"owner": "web"}}))
+        .await
+        .unwrap();
+    assert_eq!(scene.host.told(), ["changed, tuned"]);
+    scene
+        .change(&json!({"labels": {"owner": "web"}}))
+        .await
+        .unwrap();
+    assert_eq!(scene.host.told(), [""; 0]);
+    let other = config(
+        &json!({"disk": ["ram:1M"], "completion": "poll", "spin_worth": 7, "labels": {"owner": "web"}}),
+    );
     let fixed = config(&json!({"disk": ["ram:2M"], "queues": 3, "completion": "interrupt"}));
     let (status, why) = scene.put(&fixed).await.unwrap().unwrap_err();
     assert!(
