@@ -556,6 +556,27 @@ fn a_node_is_not_ready_while_a_disk_is_being_opened() {
     node.daemon.finish();
 }
 
+#[test]
+fn a_change_that_another_disk_of_the_group_brought_is_told() {
+    let node = Node::start();
+    let disk = |limits: Value| json!({"disk": ["ram:1M"], "queues": 1, "persistent": false, "limits": limits});
+    node.add("a", &disk(json!({"group": "g", "iops-total": 500})));
+    node.add("b", &disk(json!({"group": "g"})));
+    let before = node.disk("b")["generation"].clone();
+    let mut events = listen(&node).filter(|event| event["event"] == "changed");
+    let change = r#"{"limits": {"iops-total": 900}}"#;
+    assert_eq!(node.ask("PATCH", "/v1/disks/a", change).status, 200);
+    let told: Vec<Value> = events.by_ref().take(2).collect();
+    let of = |id: &str| told.iter().find(|event| event["disk"] == id).unwrap();
+    for id in ["a", "b"] {
+        let disk = node.disk(id);
+        assert_eq!(of(id)["generation"], disk["generation"]);
+        assert_eq!(of(id)["tuning"]["limits"], json!({"iops-total": 900}));
+    }
+    assert_ne!(of("b")["generation"], before);
+    node.daemon.finish();
+}
+
 /// Otherwise it would be served again after the next start of the node.
 #[test]
 fn a_disk_whose_file_cannot_be_removed_stays_in_the_list() {
