@@ -171,7 +171,8 @@ was=$(pid cleave)
 inside kill -STOP "$was"
 until_true is_another cleave "$was"
 serves /run/cleave/d1/disk.sock
-inside cleave disk remove d1 >/dev/null
+# As above.
+until_true inside cleave disk remove d1
 
 inside apt-get purge --yes cleave >"$work.log" 2>&1 || fail "$(cat "$work.log")"
 ! inside systemctl is-active --quiet cleave cleave@a cleave@a.socket || fail "a unit runs after the package was removed"
