@@ -253,7 +253,7 @@ impl<S: Read> Begun<S> {
                 let body = Body {
                     stream,
                     is_chunked,
-                    // What has no length ends with the connection.
+                    // A reply without a length ends with the connection.
                     left: length.unwrap_or(if is_chunked { 0 } else { u64::MAX }),
                     has_ended: false,
                 };

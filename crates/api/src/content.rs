@@ -1,4 +1,4 @@
-//! What bodies contain.
+//! The contents of bodies.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
