@@ -45,7 +45,7 @@ pub fn program_path() -> &'static Path {
         let own = std::env::current_exe().unwrap();
         let profile = own.ancestors().nth(2).unwrap();
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--locked", "--package", "cleave-daemon"]);
+        build.args(["build", "--quiet", "--locked", "--package", "cleave"]);
         if profile.ends_with("release") {
             build.arg("--release");
         }

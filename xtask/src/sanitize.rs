@@ -29,7 +29,7 @@ pub(crate) fn run(root: &Path) -> Result {
     let what = "the daemon with AddressSanitizer";
     // `sanitized` leaves the sandbox out unless a test asks for it: the search for leaks is a process that traces the daemon.
     let flags = "-Zsanitizer=address --cfg sanitized";
-    let program = built::instrumented(root, what, &folder, flags, "--package cleave-daemon")?;
+    let program = built::instrumented(root, what, &folder, flags, "--package cleave")?;
     let program = program.join("debug/cleave").display().to_string();
     let reports = folder.join("reports");
     empty_folder(&reports)?;

@@ -16,6 +16,8 @@ mod size;
 mod table;
 mod thin;
 
+/// Says what is measured: reads or writes.
+pub use cleave_worker::DataDirection;
 pub use device::DiskIdentity;
 pub use judge::{Judgement, Recommendation, judge};
 pub use matrix::{Matrix, Measured, Point, points};

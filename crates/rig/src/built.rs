@@ -54,13 +54,13 @@ pub fn for_release(root: &Path) -> Result<[PathBuf; 2]> {
 /// Builds the program whose instructions are counted, as a release is built: with the same crates as the daemon, which are not
 /// built a second time.
 pub fn instructions(root: &Path) -> Result<PathBuf> {
-    let options = "--release -p cleave-daemon -p cleave-benches --bin instructions";
+    let options = "--release -p cleave -p cleave-benches --bin instructions";
     program(&cargo(root, options)?, "instructions")
 }
 
 /// Builds the daemon as it is released, without the features that tests add to it.
 pub fn released(root: &Path) -> Result<PathBuf> {
-    program(&cargo(root, "--release -p cleave-daemon")?, "cleave")
+    program(&cargo(root, "--release -p cleave")?, "cleave")
 }
 
 /// Returns the path of a program or an example.

@@ -21,7 +21,7 @@ const NOTICES: [&str; 5] = ["LICEN", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENS
 /// Returns the text of the file.
 pub(super) fn third_party(root: &Path) -> Result<String> {
     let metadata = packages::load(root)?;
-    let tree = "cargo tree --locked --package cleave-daemon --edges normal,no-proc-macro --prefix none --target {}";
+    let tree = "cargo tree --locked --package cleave --edges normal,no-proc-macro --prefix none --target {}";
     let linked = quietly(root, tree, &[&PLATFORM])?;
     let mut text = HEAD.to_owned();
     // The same text comes with many crates.

@@ -40,6 +40,9 @@ api says what is sent and received: no files, threads, runtime or terminal
 -n \bstd::(io|net|os|time)|\brustix::
 crates/api/src/* :!crates/api/src/client.rs
 only the client of api has sockets and clocks
+-n \bclap\b|\bstdout\b|\bargs_os\b|\be?print(ln)?!
+crates/host/src/*
+host serves disks: no command line, and nothing printed
 -L ^#!\[forbid\(unsafe_code\)\]$
 *src/lib.rs *src/main.rs :!crates/guest :!crates/engine :!crates/client :!crates/rbd
 #![forbid(unsafe_code)] is missing
@@ -139,6 +142,8 @@ mod tests {
                 "client",
             ),
             ("crates/api/src/client.rs", "use std::net::TcpStream;", ""),
+            ("crates/host/src/serve.rs", "println!();", "nothing printed"),
+            ("crates/host/src/log.rs", "writeln!(io::stderr());", ""),
             ("crates/api/src/client.rs", "use std::thread;", "api says"),
         ] {
             let file = root.join(path);

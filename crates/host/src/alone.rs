@@ -1,0 +1,92 @@
+//! The host of one disk, that of `cleave serve`: it is served until the process ends, and the command line keeps its description.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+
+use cleave_api::EventName;
+use cleave_config::DiskConfig;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use crate::control::DiskStatus;
+use crate::disk_server::Order;
+use crate::events::Events;
+use crate::failure::Failure;
+use crate::hosted::disk::HostedState;
+use crate::hosted::disk_host::{DiskHost, OpenResult, Past, Work};
+
+/// The host of one disk.
+#[derive(Debug)]
+pub(crate) struct Alone {
+    /// The socket of its frontends, as it is shown.
+    pub(crate) endpoint: String,
+    pub(crate) events: Arc<Events>,
+}
+
+impl DiskHost for Alone {
+    /// The disk is open when its life begins, and is not opened again.
+    type Opened = Infallible;
+
+    fn judge(&self, _: &str, _: &DiskConfig) -> Result<u64, String> {
+        Ok(0)
+    }
+
+    fn open(self: Arc<Alone>, _: &str, _: &DiskConfig, _: Past) -> Work<OpenResult<Alone>> {
+        let refused = Failure::run("the disk was opened when the process began: start it again");
+        Box::pin(std::future::ready(Err(refused)))
+    }
+
+    fn serve(
+        self: Arc<Alone>,
+        _: &str,
+        opened: Infallible,
+        _: mpsc::Receiver<Order>,
+    ) -> Result<(Arc<DiskStatus>, Work<Option<String>>), Failure> {
+        match opened {}
+    }
+
+    fn keep(
+        self: Arc<Alone>,
+        _: &str,
+        _: Option<&DiskConfig>,
+        _: Option<&str>,
+    ) -> Work<io::Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn remove(self: Arc<Alone>, _: &str, _: Option<&str>) -> Work<io::Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    // A group takes several disks.
+
+    fn is_group_due(&self, _: &str) -> bool {
+        false
+    }
+
+    fn joins(&self, _: &DiskConfig) {}
+
+    fn leaves(&self, _: &DiskConfig) {}
+
+    fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig {
+        config.clone()
+    }
+
+    fn set_group_limits(&self, _: &str, _: &DiskConfig) {}
+
+    fn tell_change(&self, id: &str, details: Value) {
+        self.events.tell(id, EventName::Changed, details);
+    }
+
+    fn socket(&self, _: &str) -> String {
+        self.endpoint.clone()
+    }
+
+    fn tell(&self, id: &str, state: &HostedState, config: &DiskConfig) {
+        let details = state.details(&self.endpoint, config);
+        self.events.tell(id, state.word().into(), details);
+    }
+
+    fn forget(&self, _: &str) {}
+}

@@ -1,0 +1,630 @@
+//! The server of one disk: opens it, accepts frontends, gives one of them at a time to a session on a thread of its own,
+//! and ends in order. `cleave serve` has one, `cleave node` has many on one runtime.
+
+mod announcement;
+mod server;
+mod server_losses;
+mod size;
+mod size_checks;
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cleave_api::EventName;
+use cleave_config::Cache;
+use cleave_disk::{Disk, Resized};
+use cleave_sandbox::Role;
+use cleave_session::{Ending, Offload, Quota, Session, SessionHandle};
+use cleave_worker::record::Recording;
+use cleave_worker::{Device, Incident, Totals};
+use serde_json::json;
+use tokio::net::UnixListener;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::confine::Confinement;
+use crate::control::DiskStatus;
+use crate::events::Events;
+use crate::failure::Failure;
+use crate::loop_device;
+use crate::path_lock::PathLock;
+use crate::pending::{PendingConnections, has_left};
+use crate::resize::Watch;
+use crate::service::Service;
+use crate::socket::Door;
+use crate::source;
+use crate::tuning::split_for;
+use server_losses::ServerLosses;
+pub(crate) use size_checks::SizeAsker;
+use size_checks::SizeChecks;
+
+/// How long no connection is accepted after accepting failed (no descriptors left, say).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Burst of log lines about frontends that connect and leave; enough for a VMM that connects a few times while it starts.
+const ARRIVALS_MAX: u32 = 10;
+
+/// An order for a disk that is served.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// Hang up, wait for what is in flight at most for so long, else for its `--stop-deadline`, and end.
+    /// The text is the reason, for the log.
+    Stop(String, Option<Duration>),
+    /// Check the size of the disk, and tell the result to whoever asked, if anybody did.
+    CheckSize(Option<SizeAsker>),
+}
+
+/// Opens the disk, and proves that it can be polled for where that is asked. It may block for as long as the store does.
+/// The caller holds the lock of the disk's socket, in which the disk is recorded.
+pub(crate) fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc<Disk>, Failure> {
+    let mut disk = source::open_storage(&service.disk, &service.open).map_err(Failure::open)?;
+    if let Some(lock) = lock {
+        let file = lock.file();
+        let file = file.map_err(|error| Failure::run(format!("cannot copy a lock: {error}")))?;
+        disk.add_barrier(file);
+        if lock.left_a_server() {
+            disk.mark_predecessor_died();
+        }
+        if lock.left_lost_changes(&service.disk) {
+            disk.mark_changes_lost();
+        }
+    }
+    let is_polled = service.config.iopoll.get().is_on();
+    if is_polled {
+        disk = disk.with_iopoll().map_err(Failure::input)?;
+    }
+    let disk = Arc::new(disk);
+    if is_polled {
+        cleave_engine::probe_iopoll(&disk).map_err(Failure::input)?;
+    }
+    service.tuning.split = split_for(&service.config, &disk, service.names)?;
+    if let Some(lock) = lock {
+        lock.record(&service.disk, disk.owes_changes());
+    }
+    Ok(disk)
+}
+
+/// How a disk is found and shown.
+#[derive(Debug)]
+pub(crate) struct Naming {
+    /// Its id in the control interface, if that is not its serial or its name.
+    pub(crate) id: Option<String>,
+    /// The socket of the frontends.
+    pub(crate) endpoint: String,
+    /// True if the path of the socket is locked.
+    pub(crate) is_locked: bool,
+    /// The listeners for what happens to it.
+    pub(crate) events: Arc<Events>,
+}
+
+/// The state of the disk's loop.
+pub(crate) struct DiskServer {
+    service: Service,
+    confinement: Confinement,
+    disk: Arc<Disk>,
+    device: Arc<Device>,
+    watch: Watch,
+    /// The watch ignores writes until then.
+    rearm_at: Option<Instant>,
+    size: SizeChecks,
+    losses: ServerLosses,
+    listener: Option<UnixListener>,
+    /// Accepting failed: not before this.
+    accept_after: Option<Instant>,
+    pending: PendingConnections,
+    /// The threads that close what frontends send.
+    offload: Offload,
+    guest: Option<Guest>,
+    status: Arc<DiskStatus>,
+    /// The socket of the frontends, for messages.
+    endpoint: String,
+    /// Limits of log lines: about frontends that connect and leave, about rejected ones, and about faults. They are
+    /// separate so that many rejected frontends do not hide a fault.
+    arrivals: Quota,
+    rejections: Quota,
+    faults: Quota,
+    /// Totals of the disk when the last session ended; the line of the next session has the difference.
+    reported: Totals,
+    /// End when a frontend has left.
+    once: bool,
+}
+
+/// The frontend being served.
+struct Guest {
+    remote: SessionHandle,
+    /// Our own descriptor of its connection, to see it leave before its session has ended.
+    stream: UnixStream,
+    ending: oneshot::Receiver<Ending>,
+}
+
+/// An event that wakes the loop.
+enum Event {
+    Ordered(Order),
+    Ended(Option<Ending>),
+    Accepted(io::Result<tokio::net::UnixStream>),
+    AcceptAgain,
+    Ready(UnixStream),
+    Changed,
+    Rearm,
+    SizeChecked(io::Result<Resized>),
+}
+
+impl DiskServer {
+    /// Makes the server of an opened disk and its watch. To be called inside the runtime. `confine` is called when nothing needs a
+    /// path or a privilege any more, and before there is a thread that a frontend could reach.
+    pub(crate) fn new(
+        service: Service,
+        disk: Arc<Disk>,
+        door: &Door,
+        naming: Naming,
+        watch: Watch,
+        confine: impl FnOnce(&str, Watch) -> Result<(Confinement, Watch), Failure>,
+    ) -> Result<DiskServer, Failure> {
+        let listener = match door {
+            Door::Listening(listening) => Some(listening.listener()),
+            Door::Connected(_) => None,
+        };
+        let listener = listener
+            .transpose()
+            .map_err(|error| Failure::run(format!("cannot listen: {error}")))?;
+        let loops = loop_device::attached_to_legs(&disk);
+        let (confinement, watch) = confine(disk.name(), watch)?;
+        confinement.confine_dialler(&disk);
+        let device = Device::new(
+            Arc::clone(&disk),
+            service.config.serial.get().padded(),
+            service.config.cache.get() == Cache::Writeback,
+            service.worker.clone(),
+            service.tuning.clone(),
+        );
+        let device = device.at_worker_start(confinement.narrowing(Role::Worker));
+        // Known when the disk can be shown.
+        let id = Arc::new(OnceLock::new());
+        let device = device.at_incident(telling(id.clone(), naming.events.clone()));
+        let device = match &service.limit_group {
+            Some(group) => device.in_group(group),
+            None => device,
+        };
+        let device = device.in_pool(service.pool.clone());
+        let recording = match service.config.stats.get().is_on() {
+            true => Recording::On,
+            false => Recording::Off,
+        };
+        let device = Arc::new(device.recording(recording));
+        let vrings = service.session.vrings_max;
+        let status = DiskStatus::new(
+            device.clone(),
+            naming.endpoint.clone(),
+            vrings,
+            confinement.clone(),
+            &service.config,
+        );
+        let status = status.named(naming.id).telling(naming.events);
+        let _ = id.set(status.id());
+        let offload = Offload::default();
+        Ok(DiskServer {
+            once: service.once,
+            watch,
+            rearm_at: None,
+            size: SizeChecks::default(),
+            losses: ServerLosses::default(),
+            disk,
+            device,
+            service,
+            confinement,
+            listener,
+            accept_after: None,
+            pending: PendingConnections::new(offload.clone()),
+            offload,
+            guest: None,
+            status: Arc::new(status),
+            endpoint: naming.endpoint,
+            arrivals: Quota::new(ARRIVALS_MAX),
+            rejections: Quota::new(1),
+            faults: Quota::new(1),
+            reported: Totals::default(),
+        }
+        .announced(naming.is_locked, &loops))
+    }
+
+    /// The disk's state as the control interface shows it.
+    pub(crate) fn status(&self) -> Arc<DiskStatus> {
+        self.status.clone()
+    }
+
+    /// Serves the frontend of an inherited connection, and no other.
+    pub(crate) fn serve_connected(&mut self, door: &Door) -> Result<(), Failure> {
+        let Door::Connected(stream) = door else {
+            return Ok(());
+        };
+        self.once = true;
+        let guest = stream.try_clone().and_then(|stream| self.spawn(stream));
+        self.guest = Some(
+            guest.map_err(|error| Failure::run(format!("cannot serve the frontend: {error}")))?,
+        );
+        Ok(())
+    }
+
+    fn announced(self, is_locked: bool, loops: &[(String, String)]) -> DiskServer {
+        self.announce(is_locked, loops);
+        self
+    }
+
+    /// The loop, and the end. The door closes, and its socket file goes, before the drain.
+    pub(crate) async fn serve(
+        &mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        door: Door,
+    ) -> Result<(), Failure> {
+        let mut deadline = self.service.stop_deadline();
+        loop {
+            match self.event(orders).await {
+                Event::Ordered(Order::Stop(why, within)) => {
+                    let name = self.disk.name();
+                    tracing::info!("{name}: {why}: finishing the requests in flight, then exiting");
+                    deadline = within.unwrap_or(deadline);
+                    break;
+                }
+                Event::Ordered(Order::CheckSize(asker)) => self.check_size_for(asker),
+                Event::Ended(ending) => {
+                    self.end_session(ending, "the frontend has left");
+                    if self.once {
+                        break;
+                    }
+                }
+                Event::Accepted(Ok(stream)) => {
+                    self.admit(stream);
+                    self.pause_while_full();
+                }
+                Event::Accepted(Err(error)) => self.pause_accepting(&error),
+                Event::AcceptAgain => self.pause_while_full(),
+                Event::Ready(stream) => self.begin(stream),
+                Event::Changed => {
+                    self.tell_losses();
+                    if self.rearm_at.is_none() {
+                        self.rearm_at = self
+                            .watch
+                            .ignore_writes()
+                            .map(|pause| Instant::now() + pause);
+                    }
+                    self.check_size();
+                }
+                Event::Rearm => {
+                    self.rearm_at = None;
+                    self.watch.watch_writes();
+                    self.check_size();
+                }
+                Event::SizeChecked(resized) => self.report_size(resized),
+            }
+        }
+        self.offload.close(self.listener.take());
+        door.close(&self.offload);
+        self.pending.clear();
+        let drained = self.drain(orders, deadline).await;
+        // The timer of a quiet would keep the image open until its time is over.
+        self.status.forget_quiet();
+        drained
+    }
+
+    async fn event(&mut self, orders: &mut mpsc::Receiver<Order>) -> Event {
+        let DiskServer {
+            guest,
+            listener,
+            pending,
+            watch,
+            size,
+            ..
+        } = self;
+        let is_free = guest.is_none();
+        let pause = self.accept_after;
+        let rearm_at = self.rearm_at;
+        tokio::select! {
+            // In this order: a shutdown is never delayed, and a session has ended before the next one starts.
+            biased;
+            Some(order) = orders.recv() => Event::Ordered(order),
+            ending = ended(guest) => Event::Ended(ending),
+            stream = pending.next_ready(), if is_free => Event::Ready(stream),
+            accepted = accept(listener), if pause.is_none() => Event::Accepted(accepted),
+            () = until(pause), if pause.is_some() => Event::AcceptAgain,
+            resized = size.checked() => Event::SizeChecked(resized),
+            () = watch.changed() => Event::Changed,
+            () = until(rearm_at), if rearm_at.is_some() => Event::Rearm,
+        }
+    }
+
+    /// A frontend has connected.
+    fn admit(&mut self, stream: tokio::net::UnixStream) {
+        let name = self.disk.name();
+        match &self.guest {
+            Some(guest) if !has_left(&guest.stream) => {
+                self.offload.hang_up(stream);
+                self.rejections.log(|more| {
+                    tracing::warn!(
+                        "{name}: a second frontend was turned away: one is connected{more}"
+                    );
+                });
+            }
+            // The one before it has left and its session is about to end: this one waits its turn.
+            _ => {
+                if self.pending.add(stream) {
+                    self.rejections.log(|more| {
+                        tracing::warn!(
+                            "{name}: the oldest of many silent connections was closed{more}"
+                        );
+                    });
+                }
+            }
+        }
+    }
+
+    /// Starts a session on a thread of its own.
+    fn begin(&mut self, stream: UnixStream) {
+        let name = self.disk.name();
+        if self.device.is_lost() {
+            self.offload.hang_up(stream);
+            return self.faults.log(|more| {
+                tracing::error!(
+                    "{name}: a frontend was turned away: a worker failed twice and left requests in flight, which could overtake \
+                     newer ones; start the daemon again{more}"
+                );
+            });
+        }
+        match self.spawn(stream) {
+            Ok(guest) => {
+                self.arrivals
+                    .log(|more| tracing::info!("{name}: a frontend has connected{more}"));
+                self.guest = Some(guest);
+                let waiting = self.pending.clear();
+                if waiting > 0 {
+                    self.rejections.log(|more| {
+                        tracing::warn!("{name}: {waiting} further frontends were turned away: one is connected{more}");
+                    });
+                }
+            }
+            Err(error) => self.faults.log(|more| {
+                tracing::warn!("{name}: a frontend cannot be served: {error}{more}");
+            }),
+        }
+    }
+
+    fn spawn(&self, stream: UnixStream) -> io::Result<Guest> {
+        let started = stream.try_clone().and_then(|theirs| self.start(theirs));
+        let (remote, ending) = match started {
+            Ok(started) => started,
+            Err(error) => {
+                self.offload.hang_up(stream);
+                return Err(error);
+            }
+        };
+        self.status.begin(remote.clone());
+        Ok(Guest {
+            remote,
+            stream,
+            ending,
+        })
+    }
+
+    fn start(&self, stream: UnixStream) -> io::Result<(SessionHandle, oneshot::Receiver<Ending>)> {
+        let config = self.service.session.clone();
+        let (device, offload) = (Arc::clone(&self.device), self.offload.clone());
+        let (session, remote) = Session::new(stream, device, offload, config)?;
+        let (reply, ending) = oneshot::channel();
+        let confinement = self.confinement.clone();
+        thread::Builder::new()
+            .name("session".to_owned())
+            .spawn(move || {
+                confinement.thread(Role::Session);
+                // The receiver is gone only when the process is about to exit.
+                let _ = reply.send(session.run());
+            })?;
+        Ok((remote, ending))
+    }
+
+    /// A session has ended; `None`: its thread failed. `left` says how a connection that was in order ended.
+    fn end_session(&mut self, ending: Option<Ending>, left: &str) {
+        self.close_guest();
+        self.status.end();
+        let name = self.disk.name();
+        let totals = self.device.totals();
+        let served = totals.since(std::mem::replace(&mut self.reported, totals));
+        match ending {
+            // QEMU connects a few times while it starts; sums of nothing would fill the log.
+            Some(Ending::HungUp) if is_unused(&served) => self.arrivals.log(|more| {
+                tracing::info!("{name}: {left} without a request{more}");
+            }),
+            Some(Ending::HungUp) => self
+                .arrivals
+                .log(|more| tracing::info!("{name}: {left} after {served}{more}")),
+            Some(Ending::Refused(why)) => self.faults.log(|more| {
+                tracing::warn!(
+                    "{name}: the frontend broke the protocol and was let go: {why}{more}"
+                );
+            }),
+            Some(Ending::Lost(why)) => self
+                .faults
+                .log(|more| tracing::warn!("{name}: the frontend was let go: {why}{more}")),
+            None => self
+                .faults
+                .log(|more| tracing::error!("{name}: the session failed{more}")),
+        }
+    }
+
+    fn close_guest(&mut self) {
+        let stream = self.guest.take().map(|guest| guest.stream);
+        self.offload.close(stream);
+    }
+
+    /// A connection that is turned away has to be closed, for which there may be no thread left.
+    fn pause_while_full(&mut self) {
+        self.accept_after = self
+            .offload
+            .is_full()
+            .then(|| Instant::now() + ACCEPT_PAUSE);
+        if self.accept_after.is_some() {
+            let name = self.disk.name();
+            self.faults.log(|more| {
+                tracing::warn!(
+                    "{name}: no frontend is accepted: earlier ones left descriptors that cannot be closed; end \
+                     the programs that hold the other ends of their sockets and pipes{more}"
+                );
+            });
+        }
+    }
+
+    /// Accepting failed: most likely no descriptor is free. The oldest silent connection is closed in
+    /// favour of the new one. Trying again at once would only spin.
+    fn pause_accepting(&mut self, error: &io::Error) {
+        self.pending.close_oldest();
+        self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
+        let name = self.disk.name();
+        self.faults.log(|more| {
+            tracing::warn!(
+                "{name}: cannot accept a frontend: {error}: raise the limit of open files (LimitNOFILE=){more}"
+            );
+        });
+    }
+
+    /// Ends the session and waits for it, at most for so long, or for less if that is ordered meanwhile.
+    async fn drain(
+        &mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        mut deadline: Duration,
+    ) -> Result<(), Failure> {
+        let Some(guest) = &self.guest else {
+            return Ok(());
+        };
+        guest.remote.hang_up();
+        let vrings = guest.remote.view().vrings;
+        let keeps = vrings.iter().all(|vring| vring.recovery);
+        let start = Instant::now();
+        let waited = loop {
+            tokio::select! {
+                biased;
+                ending = ended(&mut self.guest) => break Some(ending),
+                Some(order) = orders.recv() => {
+                    if let Order::Stop(_, Some(within)) = order {
+                        deadline = deadline.min(start.elapsed() + within);
+                    }
+                }
+                () = tokio::time::sleep_until((start + deadline).into()) => break None,
+            }
+        };
+        match waited {
+            Some(ending) => {
+                self.end_session(ending, "the frontend was disconnected");
+                Ok(())
+            }
+            None => {
+                let name = self.disk.name().to_owned();
+                let out = self.in_flight();
+                self.disk.abandon();
+                let seconds = deadline.as_secs();
+                self.close_guest();
+                let Some(out) = out else {
+                    return Err(Failure::run(format!(
+                        "{name}: the disk did not answer the last flush within {seconds} s; no request is in flight, but what the \
+                         guest wrote since it last flushed may be lost if the disk's server fails now; see why the disk hangs"
+                    )));
+                };
+                Err(Failure::run(match keeps {
+                    true => format!(
+                        "{name}: {out} left to the next daemon: still in flight after {seconds} s; the guest waits, and \
+                         the next cleave at this socket does what is left once more; see why the disk hangs"
+                    ),
+                    false => format!(
+                        "{name}: {out} lost: still in flight after {seconds} s, so it is unknown whether the disk did \
+                         what was asked, and the guest waits for the answers; see why the disk hangs, then reset the guest"
+                    ),
+                }))
+            }
+        }
+    }
+
+    /// Returns how many requests are in flight, as the subject of a sentence; `None`: none is. Nothing counts them with `--stats off`.
+    fn in_flight(&self) -> Option<String> {
+        let records = self.device.records.all();
+        match records
+            .iter()
+            .map(|record| record.in_flight().0)
+            .sum::<u32>()
+        {
+            0 if self.device.records.is_on() => None,
+            0 => Some("requests are".to_owned()),
+            1 => Some("1 request is".to_owned()),
+            several => Some(format!("{several} requests are")),
+        }
+    }
+}
+
+/// Tells of what workers report.
+fn telling(id: Arc<OnceLock<String>>, events: Arc<Events>) -> impl Fn(Incident) + Send + Sync {
+    move |incident| {
+        let id = id.get().map_or("", String::as_str);
+        let error = |errno| io::Error::from_raw_os_error(errno).to_string();
+        match incident {
+            Incident::Held {
+                vring,
+                verb,
+                sector,
+                errno,
+            } => {
+                let more =
+                    json!({"vring": vring, "verb": verb, "sector": sector, "error": error(errno)});
+                events.tell(id, EventName::Held, more);
+            }
+            Incident::Released { requests } => {
+                events.tell(id, EventName::Released, json!({ "requests": requests }));
+            }
+            Incident::Failed {
+                offset_bytes,
+                len_bytes,
+                errno,
+            } => {
+                let more = json!({"offset_bytes": offset_bytes, "len_bytes": len_bytes, "error": error(errno)});
+                events.tell(id, EventName::Error, more);
+            }
+            Incident::Retired { vring, why } => {
+                events.tell(id, EventName::Retired, json!({"vring": vring, "why": why}));
+            }
+        }
+    }
+}
+
+/// Returns true if a session had no request, good or bad.
+fn is_unused(served: &Totals) -> bool {
+    let Totals {
+        reads,
+        writes,
+        others,
+        failed,
+        refused,
+        broken,
+        retired,
+        ..
+    } = *served;
+    [reads, writes, others, failed, refused, broken, retired] == [0; 7]
+}
+
+/// Waits for the session's end; for ever where there is none.
+async fn ended(guest: &mut Option<Guest>) -> Option<Ending> {
+    match guest {
+        Some(guest) => (&mut guest.ending).await.ok(),
+        None => std::future::pending().await,
+    }
+}
+
+async fn accept(listener: &Option<UnixListener>) -> io::Result<tokio::net::UnixStream> {
+    match listener {
+        Some(listener) => Ok(listener.accept().await?.0),
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant.into()).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,116 @@
+//! How far a disk is, and what it waits for.
+
+use std::io;
+use std::sync::Arc;
+
+use cleave_config::DiskConfig;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use crate::control::DiskStatus;
+use crate::disk_server::Order;
+use crate::hosted::disk::DiskRequest;
+use crate::hosted::disk_host::{DiskHost, OpenResult, Work};
+use crate::problem::Refusal;
+
+/// The file of a disk in the state folder.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum KeptFile {
+    Absent,
+    Holds(Box<DiskConfig>),
+    /// There is one that cannot be read, or the last work on it failed.
+    Unknown,
+}
+
+/// How far a disk is.
+pub(super) enum LifePhase<H: DiskHost> {
+    Opening {
+        opened: Work<OpenResult<H>>,
+        /// When requests that wait for it are answered nevertheless.
+        patience: Instant,
+    },
+    Serving(Arc<DiskStatus>, RunningServer),
+    /// Told to end. Nothing here may hold the disk, whose image is to be closed.
+    Ending(RunningServer, Goal),
+    /// Why it could not be opened, and when it is tried again.
+    Failed(String, Instant),
+    /// Its file cannot be read.
+    Broken(String),
+    /// Its file is being removed.
+    Removing,
+    /// Why its file could not be removed.
+    Left(String),
+    /// The end of the task.
+    Over(Option<String>),
+}
+
+/// The server of the disk.
+pub(super) struct RunningServer {
+    pub(super) orders: mpsc::Sender<Order>,
+    pub(super) ended: Work<Option<String>>,
+}
+
+/// What follows when a disk has ended.
+pub(super) enum Goal {
+    /// The end of the task.
+    Stop,
+    /// Its file is removed.
+    Delete,
+    /// The disk is as it was before the PUT that is refused.
+    Undo(Refusal),
+}
+
+/// What there was before a PUT whose success is not known yet.
+pub(super) struct Before {
+    pub(super) was: Was,
+    /// The description, which stays in its group until the PUT has succeeded.
+    pub(super) config: DiskConfig,
+    pub(super) came_back: bool,
+    /// The description with the limits that its group had, and then has again, before the PUT brought others.
+    pub(super) limits: Option<DiskConfig>,
+}
+
+pub(super) enum Was {
+    Nothing,
+    /// The phases of these names, with their reasons.
+    Broken(String),
+    Left(String),
+    Failed(String),
+}
+
+/// Something that has happened.
+pub(super) enum LifeEvent<H: DiskHost> {
+    Asked(Option<DiskRequest>),
+    Opened(OpenResult<H>),
+    Ended(Option<String>),
+    Kept(io::Result<()>),
+    /// A time has come.
+    Due,
+}
+
+/// Waits for the end of what a disk does at present; forever if it waits itself.
+pub(super) async fn progress<H: DiskHost>(phase: &mut LifePhase<H>) -> LifeEvent<H> {
+    match phase {
+        LifePhase::Opening { opened, .. } => LifeEvent::Opened(opened.await),
+        LifePhase::Serving(_, server) | LifePhase::Ending(server, _) => {
+            LifeEvent::Ended((&mut server.ended).await)
+        }
+        _ => std::future::pending().await,
+    }
+}
+
+pub(super) async fn written(
+    writing: &mut Option<(KeptFile, Work<io::Result<()>>)>,
+) -> io::Result<()> {
+    match writing {
+        Some((_, work)) => work.await,
+        None => std::future::pending().await,
+    }
+}
+
+pub(super) async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}

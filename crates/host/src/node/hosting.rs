@@ -1,0 +1,296 @@
+//! A node as the host of its disks: how their lives begin and end with it, and what each asks of it.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use cleave_api::{EventName, NodeSetup, ProblemKind};
+use cleave_config::{DiskConfig, ID_CHARS_MAX, is_id};
+use cleave_worker::RateLimits;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::opening::{self, Opened};
+use super::serving;
+use super::shared::Node;
+use crate::control::DiskStatus;
+use crate::disk_server::Order;
+use crate::failure::Failure;
+use crate::hosted::ManyDisks;
+use crate::hosted::aside::aside;
+use crate::hosted::disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Placed};
+use crate::hosted::disk_host::{DiskHost, OpenResult, Past, Work};
+use crate::hosted::life;
+use crate::problem::Refusal;
+
+/// How long the end of a node waits for the files of disks that are being deleted.
+const FILE_TIME: Duration = Duration::from_secs(3);
+/// Most disks of a node.
+pub(super) const DISKS_MAX: usize = 1024;
+
+impl Node {
+    /// Stops all disks side by side, and tells of each that left or lost requests.
+    pub(super) async fn stop(&self, signal: &str) -> Result<(), Failure> {
+        self.is_ending.store(true, Ordering::Relaxed);
+        let all = self.disks.all();
+        for disk in &all {
+            disk.order(DiskRequest::Stop(format!("{signal} received")))
+                .await;
+        }
+        let mut lost = 0;
+        for disk in &all {
+            let ended = disk.reaches(|state| matches!(state, HostedState::Ended(_)));
+            if let HostedState::Ended(Some(line)) = ended.await {
+                tracing::error!("{line}");
+                lost += 1;
+            }
+        }
+        // One that is being deleted has its file removed: with that, the next node would serve it again.
+        let gone = async {
+            for disk in &all {
+                disk.gone().await;
+            }
+        };
+        if timeout(FILE_TIME, gone).await.is_err() {
+            tracing::warn!(
+                "the files of disks that were being deleted are not removed yet: the next node serves these disks again"
+            );
+        }
+        match lost {
+            0 => Ok(()),
+            1 => Err(Failure::run("a disk did not end in order; see the log")),
+            _ => Err(Failure::run(format!(
+                "{lost} disks did not end in order; see the log"
+            ))),
+        }
+    }
+
+    /// The longest time for which a disk is waited for.
+    pub(super) fn stop_deadline(&self) -> Duration {
+        let deadlines = self.disks.all().into_iter().map(|disk| {
+            let seconds = disk.shown().config.stop_deadline.get().get();
+            Duration::from_secs(seconds.into())
+        });
+        deadlines.max().unwrap_or_default()
+    }
+
+    pub(super) async fn check_sizes(&self) {
+        let all = self.disks.all();
+        tracing::info!("SIGHUP received: checking the sizes of {} disks", all.len());
+        for disk in all {
+            disk.order(DiskRequest::CheckSize(None)).await;
+        }
+    }
+
+    /// Begins the lives of the disks that are kept. Returns how many there are.
+    pub(super) fn restore(self: &Arc<Node>) -> Result<usize, Failure> {
+        let found = self.files.load()?;
+        let count = found.len();
+        let kept = self.files.load_groups()?;
+        for (_, file) in &found {
+            // The files of an earlier version have the limits of the group; those of its first disk that names any count.
+            if let Ok(config) = file
+                && let Some(group) = config.limit_group()
+            {
+                let of_disk = config.limits.get().values;
+                self.groups
+                    .restore(group, kept.get(group).copied(), of_disk);
+            }
+        }
+        // A group whose disks are gone has no limits. But one of them may be in a file that cannot be read.
+        let are_all_read = found.iter().all(|(_, file)| file.is_ok());
+        let left = kept.keys().filter(|name| !self.groups.has(name));
+        for name in left.filter(|_| are_all_read) {
+            if let Err(error) = self.files.keep_group(name, RateLimits::default()) {
+                tracing::warn!(
+                    "cannot remove the file of group {name}, which has no disk: {error}"
+                );
+            }
+        }
+        for (id, file) in found {
+            self.disks.add(life::restore(self, &id, file));
+        }
+        let needed = self.descriptors_needed();
+        if needed > self.descriptors {
+            tracing::warn!(
+                "the disks that are kept may come to need {needed} open files and {} may be: raise LimitNOFILE=, or some of them \
+                 cannot be opened, or not by a guest with many vrings",
+                self.descriptors
+            );
+        }
+        Ok(count)
+    }
+
+    /// Checks that a disk of this id can be added.
+    fn check_id(&self, id: &str) -> Result<(), String> {
+        if !is_id(id) {
+            return Err(format!(
+                "id: {id:?}: take 1 to {ID_CHARS_MAX} letters, digits and _.- that begin with a letter or a digit"
+            ));
+        }
+        match self.run.join(id) == self.control {
+            true => Err(format!(
+                "id: {id} is the name of the control socket in the same folder: take another"
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+impl ManyDisks for Node {
+    fn begin(
+        &self,
+        id: &str,
+        config: &DiskConfig,
+    ) -> Result<(Arc<HostedDisk>, FutureReply<Placed>), Refusal> {
+        let bad = |why| Refusal(ProblemKind::InvalidRequest, why);
+        self.check_id(id).map_err(bad)?;
+        let more = self.judge(id, config).map_err(bad)?;
+        let full = |why| Refusal(ProblemKind::NoRoom, why);
+        if self.disks.all().len() >= DISKS_MAX {
+            let why = format!("a node has at most {DISKS_MAX} disks: start another node");
+            return Err(full(why));
+        }
+        let needed = self.descriptors_needed() + more;
+        if needed > self.descriptors {
+            return Err(full(format!(
+                "{needed} files may have to be open and {} may be: raise LimitNOFILE=, or lower queues or workers",
+                self.descriptors
+            )));
+        }
+        let me = self.me.upgrade();
+        let me = me.filter(|_| !self.is_ending.load(Ordering::Relaxed));
+        let me = me.ok_or_else(|| Refusal(ProblemKind::Ending, "the node ends".to_owned()))?;
+        let (disk, answer) = life::begin(&me, id, config.clone());
+        self.disks.add(disk.clone());
+        Ok((disk, answer))
+    }
+
+    fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig {
+        self.groups.in_force(config)
+    }
+
+    fn setup(&self) -> NodeSetup {
+        let shown = |path: &PathBuf| path.display().to_string();
+        NodeSetup {
+            state: shown(&self.state),
+            run: shown(&self.run),
+            images: self.images.iter().map(shown).collect(),
+            ceph: self.ceph,
+            pools: self.pools.report(),
+        }
+    }
+}
+
+impl DiskHost for Node {
+    type Opened = Opened;
+
+    fn judge(&self, id: &str, config: &DiskConfig) -> Result<u64, String> {
+        let service = self.service(id, config)?;
+        Ok(service.descriptors_in_node())
+    }
+
+    fn open(self: Arc<Node>, id: &str, config: &DiskConfig, past: Past) -> Work<OpenResult<Node>> {
+        let (id, config) = (id.to_owned(), config.clone());
+        Box::pin(async move { opening::open(&self, &id, config, past).await })
+    }
+
+    fn serve(
+        self: Arc<Node>,
+        id: &str,
+        opened: Opened,
+        orders: mpsc::Receiver<Order>,
+    ) -> Result<(Arc<DiskStatus>, Work<Option<String>>), Failure> {
+        serving::begin(&self, id, opened, orders)
+    }
+
+    fn keep(
+        self: Arc<Node>,
+        id: &str,
+        file: Option<&DiskConfig>,
+        group: Option<&str>,
+    ) -> Work<io::Result<()>> {
+        let (id, file) = (id.to_owned(), file.cloned());
+        let group = group.map(str::to_owned);
+        Box::pin(async move {
+            let files = self.files.clone();
+            let write = move || match &file {
+                Some(config) => files.write(&id, config),
+                None => files.remove(&id),
+            };
+            aside("state", write).await?;
+            // In this order: a disk that could not be kept changes nothing for its group.
+            match &group {
+                Some(group) => self.groups.keep(&self.files, group).await,
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn remove(self: Arc<Node>, id: &str, group: Option<&str>) -> Work<io::Result<()>> {
+        let id = id.to_owned();
+        let group = group.map(str::to_owned);
+        Box::pin(async move {
+            let files = self.files.clone();
+            aside("state", move || files.remove(&id)).await?;
+            // In this order: a disk that comes back has its limits.
+            match &group {
+                Some(group) => self.groups.remove_with_last(&self.files, group).await,
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn is_group_due(&self, group: &str) -> bool {
+        self.groups.is_due(group)
+    }
+
+    fn joins(&self, config: &DiskConfig) {
+        self.groups.join(config);
+    }
+
+    fn leaves(&self, config: &DiskConfig) {
+        self.groups.leave(config);
+    }
+
+    fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig {
+        self.groups.in_force(config)
+    }
+
+    fn set_group_limits(&self, id: &str, config: &DiskConfig) {
+        if !self.groups.set(config) {
+            return;
+        }
+        for other in self.disks.all().iter().filter(|other| other.id != id) {
+            let status = other.shown();
+            if status.config.limit_group() == config.limit_group() {
+                let details = status
+                    .state
+                    .change_details(&self.groups.in_force(&status.config));
+                self.tell_change(&other.id, details);
+            }
+        }
+    }
+
+    fn tell_change(&self, id: &str, details: Value) {
+        self.events.tell(id, EventName::Changed, details);
+    }
+
+    fn socket(&self, id: &str) -> String {
+        self.socket_path(id).display().to_string()
+    }
+
+    fn tell(&self, id: &str, state: &HostedState, config: &DiskConfig) {
+        let details = state.details(&self.socket(id), config);
+        self.events.tell(id, state.word().into(), details);
+    }
+
+    fn forget(&self, id: &str) {
+        self.disks.remove(id);
+        self.remove_folder(id);
+        self.events.tell(id, EventName::Removed, Value::Null);
+    }
+}

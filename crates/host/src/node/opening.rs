@@ -1,0 +1,222 @@
+//! Opening the disks of a node, each on a thread of its own, so that one whose storage hangs holds up no other.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use cleave_config::DiskConfig;
+use cleave_disk::{ContentOrigin, Disk, DiskSpec};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use super::folder::{self, FolderAccess};
+use super::shared::Node;
+use crate::disk_server;
+use crate::failure::Failure;
+use crate::hosted::disk::HostedState;
+use crate::hosted::disk_host::Past;
+use crate::hosted::open_files::OpenFiles;
+use crate::path_lock::PathLock;
+use crate::resize::{SizeWatches, Watch};
+use crate::service::Service;
+use crate::socket::{self, Door};
+use crate::source;
+
+/// How long a disk waits for others that are being opened. One that takes longer is slow, and holds up no others any more.
+const OPENER_TIME: Duration = Duration::from_secs(10);
+
+/// A disk that is open, with its socket.
+pub(super) struct Opened {
+    pub(super) service: Service,
+    pub(super) disk: Arc<Disk>,
+    pub(super) watch: Watch,
+    pub(super) door: Door,
+    pub(super) lock: Option<PathLock>,
+}
+
+/// Opens a disk on a thread of its own. If nobody waits any more, the thread closes what it has opened.
+pub(super) async fn open(
+    node: &Arc<Node>,
+    id: &str,
+    config: DiskConfig,
+    past: Past,
+) -> Result<(Opened, OpenFiles), Failure> {
+    let opener = tokio::time::timeout(OPENER_TIME, node.openers.clone().acquire_owned());
+    let Ok(Ok(opener)) = opener.await else {
+        return Err(Failure::run(
+            "too many other disks are being opened and do not answer: see why their storage hangs",
+        ));
+    };
+    let opener = Opener::new(opener, node);
+    let (reply, mut opened) = oneshot::channel();
+    // Dropped when the disk has been taken, or is not waited for any more.
+    let (_waits, until_taken) = std::sync::mpsc::channel::<()>();
+    let slot = Arc::new(Slot::default());
+    let filled = slot.clone();
+    let folder = node.run.join(id);
+    let mut service = node.service(id, &config).map_err(Failure::input)?;
+    let thread = thread::Builder::new().name("open".to_owned());
+    let runtime = Handle::current();
+    let held = opener.0.clone();
+    let slow = source::slow(&service.disk);
+    let (node, name) = (node.clone(), id.to_owned());
+    let spawned = thread.spawn(move || {
+        let _opener = held;
+        let _inside = runtime.enter();
+        if let Some(path) = out_of_reach(&node.images, &service) {
+            let _ = reply.send(Err(refuse_out_of_reach(&path)));
+            return;
+        }
+        // Waiting for the lock would not help.
+        let files = OpenFiles::of(&service.disk);
+        if let Some((path, user)) = in_use(&node, &name, service.open.read_only, &files) {
+            let _ = reply.send(Err(refuse_in_use(&path, &user)));
+            return;
+        }
+        let is_persistent = config.persistent.get().0;
+        let is_noted =
+            is_persistent && past == Past::CameBack && node.files.was_opened(&name, &config.disk);
+        if past == Past::WasOpen || is_noted {
+            service.open.content = ContentOrigin::Guest;
+        }
+        let is_wanted = || !reply.is_closed();
+        let opened = open_here(folder, service, &config, &node.watches, &is_wanted);
+        // Not of a disk that was deleted meanwhile.
+        if is_persistent && !is_noted && opened.is_ok() && !reply.is_closed() {
+            node.files.note_opened(&name, &config.disk);
+        }
+        match opened {
+            Err(failure) => drop(reply.send(Err(failure))),
+            Ok(opened) => {
+                *lock_slot(&filled) = Some((opened, files));
+                let _ = reply.send(Ok(()));
+                // Until it is taken, or nobody waits for it any more. Then it is closed here, which may take long.
+                let _ = until_taken.recv();
+                let left = lock_slot(&filled).take();
+                drop(left);
+            }
+        }
+    });
+    spawned.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+    let fault = || Failure::run("internal fault while opening, see the log");
+    let in_time = tokio::time::timeout(OPENER_TIME, &mut opened).await;
+    let opened = match in_time {
+        Ok(opened) => opened,
+        Err(_) => {
+            tracing::warn!("{id}: {slow}");
+            drop(opener);
+            opened.await
+        }
+    };
+    opened.unwrap_or_else(|_| Err(fault()))?;
+    lock_slot(&slot).take().ok_or_else(fault)
+}
+
+/// Where an opened disk waits to be taken.
+type Slot = Mutex<Option<(Opened, OpenFiles)>>;
+
+fn lock_slot(slot: &Slot) -> MutexGuard<'_, Option<(Opened, OpenFiles)>> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the file of a disk that the folders of images keep out of reach. `images`: none means that all files can be reached.
+fn out_of_reach(images: &[PathBuf], service: &Service) -> Option<PathBuf> {
+    if images.is_empty() {
+        return None;
+    }
+    // One that cannot be found is for opening to judge.
+    let is_outside = |path: &&Path| {
+        let found = path.canonicalize();
+        found.is_ok_and(|file| !images.iter().any(|folder| file.starts_with(folder)))
+    };
+    let mut files = service.disk.specs().iter().filter_map(DiskSpec::path);
+    files.find(is_outside).map(Path::to_owned)
+}
+
+/// Finds another disk of this node that has one of these files open, and returns the file's path and the name of that disk. Two
+/// disks that only read may share a file.
+fn in_use(node: &Node, id: &str, is_read_only: bool, own: &OpenFiles) -> Option<(PathBuf, String)> {
+    let others = node.disks.all().into_iter();
+    let mut others = others.filter(|other| other.id != id);
+    others.find_map(|other| {
+        let shown = other.shown();
+        let is_shared = is_read_only && shown.config.read_only;
+        let is_open = matches!(shown.state, HostedState::Serving(_));
+        let path = own.shared_with(&shown.files);
+        let path = path.filter(|_| is_open && !is_shared)?;
+        Some((path.to_owned(), other.id.clone()))
+    })
+}
+
+/// The place of a thread that opens a disk, among those of quick disks. When nobody waits for the thread any more, because it is slow
+/// or the disk is to end, it takes one of the places for slow disks, for as long as it hangs.
+struct Opener(Arc<Mutex<Option<OwnedSemaphorePermit>>>, Arc<Semaphore>);
+
+impl Opener {
+    fn new(place: OwnedSemaphorePermit, node: &Node) -> Opener {
+        let place = Arc::new(Mutex::new(Some(place)));
+        Opener(place, node.slow_openers.clone())
+    }
+}
+
+impl Drop for Opener {
+    fn drop(&mut self) {
+        if let Ok(slow) = self.1.clone().try_acquire_owned() {
+            let mut place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            *place = Some(slow);
+        }
+    }
+}
+
+fn refuse_out_of_reach(path: &Path) -> Failure {
+    Failure::input(format!(
+        "{} is in no folder of --images, so this node cannot open it: move it, or start the node with its folder",
+        path.display()
+    ))
+}
+
+fn refuse_in_use(path: &Path, user: &str) -> Failure {
+    Failure::input(format!(
+        "disk {} is in use by disk {user} of this node; remove that one, or serve both read-only",
+        path.display()
+    ))
+}
+
+fn open_here(
+    folder: PathBuf,
+    mut service: Service,
+    config: &DiskConfig,
+    watches: &SizeWatches,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Opened, Failure> {
+    let mode = config.socket_mode.get().bits();
+    let group = config.socket_group.as_deref();
+    let group = group.map(|group| socket::group_number("socket_group", group));
+    let user = config.socket_user.as_deref();
+    let user = user.map(|user| socket::user_number("socket_user", user));
+    let user = user.transpose()?;
+    let group = folder::make(&folder, group.transpose()?, entry_of(mode, user))?;
+    let path = folder.join("disk.sock");
+    let lock = PathLock::take_while(&path, is_wanted)?;
+    let disk = disk_server::open(&mut service, lock.as_ref())?;
+    let watch = watches.watch(&disk);
+    let door = socket::listen_for(&path, mode, user, group)?;
+    Ok(Opened {
+        service,
+        disk,
+        watch,
+        door: Door::Listening(door),
+        lock,
+    })
+}
+
+/// Returns who may enter the folder of a socket: it is of use only to users that can reach it.
+fn entry_of(socket_mode: u32, user: Option<u32>) -> FolderAccess {
+    match (socket_mode & 0o002, user) {
+        (0, None) => FolderAccess::Group,
+        // The user need not be in the group. Others that enter find a socket that they cannot open.
+        (0, Some(_)) => FolderAccess::All,
+        _ => FolderAccess::AllAndLook,
+    }
+}

@@ -1,0 +1,108 @@
+//! Serving a disk of a node, from the moment when it is open until its image is closed.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use cleave_disk::Disk;
+use cleave_sandbox::Role;
+use cleave_session::Offload;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::opening::Opened;
+use super::shared::Node;
+use crate::control::DiskStatus;
+use crate::disk_server::{DiskServer, Naming, Order};
+use crate::failure::Failure;
+use crate::hosted::disk_host::Work;
+use crate::path_lock::{Left, PathLock};
+use crate::socket::{self, Door};
+
+/// How long the end of a disk waits for its files to be closed. Images of a cluster stop waiting for it after two seconds.
+const CLOSE_TIME: Duration = Duration::from_secs(3);
+
+/// Begins to serve a disk.
+pub(super) fn begin(
+    node: &Arc<Node>,
+    id: &str,
+    mut opened: Opened,
+    orders: mpsc::Receiver<Order>,
+) -> Result<(Arc<DiskStatus>, Work<Option<String>>), Failure> {
+    // Those of its group may have changed while it was opened.
+    let config = node.groups.in_force(&opened.service.config);
+    opened.service.tuning.limits = config.limits.get().values;
+    let group = config.limit_group();
+    opened.service.limit_group = group.map(|name| node.groups.shared(name));
+    let naming = Naming {
+        id: Some(id.to_owned()),
+        endpoint: socket::name(&opened.service.endpoint),
+        is_locked: opened.lock.is_some(),
+        events: node.events.clone(),
+    };
+    let disk = opened.disk.clone();
+    let is_kept = config.persistent.get().0;
+    let server = DiskServer::new(
+        opened.service,
+        opened.disk,
+        &opened.door,
+        naming,
+        opened.watch,
+        // The process is confined already.
+        |_, watch| Ok((node.confinement.clone(), watch)),
+    )?;
+    let status = server.status();
+    let (node, id) = (node.clone(), id.to_owned());
+    let ended = async move {
+        let lost = serve(&node, server, disk, opened.door, opened.lock, orders).await;
+        // Containers that have the folder of a disk mounted find the socket there again after a restart.
+        if !is_kept {
+            node.remove_folder(&id);
+        }
+        lost
+    };
+    Ok((status, Box::pin(ended)))
+}
+
+/// Serves a disk to its end. Returns the requests that were left or lost, if there were any.
+async fn serve(
+    node: &Node,
+    mut server: DiskServer,
+    disk: Arc<Disk>,
+    door: Door,
+    lock: Option<PathLock>,
+    mut orders: mpsc::Receiver<Order>,
+) -> Option<String> {
+    let ended = server.serve(&mut orders, door).await;
+    drop(server);
+    let left = Left::of(&disk, lock.as_ref());
+    close(node, disk).await;
+    let lost = ended.err().map(|failure| failure.to_string());
+    match (lock, &lost) {
+        (Some(lock), Some(_)) => lock.leave_to_rings(),
+        (Some(lock), None) => lock.end(left),
+        (None, _) => {}
+    }
+    lost
+}
+
+/// Closes a disk on a thread of its own, because closing a file may wait for its server. The threads that close descriptors of
+/// frontends are few: the disks of one lost server would take all of them, and no frontend could leave or come any more. The disk is
+/// waited for, so that whoever hears of its end can use its file, device or image at once: the locks of images would otherwise be
+/// held until the cluster counts this client as dead.
+async fn close(node: &Node, disk: Arc<Disk>) {
+    let (held, closed) = oneshot::channel::<()>();
+    // Dropped in this order, by the thread.
+    let open = Arc::new(Mutex::new(Some((disk, held))));
+    let (taken, confinement) = (open.clone(), node.confinement.clone());
+    let thread = thread::Builder::new().name("close".to_owned());
+    let spawned = thread.spawn(move || {
+        confinement.thread(Role::Offload);
+        let open = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(open);
+    });
+    if spawned.is_err() {
+        Offload::default().close(open);
+    }
+    let _ = timeout(CLOSE_TIME, closed).await;
+}

@@ -1,0 +1,95 @@
+//! What the disks of a node have in common.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
+
+use cleave_config::{DiskConfig, Names};
+use tokio::sync::Semaphore;
+
+use super::files::StateFiles;
+use super::groups::Groups;
+use super::pools::Pools;
+use crate::confine::Confinement;
+use crate::control::CONNECTIONS_MAX;
+use crate::events::Events;
+use crate::hosted::Disks;
+use crate::path_lock::PathLock;
+use crate::resize::SizeWatches;
+use crate::service::Service;
+use crate::socket::{Endpoint, NEW_SOCKET};
+
+/// Descriptors of the process itself: the connections of the control socket and of that for metrics, and 224 for all else.
+pub(super) const DESCRIPTORS_OWN: u64 = 224 + 2 * CONNECTIONS_MAX as u64;
+
+/// What the disks of a node have in common. A life holds it, and so it needs itself to begin one.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) me: Weak<Node>,
+    /// The process is to end: no disk begins any more.
+    pub(super) is_ending: AtomicBool,
+    pub(super) files: StateFiles,
+    pub(super) state: PathBuf,
+    pub(super) run: PathBuf,
+    pub(super) control: PathBuf,
+    /// Folders of images, without links; none: everywhere.
+    pub(super) images: Vec<PathBuf>,
+    pub(super) pools: Pools,
+    pub(super) ceph: bool,
+    /// Most descriptors that the process may have.
+    pub(super) descriptors: u64,
+    pub(super) confinement: Confinement,
+    pub(super) groups: Groups,
+    pub(super) watches: SizeWatches,
+    pub(super) disks: Arc<Disks>,
+    /// One for each thread that may open a disk.
+    pub(super) openers: Arc<Semaphore>,
+    /// One for each thread whose storage does not answer: such threads must not keep other disks away.
+    pub(super) slow_openers: Arc<Semaphore>,
+    pub(super) events: Arc<Events>,
+}
+
+impl Node {
+    /// Descriptors that the process may come to need with its disks.
+    pub(super) fn descriptors_needed(&self) -> u64 {
+        DESCRIPTORS_OWN + self.disks.descriptors()
+    }
+
+    /// Removes the folder of a socket, unless a lock is held in it, or tells of an NBD disk whose daemon did not end in order. A node
+    /// that was killed leaves a socket and a lock behind.
+    pub(super) fn remove_folder(&self, id: &str) {
+        // Refused, instead of waited for, where another holds it.
+        if let Ok(Some(lock)) = PathLock::take_while(&self.socket_path(id), &|| false) {
+            for stale in [
+                self.socket_path(id),
+                self.socket_path(id).with_file_name(NEW_SOCKET),
+            ] {
+                let _ = fs::remove_file(stale);
+            }
+            if !lock.left_a_server() {
+                lock.remove();
+            }
+        }
+        let _ = fs::remove_dir(self.run.join(id));
+    }
+
+    pub(super) fn socket_path(&self, id: &str) -> PathBuf {
+        self.run.join(id).join("disk.sock")
+    }
+
+    /// The service of a disk, or what is wrong with it.
+    pub(super) fn service(&self, id: &str, config: &DiskConfig) -> Result<Service, String> {
+        let endpoint = Endpoint::Path(self.socket_path(id));
+        let service = Service::new(config.clone(), endpoint, Names::Fields);
+        let mut service = service.map_err(|failure| failure.to_string())?;
+        if !self.ceph && service.disk.needs_ceph() {
+            return Err(format!(
+                "disk: {} needs librbd, which only a node with --ceph loads: start the node with --ceph",
+                service.disk.line()
+            ));
+        }
+        self.pools.assign(&mut service)?;
+        Ok(service)
+    }
+}

@@ -1,0 +1,399 @@
+//! The lock file beside a socket: keeps other daemons from its path, and tells the next one how the last one ended.
+
+use std::fs;
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cleave_config::Storage;
+use cleave_disk::{Disk, DiskSpec};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open};
+
+use crate::failure::Failure;
+use crate::knock::{knock, refuse_live};
+
+/// Pause between two attempts to lock a path, and the number of attempts before the wait is logged.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+const LOCK_TRIES_QUIET: u32 = 200;
+
+/// Begins the line of a lock file, and the most that is read of one.
+const SERVED: &str = "served ";
+/// The next line of a lock file, if the server of that disk may have lost changes.
+const LOST: &str = "changes are lost\n";
+const LOCK_BYTES_MAX: u64 = 1 << 20;
+
+/// A locked file beside a socket. Nobody else can open it, and so nobody else can hold its lock.
+///
+/// The lock keeps other daemons from the path. The daemon's rings hold the file as well, so after a `kill -9` it stays locked until
+/// the I/O in flight has ended. Only then may another daemon serve the same frontend.
+///
+/// A daemon that ends in order removes the file (`remove`). A file that is found tells that a predecessor died, and names
+/// the disk that it served, if it had opened one. Such a file outlives a daemon that fails before it serves, because
+/// what it tells is then still true.
+#[derive(Debug)]
+pub(crate) struct PathLock {
+    path: PathBuf,
+    file: fs::File,
+    predecessor: Predecessor,
+}
+
+/// What a daemon that ends tells the next one at its socket.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Left {
+    owes_changes: bool,
+    is_settled: bool,
+}
+
+impl Left {
+    /// Looks at a disk that no session uses any more. What it owes is recorded, however the daemon ends.
+    pub(crate) fn of(disk: &Disk, lock: Option<&PathLock>) -> Left {
+        let owes_changes = disk.owes_changes();
+        if let Some(lock) = lock {
+            lock.record_loss(owes_changes);
+        }
+        Left {
+            owes_changes,
+            is_settled: disk.settled_at().is_none_or(|at| Instant::now() >= at),
+        }
+    }
+}
+
+/// How the last daemon at a socket ended, according to the lock file.
+#[derive(Debug, PartialEq, Eq)]
+enum Predecessor {
+    /// There was none, or it ended in order.
+    None,
+    /// The daemon died, or left a message for its successor: the text of the file.
+    Died(String),
+    /// The file was not made for this; it stays as it is.
+    Foreign,
+}
+
+impl PathLock {
+    /// Waits while a daemon that has ended has I/O in flight, however long. `None` where the file cannot be made or locked;
+    /// `bind` then says why, or the file system has no locks.
+    pub(crate) fn take(socket: &Path) -> Result<Option<PathLock>, Failure> {
+        PathLock::take_while(socket, &|| true)
+    }
+
+    /// Waits as `take` does, and gives up when `is_wanted` returns false.
+    pub(crate) fn take_while(
+        socket: &Path,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<PathLock>, Failure> {
+        PathLock::take_after(socket, || match is_wanted() {
+            true => refuse_served(socket),
+            false => Err(Failure::run("the disk was removed while it waited")),
+        })
+    }
+
+    /// As `take`, for a path at which systemd listens: there, connecting succeeds even if no daemon runs.
+    pub(crate) fn take_passed(socket: &Path) -> Result<Option<PathLock>, Failure> {
+        PathLock::take_after(socket, || Ok(()))
+    }
+
+    /// Waits as long as `refuse` returns no error.
+    fn take_after(
+        socket: &Path,
+        refuse: impl Fn() -> Result<(), Failure>,
+    ) -> Result<Option<PathLock>, Failure> {
+        let path = lock_path(socket);
+        for tries in 1.. {
+            let (file, is_new) = match open_lock(&path) {
+                Ok(opened) => opened,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(_) => break,
+            };
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // Its holder may have removed it since it was opened; then a newer one counts.
+                Ok(()) if is_at(&file, &path) => {
+                    let file = fs::File::from(file);
+                    let predecessor = match is_new {
+                        true => Predecessor::None,
+                        false => Predecessor::of(&file),
+                    };
+                    return Ok(Some(PathLock {
+                        path,
+                        file,
+                        predecessor,
+                    }));
+                }
+                Ok(()) | Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    refuse()?;
+                    wait_for(socket, tries);
+                }
+                Err(_) => break, // a file system without locks
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns true if a daemon died here that was serving this disk.
+    pub(crate) fn was_serving(&self, disk: &Storage) -> bool {
+        matches!(&self.predecessor, Predecessor::Died(text) if text.starts_with(&served(disk)))
+    }
+
+    /// Returns true if a daemon died here that was serving the export of an NBD server. The lock says nothing of what that server
+    /// still does.
+    pub(crate) fn left_a_server(&self) -> bool {
+        matches!(self.disk_left(), Some(DiskSpec::Nbd(_)))
+    }
+
+    /// Returns true if a daemon ended here that served the same export, whose server may have lost what it could not send again. Another
+    /// export lacks nothing.
+    pub(crate) fn left_lost_changes(&self, disk: &Storage) -> bool {
+        let (Some(DiskSpec::Nbd(left)), Storage::One(DiskSpec::Nbd(now))) =
+            (self.disk_left(), disk)
+        else {
+            return false;
+        };
+        let is_same = left.address == now.address && left.export == now.export;
+        matches!(&self.predecessor, Predecessor::Died(text) if is_same && text.ends_with(&format!("\n{LOST}")))
+    }
+
+    /// The disk that the daemon which ended here was serving, unless that was a stripe.
+    fn disk_left(&self) -> Option<DiskSpec> {
+        let Predecessor::Died(text) = &self.predecessor else {
+            return None;
+        };
+        let line = text.lines().next()?;
+        line.strip_prefix(SERVED)?.parse().ok()
+    }
+
+    /// Records that this disk is open, and whether it owes changes, for a successor. A failure, as on a full file system, leaves the
+    /// successor without that knowledge. A death in between leaves the end of an older line after this one.
+    pub(crate) fn record(&self, disk: &Storage, owes_changes: bool) {
+        if self.predecessor != Predecessor::Foreign {
+            let line = served(disk);
+            let mut file = &self.file;
+            let _ = file.rewind().and_then(|()| file.write_all(line.as_bytes()));
+            self.record_loss(owes_changes);
+        }
+    }
+
+    /// Ends the file after the line of its disk, where the file's position is and stays, or after the line that tells of a loss. No
+    /// order of these steps loses that line while the loss is owed.
+    fn record_loss(&self, owes_changes: bool) {
+        if self.predecessor == Predecessor::Foreign {
+            return;
+        }
+        let mut file = &self.file;
+        let Ok(end) = file.stream_position() else {
+            return;
+        };
+        let lost = if owes_changes { LOST } else { "" };
+        let _ = file.write_all(lost.as_bytes());
+        let _ = file.set_len(end + lost.len() as u64);
+        let _ = file.seek(io::SeekFrom::Start(end));
+    }
+
+    /// Removes the file: the daemon ends in order.
+    pub(crate) fn remove(mut self) {
+        if self.predecessor != Predecessor::Foreign {
+            self.predecessor = Predecessor::None;
+        }
+    }
+
+    /// Removes the file, because the daemon ends in order, unless it tells the successor of something.
+    pub(crate) fn end(self, left: Left) {
+        let tells = left.owes_changes || !left.is_settled && self.left_a_server();
+        match tells {
+            true => self.leave_to_rings(),
+            false => self.remove(),
+        }
+    }
+
+    /// Leaves the file where it is: something may be in flight still.
+    pub(crate) fn leave(self) {
+        std::mem::forget(self);
+    }
+
+    /// Leaves the lock to the rings that hold it, and the file with it: whoever takes the path next waits for them.
+    pub(crate) fn leave_to_rings(mut self) {
+        self.path = PathBuf::new();
+    }
+
+    /// For the rings to hold.
+    pub(crate) fn file(&self) -> io::Result<fs::File> {
+        self.file.try_clone()
+    }
+}
+
+/// Refuses a path at which a daemon runs.
+fn refuse_served(socket: &Path) -> Result<(), Failure> {
+    let is_socket = |found: fs::Metadata| found.file_type().is_socket();
+    match fs::symlink_metadata(socket).is_ok_and(is_socket) {
+        true => refuse_live(socket, knock(socket)),
+        false => Ok(()),
+    }
+}
+
+/// Another daemon has the path locked: one that runs, or one that has ended and has I/O in flight.
+fn wait_for(socket: &Path, tries: u32) {
+    if tries == LOCK_TRIES_QUIET {
+        tracing::warn!(
+            "waiting for the daemon that served {} before: it ends, or has ended and its disk has not answered yet",
+            socket.display()
+        );
+    }
+    thread::sleep(LOCK_PAUSE);
+}
+
+impl Drop for PathLock {
+    fn drop(&mut self) {
+        // Before the lock is released.
+        if self.predecessor == Predecessor::None {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// The lock file of a socket.
+fn lock_path(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".lock");
+    PathBuf::from(path)
+}
+
+/// The lock file of a daemon that has opened its disk.
+#[derive(Debug)]
+pub struct LockRecord {
+    /// The daemon has the lock file open.
+    pub lock: fs::Metadata,
+    /// The specs of the disk.
+    pub disk: String,
+}
+
+/// Reads the lock file beside `socket`, if a daemon has recorded its disk there.
+pub fn lock_record(socket: &Path) -> Option<LockRecord> {
+    let path = lock_path(socket);
+    let lock = fs::symlink_metadata(&path).ok()?;
+    let text = match lock.is_file() && lock.len() <= LOCK_BYTES_MAX {
+        true => fs::read_to_string(path).ok()?,
+        false => return None,
+    };
+    let disk = text.lines().next()?.strip_prefix(SERVED)?.to_owned();
+    Some(LockRecord { lock, disk })
+}
+
+/// The line of a lock file.
+fn served(disk: &Storage) -> String {
+    format!("{SERVED}{}\n", disk.line())
+}
+
+/// Creates a lock file, or opens the one that is there. Returns true with it if it was created. One that another user made is refused:
+/// it could tell anything, and its maker could keep it locked. Opening it without O_CREAT evades `fs.protected_regular`, which
+/// would refuse it too.
+fn open_lock(path: &Path) -> rustix::io::Result<(OwnedFd, bool)> {
+    // The open of a FIFO does not wait for its other end, nor does a read.
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let mode = Mode::RUSR | Mode::WUSR;
+    match open(path, flags | OFlags::CREATE | OFlags::EXCL, mode) {
+        Err(rustix::io::Errno::EXIST) => match open(path, flags, mode) {
+            // Removed in between: to be tried again.
+            Err(rustix::io::Errno::NOENT) => Err(rustix::io::Errno::INTR),
+            found => {
+                let found = found?;
+                match is_ours(&found)? {
+                    true => Ok((found, false)),
+                    false => Err(rustix::io::Errno::PERM),
+                }
+            }
+        },
+        created => Ok((created?, true)),
+    }
+}
+
+/// Returns true for a regular file of this user or of root.
+fn is_ours(file: &OwnedFd) -> rustix::io::Result<bool> {
+    let found = fstat(file)?;
+    let owners = [0, rustix::process::geteuid().as_raw()];
+    Ok(
+        FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
+            && owners.contains(&found.st_uid),
+    )
+}
+
+impl Predecessor {
+    /// Reads a lock file that another daemon made.
+    fn of(file: &fs::File) -> Predecessor {
+        let mut text = String::new();
+        match file.take(LOCK_BYTES_MAX).read_to_string(&mut text) {
+            // Its daemon never had the disk open, or has only just created the file.
+            Ok(_) if text.is_empty() => Predecessor::None,
+            Ok(_) if text.starts_with(SERVED) => Predecessor::Died(text),
+            _ => Predecessor::Foreign,
+        }
+    }
+}
+
+fn is_at(file: &OwnedFd, path: &Path) -> bool {
+    let (Ok(opened), Ok(found)) = (fstat(file), fs::symlink_metadata(path)) else {
+        return false;
+    };
+    (opened.st_dev, opened.st_ino) == (found.dev(), found.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// While one that starts has it locked others wait, and what is not ours stays.
+    #[test]
+    fn the_lock_is_for_its_user_alone_and_goes_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let beside = folder.path().join("s.lock");
+        let lock = PathLock::take(&path).unwrap().unwrap();
+        assert_eq!(fs::metadata(&beside).unwrap().mode() & 0o777, 0o600);
+        thread::scope(|scope| {
+            let second = scope.spawn(|| PathLock::take(&path).map(drop));
+            thread::sleep(20 * LOCK_PAUSE);
+            assert!(!second.is_finished());
+            drop(lock);
+            second.join().unwrap().unwrap();
+        });
+        assert!(!beside.exists());
+        fs::write(&beside, "kept").unwrap();
+        drop(PathLock::take(&path).unwrap());
+        assert_eq!(fs::read_to_string(&beside).unwrap(), "kept");
+    }
+
+    /// In a folder where others may write, a file that one of them made there first tells nothing, and nobody waits for it.
+    #[test]
+    fn what_another_user_made_is_no_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let beside = folder.path().join("s.lock");
+        rustix::fs::mknodat(rustix::fs::CWD, &beside, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        assert!(PathLock::take(&path).unwrap().is_none());
+        fs::remove_file(&beside).unwrap();
+        let text = format!("{SERVED}ram:64M\n{LOST}");
+        fs::write(&beside, &text).unwrap();
+        assert!(PathLock::take(&path).unwrap().is_some());
+        // Only root can give a file away.
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&beside, Some(65_534), None).unwrap();
+            let theirs = fs::File::open(&beside).unwrap();
+            flock(&theirs, FlockOperation::LockExclusive).unwrap();
+            assert!(PathLock::take(&path).unwrap().is_none());
+            assert_eq!(fs::read_to_string(&beside).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_locked_and_served_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let _lock = PathLock::take(&path).unwrap().unwrap();
+        let _listener = UnixListener::bind(&path).unwrap();
+        let refused = PathLock::take(&path).unwrap_err().to_string();
+        assert!(refused.contains("in use by a running program"), "{refused}");
+    }
+}

@@ -1,0 +1,48 @@
+//! Signals as events of the control loop.
+
+use std::io;
+
+use rustix::process::Signal as Number;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// The signals that a process handles that serves disks.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+    /// Never read: a handler that exists turns "kill the process" into EFBIG on the write that went
+    /// past the file size limit, which is then that request's error.
+    _file_size: Signal,
+}
+
+/// The request that a signal stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SignalRequest {
+    /// Shut down; the name of the signal.
+    Stop(&'static str),
+    /// SIGHUP: check the size of the disk.
+    CheckSize,
+}
+
+impl Signals {
+    /// From here on none of them kills the process. SIGPIPE is ignored by Rust's own start-up.
+    pub(crate) fn catch() -> io::Result<Signals> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hang_up: signal(SignalKind::hangup())?,
+            _file_size: signal(SignalKind::from_raw(Number::XFSZ.as_raw()))?,
+        })
+    }
+
+    /// The next one. Nothing is lost when the future is dropped.
+    pub(crate) async fn next(&mut self) -> SignalRequest {
+        tokio::select! {
+            biased;
+            _ = self.terminate.recv() => SignalRequest::Stop("SIGTERM"),
+            _ = self.interrupt.recv() => SignalRequest::Stop("SIGINT"),
+            _ = self.hang_up.recv() => SignalRequest::CheckSize,
+        }
+    }
+}

@@ -1,0 +1,632 @@
+//! The socket that frontends come through: made at a path, or inherited.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use cleave_session::Offload;
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, chmod, chownat, fchmod, fstat, open};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with, sockopt,
+};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+
+use crate::failure::Failure;
+use crate::knock::{knock, refuse_live};
+use crate::path_lock::PathLock;
+use crate::systemd;
+
+/// Longest path that fits `sockaddr_un` with its terminating zero.
+const PATH_BYTES_MAX: usize = 107;
+
+/// Connections to a private socket that may wait to be accepted.
+const BACKLOG: i32 = 64;
+
+/// Name of a socket that is being made for a group.
+pub const NEW_SOCKET: &str = "new.sock";
+
+/// The socket of the frontends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// Listen on a socket made here.
+    Path(PathBuf),
+    /// An inherited socket.
+    Fd(u32),
+}
+
+impl Endpoint {
+    /// Returns the socket that the service manager has passed to this process, if it has passed one.
+    pub fn passed() -> Result<Option<Endpoint>, Failure> {
+        Ok(systemd::passed()?.map(Endpoint::Fd))
+    }
+}
+
+/// A socket of the control interface or of the metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SocketSettings {
+    /// The path of its file.
+    pub path: PathBuf,
+    /// The group whose members may connect: a name or a number.
+    pub group: Option<String>,
+}
+
+/// The socket on which frontends connect.
+#[derive(Debug)]
+pub(crate) enum Door {
+    /// Any number of them, one after the other.
+    Listening(Listening),
+    /// This one.
+    Connected(UnixStream),
+}
+
+/// A listening socket, and its file if it is ours.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    // Dropped before the listener: while the socket is open its inode cannot be given to another file,
+    // so that comparing inodes tells ours from one that took its place.
+    file: Option<SocketFile>,
+    listener: UnixListener,
+}
+
+/// Makes the socket that the operator named. The caller holds the lock of its path.
+pub(crate) fn open_door(endpoint: &Endpoint) -> Result<Door, Failure> {
+    match endpoint {
+        Endpoint::Path(path) => listen(path, None).map(Door::Listening),
+        Endpoint::Fd(number) => inherit(*number, "--fd"),
+    }
+}
+
+/// The socket that this process was started with, if there is one: the one that --fd names, or the one that systemd has
+/// made at the path.
+pub(crate) fn inherited(endpoint: &Endpoint) -> Result<Option<Door>, Failure> {
+    match endpoint {
+        Endpoint::Fd(number) => inherit(*number, "--fd").map(Some),
+        Endpoint::Path(path) => match systemd::passed()? {
+            Some(number) => passed_at(number, path).map(Some),
+            None => Ok(None),
+        },
+    }
+}
+
+/// The endpoint as it is written in messages.
+pub(crate) fn name(endpoint: &Endpoint) -> String {
+    match endpoint {
+        Endpoint::Path(path) => path.display().to_string(),
+        Endpoint::Fd(number) => format!("fd {number}"),
+    }
+}
+
+impl Door {
+    /// Removes the file and closes the socket, in which descriptors of frontends may be queued.
+    pub(crate) fn close(self, offload: &Offload) {
+        match self {
+            Door::Listening(Listening { file, listener }) => {
+                drop(file);
+                offload.close(listener);
+            }
+            Door::Connected(stream) => offload.close(stream),
+        }
+    }
+}
+
+impl Listening {
+    /// Sets the permissions of its file, its user and its group. By a descriptor of that file and never by its name: whoever may write to
+    /// the folder could have put a link to another file there since.
+    fn give(&self, mode: u32, user: Option<u32>, group: Option<u32>) -> io::Result<()> {
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = open(&file.path, flags, Mode::empty())?;
+        let found = fstat(&opened)?;
+        if (found.st_dev, found.st_ino) != (file.device, file.inode) {
+            return Err(io::Error::other("another file took its place"));
+        }
+        let owned = |user: Option<u32>, group: Option<u32>| {
+            let (user, group) = (user.map(Uid::from_raw), group.map(Gid::from_raw));
+            chownat(&opened, "", user, group, AtFlags::EMPTY_PATH)
+        };
+        // In this order: the mode is not for the group that the file has at first, and only its owner may set it.
+        if let Some(group) = group.filter(|group| *group != found.st_gid) {
+            owned(None, Some(group))?;
+        }
+        // The umask took bits away when the file was made. A descriptor of this kind has no fchmod().
+        if found.st_mode & 0o777 != mode {
+            let path = format!("/proc/self/fd/{}", opened.as_raw_fd());
+            chmod(path, Mode::from_raw_mode(mode))?;
+        }
+        if let Some(user) = user.filter(|user| *user != found.st_uid) {
+            owned(Some(user), None)?;
+        }
+        Ok(())
+    }
+
+    /// Returns a copy of the socket, to accept from on the runtime at hand.
+    pub(crate) fn listener(&self) -> io::Result<tokio::net::UnixListener> {
+        let listener = self.listener.try_clone()?;
+        listener.set_nonblocking(true)?;
+        tokio::net::UnixListener::from_std(listener)
+    }
+}
+
+/// Opens a control socket: for the user of this process alone, or for the members of its group too.
+pub(crate) fn open_control(socket: &SocketSettings) -> Result<Listening, Failure> {
+    match &socket.group {
+        None => open_private(&socket.path),
+        Some(group) => {
+            let group = group_number("--control-group", group)?;
+            open_shared(&socket.path, Some(group))
+        }
+    }
+}
+
+/// Opens a socket for metrics: for everybody, or for the members of its group.
+pub(crate) fn open_metrics(socket: &SocketSettings) -> Result<Listening, Failure> {
+    let group = socket.group.as_deref();
+    let group = group.map(|group| group_number("--metrics-group", group));
+    open_shared(&socket.path, group.transpose()?)
+}
+
+/// Opens a socket that only the user of this process may connect to.
+fn open_private(path: &Path) -> Result<Listening, Failure> {
+    // Held until we listen: between looking, removing a stale file and listening on a new one, another cleave would take
+    // our file for a stale one.
+    let lock = PathLock::take(path)?;
+    let listening = listen(path, Some(Mode::RUSR | Mode::WUSR))?;
+    if let Some(lock) = lock {
+        lock.remove();
+    }
+    Ok(listening)
+}
+
+/// Makes a socket file and listens on it. `mode`: its permissions, else as the umask has it. The path is locked.
+fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
+    let shown = path.display();
+    check_length(path)?;
+    make_room(path)?;
+    let listener = bind_with(path, mode).map_err(|error| {
+        Failure::input(format!(
+            "cannot make socket {shown}: {error}: {}",
+            remedy(&error)
+        ))
+    })?;
+    match SocketFile::of(path) {
+        Ok(file) => Ok(Listening {
+            file: Some(file),
+            listener,
+        }),
+        Err(error) => Err(Failure::input(format!("socket {shown} went away: {error}"))),
+    }
+}
+
+fn check_length(path: &Path) -> Result<(), Failure> {
+    let shown = path.display();
+    match path.as_os_str().as_bytes().len() {
+        0..=PATH_BYTES_MAX => Ok(()),
+        length => Err(Failure::input(format!(
+            "socket path {shown} has {length} bytes and a socket takes {PATH_BYTES_MAX}: choose a shorter one"
+        ))),
+    }
+}
+
+/// Makes a socket file for a user and a group, and listens on it. The socket is made under another name and then renamed,
+/// so a client that sees the file can connect. The path is locked.
+pub(crate) fn listen_for(
+    path: &Path,
+    mode: u32,
+    user: Option<u32>,
+    group: u32,
+) -> Result<Listening, Failure> {
+    let cannot = |error: &io::Error| {
+        let (shown, remedy) = (path.display(), remedy(error));
+        Failure::input(format!("cannot make socket {shown}: {error}: {remedy}"))
+    };
+    // The name under which it is made is shorter.
+    check_length(path)?;
+    make_room(path)?;
+    let beside = path.with_file_name(NEW_SOCKET);
+    let _ = fs::remove_file(&beside);
+    // Not for the group that it has at first: one that connects now would be let in later.
+    let mut listening = listen(&beside, Some(Mode::RUSR | Mode::WUSR))?;
+    listening
+        .give(mode, user, Some(group))
+        .map_err(|error| cannot(&error))?;
+    fs::rename(&beside, path).map_err(|error| cannot(&error))?;
+    let moved = SocketFile::of(path).map_err(|error| cannot(&error))?;
+    // The old name is gone, so dropping its guard removes nothing.
+    listening.file = Some(moved);
+    Ok(listening)
+}
+
+/// Opens a socket for everybody, or for the members of a group.
+fn open_shared(path: &Path, group: Option<u32>) -> Result<Listening, Failure> {
+    let lock = PathLock::take(path)?;
+    let mode = match group {
+        Some(_) => 0o660,
+        None => 0o666,
+    };
+    // Not for the group that it has at first.
+    let listening = listen(path, Some(Mode::RUSR | Mode::WUSR))?;
+    listening.give(mode, None, group).map_err(|error| {
+        let shown = path.display();
+        Failure::input(match group {
+            Some(group) => format!(
+                "cannot give socket {shown} to group {group}: {error}: start cleave as root or with a user of that group"
+            ),
+            None => format!("cannot set the mode of socket {shown}: {error}"),
+        })
+    })?;
+    if let Some(lock) = lock {
+        lock.remove();
+    }
+    Ok(listening)
+}
+
+/// The number of a group of this machine, which was named by `by`.
+pub(crate) fn group_number(by: &str, group: &str) -> Result<u32, Failure> {
+    number_of(by, "group", "/etc/group", group)
+}
+
+/// The number of a user of this machine, which was named by `by`.
+pub(crate) fn user_number(by: &str, user: &str) -> Result<u32, Failure> {
+    number_of(by, "user", "/etc/passwd", user)
+}
+
+fn number_of(by: &str, what: &str, list: &str, wanted: &str) -> Result<u32, Failure> {
+    let named = |line: &str| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(wanted)).then(|| fields.nth(1)?.parse().ok())?
+    };
+    let number = wanted.parse().ok();
+    let lines = match number {
+        Some(_) => String::new(),
+        // A confined node keeps the file that it had at its start; whoever adds a name replaces it.
+        None => fs::read_to_string(list).map_err(|error| {
+            Failure::input(format!(
+                "{by}: cannot read {list}, which may have been changed since the node was started: {error}: give the number of \
+                 {what} {wanted:?}, or restart the node"
+            ))
+        })?,
+    };
+    let known = number.or_else(|| lines.lines().find_map(named));
+    // The largest number means "no change" to the kernel.
+    known.filter(|number| *number != u32::MAX).ok_or_else(|| {
+        Failure::input(format!(
+            "{by}: no {what} {wanted:?} in {list}: make it, or give its number"
+        ))
+    })
+}
+
+/// The mode is set on the socket before it has a file, which gets it then: there is no moment at which
+/// somebody else could connect.
+fn bind_with(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
+    let Some(mode) = mode else {
+        return UnixListener::bind(path);
+    };
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    fchmod(&socket, mode)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "create its folder first",
+        io::ErrorKind::PermissionDenied => "choose a folder that this user may write to",
+        io::ErrorKind::ReadOnlyFilesystem => {
+            "choose a folder on a writable file system, such as /run"
+        }
+        _ => "choose another path",
+    }
+}
+
+/// Makes sure that nothing is at the path, if what is there may go.
+fn make_room(path: &Path) -> Result<(), Failure> {
+    let shown = path.display();
+    match fs::symlink_metadata(path) {
+        Err(_) => return Ok(()), // nothing there, or `bind` says why not
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(Failure::input(format!(
+                "{shown} exists and is not a socket: remove it or choose another path"
+            )));
+        }
+        Ok(_) => {}
+    }
+    match knock(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
+            .or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })
+            .map_err(|error| {
+                Failure::input(format!(
+                    "cannot replace the stale socket {shown}: {error}: remove it"
+                ))
+            }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Failure::input(
+            format!("{shown} is a socket of another user: choose another path"),
+        )),
+        knocked => refuse_live(path, knocked),
+    }
+}
+
+/// A socket file that goes away with this value, unless something else took its place.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> io::Result<SocketFile> {
+        let found = fs::symlink_metadata(path)?;
+        Ok(SocketFile {
+            // The working directory may change; the file stays where it is.
+            path: std::path::absolute(path)?,
+            device: found.dev(),
+            inode: found.ino(),
+        })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let ours = fs::symlink_metadata(&self.path)
+            .is_ok_and(|found| found.dev() == self.device && found.ino() == self.inode);
+        if ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!("cannot remove socket {}: {error}", self.path.display());
+        }
+    }
+}
+
+/// Takes the socket over that systemd listens on, which has to be the one at this path.
+fn passed_at(number: u32, path: &Path) -> Result<Door, Failure> {
+    let refuse = |what: &str| {
+        Failure::input(format!(
+            "systemd passed {what}: give ListenStream= of the socket unit and --socket-path the same path"
+        ))
+    };
+    let Door::Listening(listening) = inherit(number, "LISTEN_FDS:")? else {
+        return Err(refuse("a connection and no listening socket"));
+    };
+    let address = listening.listener.local_addr().ok();
+    let bound = address.as_ref().and_then(|address| address.as_pathname());
+    let place = |path: &Path| path.canonicalize().ok();
+    match bound {
+        Some(bound) if place(bound).is_some() && place(bound) == place(path) => {
+            Ok(Door::Listening(listening))
+        }
+        Some(bound) => Err(refuse(&format!(
+            "the socket {} and --socket-path is {}",
+            bound.display(),
+            path.display()
+        ))),
+        None => Err(refuse("a socket without a path")),
+    }
+}
+
+/// Takes over an inherited descriptor, which messages say was named by `by`, and asks it what it is.
+fn inherit(number: u32, by: &str) -> Result<Door, Failure> {
+    let refuse = |what: &str| Failure::input(format!("{by} {number} {what}"));
+    let socket = duplicate(number, refuse)?;
+    let unix_stream = sockopt::socket_domain(&socket) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(&socket) == Ok(SocketType::STREAM);
+    if !unix_stream {
+        return Err(refuse(
+            "is not a unix stream socket: pass a listening or a connected one",
+        ));
+    }
+    match sockopt::socket_acceptconn(&socket) {
+        Ok(true) => Ok(Door::Listening(Listening {
+            file: None,
+            listener: UnixListener::from(socket),
+        })),
+        Ok(false) => {
+            let stream = UnixStream::from(socket);
+            match stream.peer_addr() {
+                Ok(_) => Ok(Door::Connected(stream)),
+                Err(_) => Err(refuse(
+                    "is a socket that neither listens nor is connected: pass one that does",
+                )),
+            }
+        }
+        Err(error) => Err(refuse(&format!(
+            "cannot be asked whether it listens: {error}"
+        ))),
+    }
+}
+
+/// A descriptor of ours by number. Taking the number itself over would be unsafe code, because
+/// something else in the process might own it; asking the kernel for a duplicate is not.
+fn duplicate(number: u32, refuse: impl Fn(&str) -> Failure) -> Result<OwnedFd, Failure> {
+    let closed = || refuse("is not open: pass the number of an inherited socket");
+    let raw = i32::try_from(number).map_err(|_| closed())?;
+    // Looked up without opening anything: the pidfd below could itself get the number asked for.
+    if fs::symlink_metadata("/proc/self/fd").is_ok()
+        && fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_err()
+    {
+        return Err(closed());
+    }
+    let own = pidfd_open(getpid(), PidfdFlags::empty());
+    match own.and_then(|own| pidfd_getfd(&own, raw, PidfdGetfdFlags::empty())) {
+        Ok(fd) => Ok(fd),
+        Err(rustix::io::Errno::BADF) => Err(closed()),
+        Err(error) => Err(refuse(&format!(
+            "cannot be taken over: pidfd_getfd: {error}: allow it in the sandbox, or use --socket-path"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use rustix::fs::{FlockOperation, flock};
+
+    use super::*;
+
+    fn refused(path: &Path) -> String {
+        listen(path, None).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_ours_goes_away_at_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        drop(UnixListener::bind(&path).unwrap());
+        let door = listen(&path, None).unwrap();
+        UnixStream::connect(&path).unwrap();
+        drop(door);
+        assert!(!path.exists());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    /// Some programs need the last byte for a zero, so they could not connect to a longer path.
+    #[test]
+    fn the_path_of_a_socket_for_a_group_is_no_longer_than_of_any_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let taken = folder.path().join("disk.sock");
+        let group = fs::metadata(folder.path()).unwrap().gid();
+        let padding = PATH_BYTES_MAX - taken.as_os_str().len() - 1;
+        for (more, fits) in [(0, true), (1, false)] {
+            let beside = folder.path().join("p".repeat(padding + more));
+            fs::create_dir(&beside).unwrap();
+            let made = listen_for(&beside.join("disk.sock"), 0o600, None, group);
+            assert_eq!(made.is_ok(), fits);
+            assert!(
+                fits || made
+                    .unwrap_err()
+                    .to_string()
+                    .contains("disk.sock has 108 bytes")
+            );
+        }
+    }
+
+    #[test]
+    fn a_folder_that_another_program_has_locked_is_no_hindrance() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let locked = fs::File::open(folder.path()).unwrap();
+        flock(&locked, FlockOperation::LockExclusive).unwrap();
+        let _door = listen(&path, None).unwrap();
+        UnixStream::connect(&path).unwrap();
+    }
+
+    /// One of several daemons that start at once at the same stale socket gets it and keeps it.
+    #[test]
+    fn one_of_many_gets_a_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        for _ in 0..20 {
+            drop(UnixListener::bind(&path).unwrap());
+            let doors: Vec<_> = thread::scope(|scope| {
+                let start = || scope.spawn(|| open_private(&path));
+                let threads: Vec<_> = (0..6).map(|_| start()).collect();
+                threads.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            assert_eq!(doors.iter().filter(|door| door.is_ok()).count(), 1);
+            UnixStream::connect(&path).unwrap();
+            drop(doors);
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        }
+    }
+
+    #[test]
+    fn a_live_socket_is_not_stolen() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let first = listen(&path, None).unwrap();
+        assert!(refused(&path).contains("in use by a running program"));
+        UnixStream::connect(&path).unwrap();
+        drop(first);
+    }
+
+    /// Its program is stopped, or drowns in connections.
+    #[test]
+    fn a_live_socket_whose_backlog_is_full_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let _first = open_private(&path).unwrap();
+        while knock(&path).is_ok() {}
+        let (tell, told) = std::sync::mpsc::channel();
+        thread::spawn(move || tell.send(refused(&path)));
+        let why = told.recv_timeout(Duration::from_secs(60));
+        let why = why.expect("it waits for somebody to accept");
+        assert!(why.contains("in use by a running program"), "{why}");
+    }
+
+    #[test]
+    fn a_socket_that_took_our_place_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let ours = listen(&path, None).unwrap();
+        fs::remove_file(&path).unwrap();
+        let theirs = UnixListener::bind(&path).unwrap();
+        drop(ours);
+        assert!(path.exists());
+        drop(theirs);
+    }
+
+    #[test]
+    fn what_cannot_be_a_socket_is_refused_with_a_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "kept").unwrap();
+        let cases = [
+            (file.clone(), "is not a socket: remove it"),
+            (folder.path().to_owned(), "is not a socket: remove it"),
+            (folder.path().join("none/s"), "create its folder first"),
+            (folder.path().join("x".repeat(120)), "choose a shorter one"),
+        ];
+        for (path, part) in cases {
+            let why = refused(&path);
+            assert!(why.contains(part), "{}: {why}", path.display());
+        }
+        assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_longest_path_that_fits_works() {
+        let folder = tempfile::tempdir().unwrap();
+        let room = PATH_BYTES_MAX - folder.path().as_os_str().len() - 1;
+        let path = folder.path().join("y".repeat(room));
+        assert_eq!(path.as_os_str().len(), PATH_BYTES_MAX);
+        listen(&path, None).unwrap();
+        assert!(refused(&folder.path().join("y".repeat(room + 1))).contains("shorter"));
+    }
+
+    fn inherited(fd: &impl std::os::fd::AsRawFd) -> Result<Door, Failure> {
+        inherit(u32::try_from(fd.as_raw_fd()).unwrap(), "--fd")
+    }
+
+    #[test]
+    fn an_inherited_socket_is_asked_what_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("s")).unwrap();
+        assert!(matches!(inherited(&listener), Ok(Door::Listening(_))));
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        assert!(matches!(inherited(&ours), Ok(Door::Connected(_))));
+        let refuse = |door: Result<Door, Failure>| door.unwrap_err().to_string();
+        let file = fs::File::open("/dev/null").unwrap();
+        assert!(refuse(inherited(&file)).contains("not a unix stream socket"));
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(refuse(inherited(&tcp)).contains("not a unix stream socket"));
+        let datagram = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        assert!(refuse(inherited(&datagram)).contains("not a unix stream socket"));
+        let bare = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        assert!(refuse(inherited(&bare)).contains("neither listens nor is connected"));
+        for closed in [999_999, u32::MAX] {
+            assert!(refuse(inherit(closed, "--fd")).contains("is not open"));
+        }
+    }
+}

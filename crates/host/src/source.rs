@@ -1,0 +1,23 @@
+//! Opening what a disk consists of.
+
+use cleave_config::Storage;
+use cleave_disk::{Disk, OpenError, OpenOptions};
+
+/// Opens, locks and probes the storage of a disk.
+pub fn open_storage(storage: &Storage, options: &OpenOptions) -> Result<Disk, OpenError> {
+    match storage {
+        Storage::One(spec) => Disk::open(spec, options),
+        Storage::Stripe {
+            legs,
+            chunk_bytes,
+            kind,
+        } => Disk::open_stripe(legs, *chunk_bytes, *kind, options),
+    }
+}
+
+/// A warning for the log that the storage takes long to open. A cluster or a file server that does not answer is waited for without
+/// end.
+pub(crate) fn slow(storage: &Storage) -> String {
+    let names = storage.line();
+    format!("still waiting for {names} to open: see whether its storage answers")
+}
