@@ -9,12 +9,12 @@ use cleave_config::DiskConfig;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use crate::control::DiskStatus;
 use crate::disk_server::Order;
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::hosted::disk::HostedState;
 use crate::hosted::disk_host::{DiskHost, OpenResult, Past, Work};
+use crate::status::DiskStatus;
 
 /// The host of one disk.
 #[derive(Debug)]

@@ -2,6 +2,8 @@
 //! and ends in order. `cleave serve` has one, `cleave node` has many on one runtime.
 
 mod announcement;
+mod loop_device;
+mod pending;
 mod server;
 mod server_losses;
 mod size;
@@ -24,18 +26,17 @@ use serde_json::json;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::confine::Confinement;
-use crate::control::DiskStatus;
 use crate::events::Events;
 use crate::failure::Failure;
-use crate::loop_device;
-use crate::path_lock::PathLock;
-use crate::pending::{PendingConnections, has_left};
+use crate::process::confine::Confinement;
 use crate::resize::Watch;
 use crate::service::Service;
 use crate::socket::Door;
+use crate::socket::path_lock::PathLock;
 use crate::source;
+use crate::status::DiskStatus;
 use crate::tuning::split_for;
+use pending::{PendingConnections, has_left};
 use server_losses::ServerLosses;
 pub(crate) use size_checks::SizeAsker;
 use size_checks::SizeChecks;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use cleave_disk::OpenError;
 
-use crate::unit;
+use crate::process::unit;
 
 /// A failure as the operator sees it: one line, with control characters replaced, and an exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]

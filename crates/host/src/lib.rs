@@ -7,37 +7,28 @@
 #![forbid(unsafe_code)]
 
 mod alone;
-mod confine;
-mod control;
-mod cpus;
 mod disk_server;
 mod events;
 mod failure;
 mod hosted;
-mod knock;
-mod log;
-mod loop_device;
+mod http;
 mod node;
-mod path_lock;
-mod pending;
 mod problem;
 mod process;
 mod resize;
 mod serve;
 mod service;
-mod signals;
 mod socket;
 mod source;
-mod systemd;
+mod status;
 mod tuning;
-mod unit;
 
 pub use failure::Failure;
-pub use log::last_words;
 pub use node::{NodeSettings, PoolSettings, serve_node};
-pub use path_lock::{LockRecord, lock_record};
+pub use process::log::last_words;
+pub use process::unit::is_home;
 pub use process::{DESCRIPTORS_MIN, runtime};
 pub use serve::{ServeSettings, serve_disk};
+pub use socket::path_lock::{LockRecord, lock_record};
 pub use socket::{Endpoint, NEW_SOCKET, SocketSettings};
 pub use source::open_storage;
-pub use unit::is_home;

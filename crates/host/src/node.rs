@@ -21,17 +21,17 @@ use cleave_engine::Reactor;
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::Semaphore;
 
-use crate::confine::{self, Confinement, NodeFolders};
-use crate::control::Server;
 use crate::failure::Failure;
 use crate::hosted::disk::{HostedDisk, HostedState};
-use crate::hosted::{Disks, Host, Room, api};
-use crate::log;
-use crate::process;
+use crate::hosted::{Disks, Host, Room};
+use crate::http::router;
+use crate::http::server::Server;
+use crate::process::confine::{self, Confinement, NodeFolders};
+use crate::process::signals::{SignalRequest, Signals};
+use crate::process::systemd::Manager;
+use crate::process::{self, log};
 use crate::resize::SizeWatches;
-use crate::signals::{SignalRequest, Signals};
 use crate::socket;
-use crate::systemd::Manager;
 use files::StateFiles;
 use groups::Groups;
 use hosting::DISKS_MAX;
@@ -143,8 +143,8 @@ async fn control(
         },
         many: Some(node.clone()),
     });
-    let server = Server::start(socket, api::router(host.clone()))?;
-    let metrics = metrics.map(|socket| Server::start(socket, api::metrics_router(host)));
+    let server = Server::start(socket, router::router(host.clone()))?;
+    let metrics = metrics.map(|socket| Server::start(socket, router::metrics_router(host)));
     let metrics = metrics.transpose()?;
     manager.watch();
     tokio::spawn(tell_when_ready(node.clone(), manager.clone()));

@@ -14,22 +14,22 @@ use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
 
 use crate::alone::Alone;
-use crate::confine::{self, Confinement, OneDiskProcess};
-use crate::control::{CONNECTIONS_MAX, Server};
 use crate::disk_server::{self, DiskServer, Naming, SizeAsker};
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::hosted::disk::{DiskRequest, HostedDisk};
-use crate::hosted::{Disks, Host, Room, api, life};
-use crate::log;
-use crate::path_lock::{Left, PathLock};
-use crate::process;
+use crate::hosted::{Disks, Host, Room, life};
+use crate::http::router;
+use crate::http::server::{CONNECTIONS_MAX, Server};
+use crate::process::confine::{self, Confinement, OneDiskProcess};
+use crate::process::signals::{SignalRequest, Signals};
+use crate::process::systemd::Manager;
+use crate::process::{self, log};
 use crate::resize::{SizeWatches, Watch};
 use crate::service::Service;
-use crate::signals::{SignalRequest, Signals};
+use crate::socket::path_lock::{Left, PathLock};
 use crate::socket::{self, Door, Endpoint, SocketSettings};
 use crate::source;
-use crate::systemd::Manager;
 
 /// An opening that takes longer is logged.
 const OPEN_SLOW: Duration = Duration::from_secs(5);
@@ -243,8 +243,8 @@ async fn control(
         room: outside.room,
         many: None,
     });
-    let control = opened.map(|socket| Server::start(socket, api::router(host.clone())));
-    let metrics = metrics.map(|socket| Server::start(socket, api::metrics_router(host)));
+    let control = opened.map(|socket| Server::start(socket, router::router(host.clone())));
+    let metrics = metrics.map(|socket| Server::start(socket, router::metrics_router(host)));
     let servers = [control.transpose()?, metrics.transpose()?];
     let manager = outside.manager;
     manager.watch();

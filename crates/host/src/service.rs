@@ -8,8 +8,8 @@ use cleave_disk::{ContentOrigin, DiskSpec, OpenOptions};
 use cleave_session::SessionConfig;
 use cleave_worker::{LimitGroup, Pool, Split, Tuning, WorkerConfig};
 
-use crate::cpus;
 use crate::failure::Failure;
+use crate::process::cpus;
 use crate::socket::Endpoint;
 use crate::tuning::tuning;
 

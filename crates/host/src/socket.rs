@@ -1,5 +1,8 @@
 //! The socket that frontends come through: made at a path, or inherited.
 
+mod knock;
+pub(crate) mod path_lock;
+
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -16,9 +19,9 @@ use rustix::net::{
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use crate::failure::Failure;
-use crate::knock::{knock, refuse_live};
-use crate::path_lock::PathLock;
-use crate::systemd;
+use crate::process::systemd;
+use knock::{knock, refuse_live};
+use path_lock::PathLock;
 
 /// Longest path that fits `sockaddr_un` with its terminating zero.
 const PATH_BYTES_MAX: usize = 107;

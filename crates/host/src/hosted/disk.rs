@@ -9,9 +9,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::generation::{self, Condition};
 use super::open_files::OpenFiles;
-use crate::control::DiskStatus;
 use crate::disk_server::SizeAsker;
 use crate::problem::Refusal;
+use crate::status::DiskStatus;
 
 /// Requests that may wait for a disk. More wait until there is room.
 const INBOX_MAX: usize = 64;
@@ -119,13 +119,13 @@ impl HostedState {
 }
 
 /// Returns the storage of a disk as it was named; for a stripe its first leg.
-pub(super) fn written_name(config: &DiskConfig) -> String {
+pub(crate) fn written_name(config: &DiskConfig) -> String {
     let first = config.disk.first();
     first.map(ToString::to_string).unwrap_or_default()
 }
 
 /// Returns the serial number that was given to a disk.
-pub(super) fn written_serial(config: &DiskConfig) -> Option<String> {
+pub(crate) fn written_serial(config: &DiskConfig) -> Option<String> {
     config.serial.written().map(ToString::to_string)
 }
 

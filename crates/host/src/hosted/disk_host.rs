@@ -11,9 +11,9 @@ use tokio::sync::mpsc;
 
 use super::disk::HostedState;
 use super::open_files::OpenFiles;
-use crate::control::DiskStatus;
 use crate::disk_server::Order;
 use crate::failure::Failure;
+use crate::status::DiskStatus;
 
 /// Work that goes on while requests are handled.
 pub(crate) type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;

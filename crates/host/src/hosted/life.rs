@@ -38,9 +38,9 @@ use super::disk::{
 };
 use super::disk_host::{DiskHost, Past, Work};
 use super::open_files::OpenFiles;
-use crate::control::DiskStatus;
 use crate::disk_server::{Order, SizeAsker};
 use crate::problem::Refusal;
+use crate::status::DiskStatus;
 use phase::{
     Before, Goal, KeptFile, LifeEvent, LifePhase, RunningServer, Was, progress, until, written,
 };

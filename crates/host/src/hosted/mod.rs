@@ -1,16 +1,12 @@
-//! The disks of a process and its HTTP interface: the one disk of `cleave serve`, or all that a node has. [`HostedDisk`] is a disk as
-//! requests see it, [`life`] the task behind it, and [`api`] the table of what can be asked.
+//! The disks of a process: the one disk of `cleave serve`, or all that a node has. [`HostedDisk`] is a disk as requests see it, and
+//! [`life`] the task behind it.
 
-mod about;
-pub(crate) mod api;
 pub(crate) mod aside;
 pub(crate) mod disk;
 pub(crate) mod disk_host;
-mod generation;
+pub(crate) mod generation;
 pub(crate) mod life;
 pub(crate) mod open_files;
-mod routes;
-mod snapshot;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -64,7 +60,7 @@ pub(crate) trait ManyDisks: std::fmt::Debug + Send + Sync {
 pub(crate) struct Disks(Mutex<BTreeMap<String, Arc<HostedDisk>>>);
 
 impl Host {
-    fn find(&self, id: &str) -> Result<Arc<HostedDisk>, Refusal> {
+    pub(crate) fn find(&self, id: &str) -> Result<Arc<HostedDisk>, Refusal> {
         let found = self.disks.find(id).or_else(|| self.only_disk(id));
         found.ok_or_else(|| {
             let why = format!("no disk `{id}` here: see the list of disks");
@@ -82,7 +78,7 @@ impl Host {
     }
 
     /// Returns a description with the limits that are in force.
-    fn in_force(&self, config: &DiskConfig) -> DiskConfig {
+    pub(crate) fn in_force(&self, config: &DiskConfig) -> DiskConfig {
         match &self.many {
             Some(many) => many.with_group_limits(config),
             None => config.clone(),
@@ -90,7 +86,7 @@ impl Host {
     }
 
     /// Has a disk be as it is described, whether or not it is there.
-    async fn put(
+    pub(crate) async fn put(
         &self,
         condition: &Condition,
         id: &str,

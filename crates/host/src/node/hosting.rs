@@ -16,7 +16,6 @@ use tokio::time::timeout;
 use super::opening::{self, Opened};
 use super::serving;
 use super::shared::Node;
-use crate::control::DiskStatus;
 use crate::disk_server::Order;
 use crate::failure::Failure;
 use crate::hosted::ManyDisks;
@@ -25,6 +24,7 @@ use crate::hosted::disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Pla
 use crate::hosted::disk_host::{DiskHost, OpenResult, Past, Work};
 use crate::hosted::life;
 use crate::problem::Refusal;
+use crate::status::DiskStatus;
 
 /// How long the end of a node waits for the files of disks that are being deleted.
 const FILE_TIME: Duration = Duration::from_secs(3);

@@ -17,9 +17,9 @@ use crate::failure::Failure;
 use crate::hosted::disk::HostedState;
 use crate::hosted::disk_host::Past;
 use crate::hosted::open_files::OpenFiles;
-use crate::path_lock::PathLock;
 use crate::resize::{SizeWatches, Watch};
 use crate::service::Service;
+use crate::socket::path_lock::PathLock;
 use crate::socket::{self, Door};
 use crate::source;
 

@@ -10,9 +10,9 @@ use cleave_sandbox::Role;
 use cleave_worker::Pool;
 
 use super::settings::PoolSettings;
-use crate::confine::Confinement;
-use crate::cpus;
 use crate::failure::Failure;
+use crate::process::confine::Confinement;
+use crate::process::cpus;
 use crate::service::Service;
 
 /// The pools by their names.

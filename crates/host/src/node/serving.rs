@@ -12,12 +12,12 @@ use tokio::time::timeout;
 
 use super::opening::Opened;
 use super::shared::Node;
-use crate::control::DiskStatus;
 use crate::disk_server::{DiskServer, Naming, Order};
 use crate::failure::Failure;
 use crate::hosted::disk_host::Work;
-use crate::path_lock::{Left, PathLock};
+use crate::socket::path_lock::{Left, PathLock};
 use crate::socket::{self, Door};
+use crate::status::DiskStatus;
 
 /// How long the end of a disk waits for its files to be closed. Images of a cluster stop waiting for it after two seconds.
 const CLOSE_TIME: Duration = Duration::from_secs(3);

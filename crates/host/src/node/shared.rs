@@ -11,13 +11,13 @@ use tokio::sync::Semaphore;
 use super::files::StateFiles;
 use super::groups::Groups;
 use super::pools::Pools;
-use crate::confine::Confinement;
-use crate::control::CONNECTIONS_MAX;
 use crate::events::Events;
 use crate::hosted::Disks;
-use crate::path_lock::PathLock;
+use crate::http::server::CONNECTIONS_MAX;
+use crate::process::confine::Confinement;
 use crate::resize::SizeWatches;
 use crate::service::Service;
+use crate::socket::path_lock::PathLock;
 use crate::socket::{Endpoint, NEW_SOCKET};
 
 /// Descriptors of the process itself: the connections of the control socket and of that for metrics, and 224 for all else.

@@ -7,11 +7,11 @@ use cleave_config::DiskConfig;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use crate::control::DiskStatus;
 use crate::disk_server::Order;
 use crate::hosted::disk::DiskRequest;
 use crate::hosted::disk_host::{DiskHost, OpenResult, Work};
 use crate::problem::Refusal;
+use crate::status::DiskStatus;
 
 /// The file of a disk in the state folder.
 #[derive(Debug, Clone, PartialEq)]

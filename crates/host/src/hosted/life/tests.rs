@@ -9,10 +9,10 @@ use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
 use super::*;
-use crate::control::ram_for_tests;
 use crate::failure::Failure;
 use crate::hosted::disk_host::OpenResult;
 use crate::hosted::generation::Condition;
+use crate::status::ram_for_tests;
 
 /// Storage and files that do what a test says.
 #[derive(Default)]

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use super::*;
-use crate::control::tests::ram;
+use crate::status::tests::ram;
 
 /// Returns the text of the one disk of a process, which has this report.
-pub(in crate::control) fn text_of(report: DiskReport) -> String {
+pub(in crate::status) fn text_of(report: DiskReport) -> String {
     let served = ServedMetrics {
         report,
         ..ram("a").metrics()

@@ -1,14 +1,11 @@
-//! `--control PATH`: an HTTP interface on a unix socket that shows what the disk does, and changes how
-//! workers wait, call, split and treat errors while it runs.
+//! A disk that is served, as requests see it: what it does, as a report and as metrics, and what can be asked of it while it runs.
 //!
-//! It lives on the control loop's thread and only reads what workers write for it, so that nobody who
-//! talks to it slows down a disk. Its clients are few and watched: see [`serve`].
+//! This lives on the control loop's thread and only reads what workers write for it, so that nobody who asks slows down a disk.
 
 mod gather;
 mod metrics;
 mod orders;
 mod quiet;
-mod serve;
 #[cfg(test)]
 mod tests;
 mod usage;
@@ -25,11 +22,10 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 
-use crate::confine::Confinement;
 use crate::events::Events;
+use crate::process::confine::Confinement;
 
 pub(crate) use metrics::{DiskMetrics, write as write_metrics};
-pub(crate) use serve::{CONNECTIONS_MAX, Server, Streaming};
 #[cfg(test)]
 pub(crate) use tests::ram as ram_for_tests;
 

@@ -8,7 +8,8 @@ use axum::response::Response;
 use axum::routing::{MethodFilter, MethodRouter, get, on};
 use cleave_api::{HttpMethod, Operation, document};
 
-use super::{Host, about, routes};
+use super::{about, routes};
+use crate::hosted::Host;
 use crate::problem::answer;
 
 /// Makes the router of all paths.

@@ -9,10 +9,8 @@ use cleave_engine::Reactor;
 use cleave_sandbox::{Identity, Keep, Missing, PathAccess, Reach, Reaches, Role, Sandbox};
 use cleave_session::offload;
 
-use crate::cpus;
 use crate::failure::Failure;
-use crate::log;
-use crate::process;
+use crate::process::{self, cpus, log};
 
 /// The folder through which a process sees itself: a worker reads how long its thread waited for a core, and the control
 /// interface how much memory the process has.

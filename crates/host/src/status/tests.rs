@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::DiskStatus;
 use super::metrics::tests::text_of;
-use crate::confine::Confinement;
+use crate::process::confine::Confinement;
 
 fn options() -> OpenOptions {
     OpenOptions::default()

@@ -17,15 +17,17 @@ use serde::Deserialize;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::disk::{
-    DeleteMode, DiskRequest, HostedDisk, HostedState, Placed, written_name, written_serial,
-};
-use super::generation::{self, Condition};
-use super::{Host, snapshot};
-use crate::control::{DiskMetrics, DiskStatus, Streaming, write_metrics};
+use super::server::Streaming;
+use super::snapshot;
 use crate::disk_server::SizeAsker;
 use crate::events::Since;
+use crate::hosted::Host;
+use crate::hosted::disk::{
+    DeleteMode, DiskRequest, HostedDisk, HostedState, Placed, written_name, written_serial,
+};
+use crate::hosted::generation::{self, Condition};
 use crate::problem::{Refusal, answer};
+use crate::status::{DiskMetrics, DiskStatus, write_metrics};
 
 /// A check of the size that takes longer is answered with 202.
 const SIZE_TIME: Duration = Duration::from_secs(5);

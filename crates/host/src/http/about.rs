@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use cleave_api::{DiskRoom, FileRoom, NodeReport, ProblemKind, ProcessKind};
 
-use super::Host;
+use crate::hosted::Host;
 use crate::problem::{Refusal, answer};
 use crate::process::started;
 

@@ -13,7 +13,7 @@ use cleave_disk::{Disk, DiskSpec};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open};
 
 use crate::failure::Failure;
-use crate::knock::{knock, refuse_live};
+use crate::socket::knock::{knock, refuse_live};
 
 /// Pause between two attempts to lock a path, and the number of attempts before the wait is logged.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);

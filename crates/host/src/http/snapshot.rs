@@ -12,9 +12,9 @@ use axum::response::Response;
 use cleave_api::{ProblemKind, Snapshot, SnapshotRequest};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 
-use super::aside::aside;
-use crate::control::DiskStatus;
+use crate::hosted::aside::aside;
 use crate::problem::{Refusal, answer};
+use crate::status::DiskStatus;
 
 /// How long the guest may wait.
 const GUEST_TIME: Duration = Duration::from_secs(10);
