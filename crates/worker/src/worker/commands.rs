@@ -14,7 +14,7 @@ use super::inbox::{CommandInbox, SYNC_WAITERS_MAX};
 use super::{LANES_MAX, Lap, Worker, call_bell, err_bell};
 use crate::command::{Command, Handed, Stopped, VringDescriptor};
 use crate::counter::add;
-use crate::lane::{Lane, LaneState};
+use crate::lane::{Lane, LaneIntake, LaneState};
 
 /// Answers a command. If the waiter is gone, the answer is dropped.
 fn reply<T>(waiter: &SyncSender<T>, answer: T) {
@@ -159,17 +159,9 @@ impl<S: Store> Worker<S> {
         let before = std::mem::replace(&mut self.inbox.quiet, quiet);
         if quiet != before {
             self.inbox.draining = quiet.is_some();
-            for number in 0..self.lanes.len() {
-                self.set_quiet(number);
+            for lane in self.lanes.iter_mut().flatten() {
+                lane.set_intake(quiet);
             }
-        }
-    }
-
-    /// Closes a vring while the disk is quiesced.
-    fn set_quiet(&mut self, number: usize) {
-        if let Some(Some(lane)) = self.lanes.get_mut(number) {
-            lane.is_quiet = self.inbox.quiet.is_some();
-            lane.close();
         }
     }
 
@@ -239,13 +231,15 @@ impl<S: Store> Worker<S> {
         let completion = self.active.tuning.completion_of(start.index);
         let record = self.device.records.recorder(start.index, vring.size());
         let mut lane = Lane::new(start, vring, completion, record);
-        lane.settled_ns = settled_ns;
+        if let Some(until_ns) = settled_ns {
+            lane.intake = LaneIntake::Unsettled { until_ns };
+        }
+        lane.set_intake(self.inbox.quiet);
         self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(settled_ns).min();
         if free.is_none() {
             self.lanes.push(None);
         }
         self.lanes[number] = Some(lane);
-        self.set_quiet(number);
         // A new vring is armed.
         self.waiting.armed = true;
         self.apply(number as u16, VringDescriptor::Kick(kick));
@@ -316,14 +310,22 @@ impl<S: Store> Worker<S> {
 
     /// Opens the vrings whose disk is settled now.
     pub(crate) fn open_settled(&mut self, now_ns: u64) {
-        let mut due_ns = self.waiting.due_ns;
+        let mut is_any_settled = false;
         for lane in self.lanes.iter_mut().flatten() {
-            lane.settled_ns = lane.settled_ns.filter(|at_ns| now_ns < *at_ns);
-            lane.close();
-            due_ns = due_ns.into_iter().chain(lane.settled_ns).min();
+            let LaneIntake::Unsettled { until_ns } = lane.intake else {
+                continue;
+            };
+            if now_ns < until_ns {
+                self.waiting.due_ns = self.waiting.due_ns.into_iter().chain([until_ns]).min();
+            } else {
+                lane.intake = LaneIntake::Open;
+                lane.set_intake(self.inbox.quiet);
+                is_any_settled = true;
+            }
         }
-        self.waiting.due_ns = due_ns;
-        self.update_wait_mode();
+        if is_any_settled {
+            self.update_wait_mode();
+        }
     }
 
     fn number_of(&self, index: u16) -> Option<usize> {
