@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
 
 use cleave_engine::BellFd;
 use cleave_guest::{Journal, Memory, VringError, VringLayout};
@@ -68,6 +68,9 @@ impl Handed {
     }
 }
 
+/// The channel for the result of a flush.
+pub(crate) type SyncWaiter = SyncSender<Result<(), i32>>;
+
 /// A command and the channel for its answer, which is sent when the command has taken effect.
 #[derive(Debug)]
 pub(crate) enum Command {
@@ -77,19 +80,11 @@ pub(crate) enum Command {
     Signal(u16, VringDescriptor, SyncSender<()>),
     Bind(Arc<Memory>, SyncSender<()>),
     Pass(SyncSender<()>),
+    /// The operator wants the store to be flushed.
+    Sync(SyncWaiter),
+    /// The operator wants the held requests to be repeated.
+    Resume,
+    /// The operator wants the held requests to fail with I/O errors.
+    Fail,
     Exit,
-}
-
-/// A worker's end of its command queue, and the eventfd that signals a new command.
-#[derive(Debug)]
-pub struct Commands {
-    pub(crate) queue: Receiver<Command>,
-    pub(crate) bell: Arc<OwnedFd>,
-}
-
-impl Commands {
-    /// Drops the queue: those that wait for an answer, now or later, learn that there will be none.
-    pub(crate) fn close(&mut self) {
-        self.queue = sync_channel(0).1;
-    }
 }

@@ -1,4 +1,6 @@
-//! Control's side of a worker's command queue.
+//! A worker's command queue. A session sends commands to each of its workers, and the registry sends those of the operator to all
+//! workers of a disk. The tuning, and that the disk is quiesced, are not commands: they hold for later workers too, so they are a
+//! state of the registry.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,11 +12,12 @@ use cleave_engine::BellFd;
 use cleave_guest::{Memory, VringError};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::command::{Command, Commands, Handed, VringDescriptor};
+use crate::command::{Command, Handed, VringDescriptor};
 use crate::wake::signal;
 use crate::{Stopped, VringStart};
 
-/// Maximum number of commands in the queue. Control waits for most answers, so the queue is rarely long.
+/// Maximum number of commands in the queue. A session waits for most answers, and an operator orders seldom, so the queue is rarely
+/// long.
 const COMMANDS_MAX: usize = 64;
 
 /// The answer to a command, sent when the command has taken effect.
@@ -38,11 +41,27 @@ impl<T> Pending<T> {
     }
 }
 
-/// Sends commands to one worker.
+/// A worker's end of its command queue.
 #[derive(Debug)]
+pub struct Commands {
+    pub(crate) queue: Receiver<Command>,
+    /// The other end, for the registry.
+    pub(crate) control: Control,
+}
+
+impl Commands {
+    /// Drops the queue: those that wait for an answer, now or later, learn that there will be none.
+    pub(crate) fn close(&mut self) {
+        self.queue = sync_channel(0).1;
+    }
+}
+
+/// Sends commands to one worker.
+#[derive(Debug, Clone)]
 pub struct Control {
     queue: SyncSender<Command>,
-    bell: Arc<OwnedFd>,
+    /// An eventfd that signals a new command.
+    pub(crate) bell: Arc<OwnedFd>,
 }
 
 impl Control {
@@ -50,13 +69,12 @@ impl Control {
     pub fn channel() -> io::Result<(Control, Commands)> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (queue, inbox) = sync_channel(COMMANDS_MAX);
-        Ok((
-            Control {
-                queue,
-                bell: bell.clone(),
-            },
-            Commands { queue: inbox, bell },
-        ))
+        let control = Control { queue, bell };
+        let commands = Commands {
+            queue: inbox,
+            control: control.clone(),
+        };
+        Ok((control, commands))
     }
 
     /// Hands a vring over. Answered when it is served, or when it turns out that it cannot be.
@@ -105,6 +123,25 @@ impl Control {
     /// Drains every vring, then ends the worker.
     pub fn exit(&self) {
         let _ = self.queue.send(Command::Exit);
+        self.ring();
+    }
+
+    /// Has the store flushed. Answered when that has succeeded or failed; a worker that cannot do it, or not now, gives no answer.
+    pub(crate) fn sync(&self) -> Pending<Result<(), i32>> {
+        let (done, answer) = sync_channel(1);
+        self.order(Command::Sync(done));
+        Pending(answer)
+    }
+
+    /// Gives an order of the operator, without waiting for room: the registry is locked meanwhile, and a worker needs that lock to
+    /// end. A queue without room is that of a worker that hangs, and the order is dropped; the operator can repeat it.
+    pub(crate) fn order(&self, command: Command) {
+        let _ = self.queue.try_send(command);
+        self.ring();
+    }
+
+    /// Wakes the worker, which then looks for commands and for a changed state.
+    pub(crate) fn ring(&self) {
         signal(&self.bell);
     }
 
@@ -112,7 +149,7 @@ impl Control {
         let (done, answer) = sync_channel(1);
         // If the worker is gone, the command is dropped together with `done`, and the answer is `None`.
         let _ = self.queue.send(command(done));
-        signal(&self.bell);
+        self.ring();
         Pending(answer)
     }
 }

@@ -1,5 +1,6 @@
 //! One vring that a worker serves.
 
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 
@@ -30,6 +31,19 @@ pub(crate) enum LaneState {
     Stopping(SyncSender<Stopped>),
 }
 
+/// Limits on the requests that a running vring gives to the disk. Of several that apply it is the last one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LaneIntake {
+    /// All.
+    Open,
+    /// Only those that were taken before: one of them is held.
+    Held,
+    /// None, not even again: the disk is quiesced.
+    Quiesced,
+    /// None until this time: requests that an earlier daemon sent may be under way.
+    Unsettled { until_ns: u64 },
+}
+
 /// A vring with its requests in flight and its state.
 #[derive(Debug)]
 pub(crate) struct Lane {
@@ -46,12 +60,7 @@ pub(crate) struct Lane {
     pub(crate) stalls: Stalls,
     /// Stalled requests were left in the in-flight region.
     pub(crate) left: bool,
-    /// Takes no new requests: one is held, the disk is quiesced, or it is not settled.
-    pub(crate) is_closed: bool,
-    /// The disk is quiesced: nothing is given to it, not even again.
-    pub(crate) is_quiet: bool,
-    /// Time until which requests that an earlier daemon sent may be under way.
-    pub(crate) settled_ns: Option<u64>,
+    pub(crate) intake: LaneIntake,
     /// Its next request waits for the disk's limits.
     pub(crate) throttled: Option<Throttled>,
     /// Entries were pushed since the last publish.
@@ -136,9 +145,7 @@ impl Lane {
             },
             stalls: Stalls::default(),
             left: false,
-            is_closed: false,
-            is_quiet: false,
-            settled_ns: None,
+            intake: LaneIntake::Open,
             throttled: None,
             dirty: false,
             record,
@@ -174,28 +181,34 @@ impl Lane {
 
     #[inline]
     pub(crate) fn is_running(&self) -> bool {
-        matches!(self.state, LaneState::Running) && !self.is_closed
+        matches!(self.state, LaneState::Running) && self.is_open()
+    }
+
+    /// Returns true if new requests are taken while it runs.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.intake, LaneIntake::Open)
     }
 
     /// Returns true if it has stalled requests, and a ring to read them from again.
     pub(crate) fn can_retry(&self) -> bool {
         let is_served = matches!(self.state, LaneState::Running | LaneState::Disabled);
-        is_served && !self.is_quiet && self.stalls.waiting() > 0
+        is_served && self.may_repeat() && self.stalls.waiting() > 0
     }
 
     /// Returns true if chains are taken. A vring that stops still takes those that an earlier daemon left in flight.
     #[inline]
     pub(crate) fn takes(&self) -> bool {
         match self.state {
-            LaneState::Running => !self.is_closed,
+            LaneState::Running => self.is_open(),
             LaneState::Stopping(_) => self.vring.again() > 0 && self.may_repeat(),
             _ => false,
         }
     }
 
-    /// Returns true if the disk may be given what an earlier daemon left in flight.
+    /// Returns true if the disk may be given requests that were taken before, by this daemon or an earlier one.
     fn may_repeat(&self) -> bool {
-        !self.is_quiet && self.settled_ns.is_none()
+        matches!(self.intake, LaneIntake::Open | LaneIntake::Held)
     }
 
     /// Returns true if it is not served because its ring is not in the memory table.
@@ -203,10 +216,16 @@ impl Lane {
         matches!(self.state, LaneState::Resting { .. })
     }
 
-    /// Opens or closes it, as its stalled requests and its disk have it. Returns whether that is a change.
-    pub(crate) fn close(&mut self) -> bool {
-        let is_closed = !self.may_repeat() || self.stalls.closes();
-        std::mem::replace(&mut self.is_closed, is_closed) != is_closed
+    /// Opens or closes it, as the quiet in force and its stalled requests have it. Returns true if that is a change.
+    pub(crate) fn set_intake(&mut self, quiet: Option<NonZeroU64>) -> bool {
+        let was_open = self.is_open();
+        self.intake = match self.intake {
+            unsettled @ LaneIntake::Unsettled { .. } => unsettled,
+            _ if quiet.is_some() => LaneIntake::Quiesced,
+            _ if self.stalls.closes() => LaneIntake::Held,
+            _ => LaneIntake::Open,
+        };
+        self.is_open() != was_open
     }
 
     /// Returns true if the guest looks at a flag, not at an event index, to know whether to kick.

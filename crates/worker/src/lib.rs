@@ -32,12 +32,11 @@ mod wake;
 mod worker;
 
 pub use cleave_engine::LegTotals;
-pub use command::{Commands, Stopped, VringStart};
-pub use control::{Control, Pending};
+pub use command::{Stopped, VringStart};
+pub use control::{Commands, Control, Pending};
 pub use device::incident::Incident;
 pub use device::logs::Logs;
 pub use device::quota::{Quota, SharedQuota};
-pub use device::registry::{Synced, Syncing};
 pub use device::throttle::LimitGroup;
 pub use device::{Device, WorkerConfig};
 pub use settings::limits::{Limit, LimitKind, RateLimits};

@@ -57,10 +57,8 @@ macro_rules! counters {
         pub(crate) struct Stats {
             $($(#[$doc])* pub(crate) $name: AtomicU64,)+
             mode: AtomicU8,
-            /// The quiescing (its number in the registry) in which nothing is in flight any more.
+            /// Number of the quiet in which nothing is in flight any more.
             pub(crate) still: AtomicU64,
-            /// Twice the number of the last flush for the operator that has ended, plus one if it succeeded.
-            pub(crate) synced: AtomicU64,
             /// The parts of [`TrialResult`]: time and result, gain, quartiles, price. All 0: there was no experiment.
             tried: [AtomicU64; 4],
         }

@@ -12,7 +12,7 @@ use cleave_api::{
 };
 use cleave_disk::Backing;
 use cleave_sandbox::Role;
-use cleave_worker::{Synced, Syncing};
+use cleave_worker::Pending;
 use serde_json::{Value, json};
 use tokio::sync::{SemaphorePermit, oneshot};
 use tokio::task::Id;
@@ -221,26 +221,37 @@ impl DiskStatus {
     async fn sync(&self, until: Instant) -> Result<(), Refusal> {
         let disk = self.device.disk.clone();
         let is_nbd = matches!(disk.backing(), Backing::Nbd(_));
-        while let Some(syncing) = is_nbd.then(|| self.device.sync()).flatten() {
-            if self.await_workers(&syncing, until).await? {
+        let ask = || is_nbd.then(|| self.device.sync());
+        while let Some(flushes) = ask().filter(|flushes| !flushes.is_empty()) {
+            if self.await_workers(flushes, until).await? {
                 return Ok(());
             }
+            tokio::time::sleep(LOOK_PAUSE).await;
         }
         self.aside(until, move || disk.sync()).await
     }
 
     /// Waits for a flush through the connections of the workers. `false`: a worker ended before it had flushed, because its guest
     /// left, and the others have to be asked again.
-    async fn await_workers(&self, syncing: &Syncing, until: Instant) -> Result<bool, Refusal> {
-        loop {
-            match self.device.synced(syncing) {
-                Some(Synced::Done) => return Ok(true),
-                Some(Synced::Failed) => return Err(failed(rustix::io::Errno::IO.into())),
+    async fn await_workers(
+        &self,
+        mut flushes: Vec<Pending<Result<(), i32>>>,
+        until: Instant,
+    ) -> Result<bool, Refusal> {
+        while let Some(flush) = flushes.pop() {
+            match flush.wait_for(Duration::ZERO) {
+                Ok(Some(Ok(()))) => {}
+                Ok(Some(Err(_))) => return Err(failed(rustix::io::Errno::IO.into())),
                 _ if Instant::now() >= until => return Err(late()),
-                Some(Synced::Undone) => return Ok(false),
-                None => tokio::time::sleep(LOOK_PAUSE).await,
+                Ok(None) => return Ok(false),
+                Err(again) => {
+                    // The others first: one of them may fail.
+                    flushes.insert(0, again);
+                    tokio::time::sleep(LOOK_PAUSE).await;
+                }
             }
         }
+        Ok(true)
     }
 
     /// Does on a thread of its own what may block: one such thread at a time.

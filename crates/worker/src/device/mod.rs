@@ -17,13 +17,13 @@ use cleave_disk::Disk;
 
 use self::incident::{Incident, IncidentHook};
 use self::logs::Logs;
-use self::registry::{Registry, Synced, Syncing};
+use self::registry::Registry;
 use self::throttle::{LimitGroup, Throttle};
 use crate::clock::nanoseconds;
 use crate::policy::Budget;
 use crate::record::{Recording, Records};
 use crate::splitter::SplitState;
-use crate::{LegTotals, Pool, Split, Splitter, Totals, TrialResult, Tuning, WaitState};
+use crate::{LegTotals, Pending, Pool, Split, Splitter, Totals, TrialResult, Tuning, WaitState};
 
 /// Settings of workers that cannot change while they run. Those that can are in [`Tuning`].
 #[derive(Debug, Clone)]
@@ -209,12 +209,12 @@ impl Device {
     /// Has the workers take no more requests, until [`go_on`](Device::go_on). Those in flight complete
     /// ([`is_still`](Device::is_still)).
     pub fn quiesce(&self) {
-        self.registry.quiesce(true);
+        self.registry.quiesce();
     }
 
     /// Has the workers take requests again.
     pub fn go_on(&self) {
-        self.registry.quiesce(false);
+        self.registry.go_on();
     }
 
     /// Returns true if the disk is quiesced and nothing is in flight. Requests that are held, or wait for a retry, stay where
@@ -229,15 +229,10 @@ impl Device {
         self.is_lost.load(Ordering::Acquire)
     }
 
-    /// Has the workers flush their stores ([`synced`](Device::synced)), for a disk that only they can flush. `None`: there is no
-    /// worker.
-    pub fn sync(&self) -> Option<Syncing> {
+    /// Has each worker flush its store, for a disk that only they can flush. Returns what they will answer; an `Err` is an errno. A
+    /// worker that ends before it has flushed gives no answer: ask all of them again.
+    pub fn sync(&self) -> Vec<Pending<Result<(), i32>>> {
         self.registry.sync()
-    }
-
-    /// Returns how that flush ended; `None`: it is not over.
-    pub fn synced(&self, syncing: &Syncing) -> Option<Synced> {
-        self.registry.synced(syncing)
     }
 
     /// Returns the mode of each running worker: how it waits when it has no work.

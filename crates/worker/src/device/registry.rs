@@ -1,23 +1,23 @@
-//! The running workers of a device, and how they learn of a change. The lock is taken by control and when a
-//! worker starts or ends, never on the data path.
+//! The running workers of a device, and how they learn of a change. The lock is taken by control, and by a worker when it
+//! starts, adopts a tuning or ends, never on the data path.
 
-use std::os::fd::OwnedFd;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cleave_engine::{LegStats, LegTotals};
 
+use crate::command::Command;
+use crate::control::{Control, Pending};
 use crate::stats::Stats;
 use crate::thread::contention::CoreContention;
-use crate::wake::signal;
 use crate::{Totals, TrialResult, Tuning, WaitState};
 
 /// A running worker as control sees it.
 #[derive(Debug)]
 struct Live {
     stats: Arc<Stats>,
-    /// Wakes the worker, which then checks whether the tuning has changed.
-    bell: Arc<OwnedFd>,
+    control: Control,
     legs: Arc<[LegStats]>,
     /// Counts the CPU time of the worker. `None`: its thread serves others as well, and the worker counts it.
     thread: Option<Arc<CoreContention>>,
@@ -36,56 +36,26 @@ pub(crate) struct Registry {
     members: Mutex<Members>,
     /// Counts changes of the tuning. A worker compares it with the generation that it has adopted.
     generation: AtomicU64,
-    resumes: AtomicU64,
-    fails: AtomicU64,
-    /// Odd: the disk is quiesced. Counts the changes, so that each worker can say which of them it has carried out.
+    /// Number of the quiet in force; 0: none. Like the tuning it is a state and not a command: it holds for a worker that starts later
+    /// too, and it cannot be lost with the queue of one that fails, which would then seem to have nothing in flight.
     quiet: AtomicU64,
-    syncs: AtomicU64,
-}
-
-/// A flush that the operator asked for, and the workers that do it.
-#[derive(Debug)]
-pub struct Syncing {
-    number: u64,
-    workers: Vec<Arc<Stats>>,
-}
-
-/// How such a flush ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Synced {
-    /// Each worker has flushed.
-    Done,
-    /// A worker's flush failed.
-    Failed,
-    /// A worker ended before it had flushed: ask again.
-    Undone,
-}
-
-/// How often the operator ordered that held requests be repeated, and failed. A worker compares them with those that it
-/// has carried out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Orders {
-    pub(crate) resumes: u64,
-    pub(crate) fails: u64,
-    /// Number of the change after which the disk is quiesced (odd) or not.
-    pub(crate) quiet: u64,
-    /// How often the operator ordered a flush of the store.
-    pub(crate) syncs: u64,
-}
-
-impl Orders {
-    /// Returns true if the workers are to take no requests.
-    pub(crate) fn is_quiet(self) -> bool {
-        self.quiet % 2 == 1
-    }
 }
 
 #[derive(Debug)]
 struct Members {
     tuning: Arc<Tuning>,
+    /// How often the disk was quiesced.
+    quiets: u64,
     live: Vec<Live>,
     past: Totals,
     past_legs: Vec<LegTotals>,
+}
+
+impl Members {
+    /// Wakes all workers to adopt a change. The change is stored before that: otherwise a worker could wake, see none, and sleep on.
+    fn ring(&self) {
+        self.live.iter().for_each(|live| live.control.ring());
+    }
 }
 
 impl Registry {
@@ -93,92 +63,74 @@ impl Registry {
         Registry {
             members: Mutex::new(Members {
                 tuning: Arc::new(tuning),
+                quiets: 0,
                 live: Vec::new(),
                 past: Totals::default(),
                 past_legs: Vec::new(),
             }),
             generation: AtomicU64::new(0),
-            resumes: AtomicU64::new(0),
-            fails: AtomicU64::new(0),
             quiet: AtomicU64::new(0),
-            syncs: AtomicU64::new(0),
         }
     }
 
-    /// Has all workers flush their store. `None`: there is no worker.
-    pub(crate) fn sync(&self) -> Option<Syncing> {
-        // One that starts later has read the number by then, and is not waited for.
-        let members = self.order(&self.syncs);
-        let workers: Vec<_> = members.live.iter().map(|live| live.stats.clone()).collect();
-        let number = self.orders().syncs;
-        (!workers.is_empty()).then_some(Syncing { number, workers })
-    }
-
-    /// Returns how a flush ended; `None`: it is not over.
-    pub(crate) fn synced(&self, syncing: &Syncing) -> Option<Synced> {
+    /// Has all workers flush their store. Returns what each will answer.
+    pub(crate) fn sync(&self) -> Vec<Pending<Result<(), i32>>> {
         let members = self.lock();
-        let mut is_over = true;
-        for stats in &syncing.workers {
-            let ended = stats.synced.load(Ordering::Acquire);
-            let is_there = || {
-                members
-                    .live
-                    .iter()
-                    .any(|live| Arc::ptr_eq(&live.stats, stats))
-            };
-            match (ended >> 1 >= syncing.number, ended & 1 == 1) {
-                (true, true) => {}
-                (true, false) => return Some(Synced::Failed),
-                (false, _) if !is_there() => return Some(Synced::Undone),
-                (false, _) => is_over = false,
-            }
-        }
-        is_over.then_some(Synced::Done)
+        members
+            .live
+            .iter()
+            .map(|live| live.control.sync())
+            .collect()
     }
 
     /// Has all workers repeat their held requests.
     pub(crate) fn resume(&self) {
-        drop(self.order(&self.resumes));
+        self.order(|| Command::Resume);
     }
 
     /// Has all workers fail their held requests with I/O errors.
     pub(crate) fn fail(&self) {
-        drop(self.order(&self.fails));
+        self.order(|| Command::Fail);
     }
 
-    /// Has all workers stop taking requests, or take them again.
-    pub(crate) fn quiesce(&self, quiet: bool) {
-        let is_quiet = self.orders().is_quiet();
-        if quiet != is_quiet {
-            drop(self.order(&self.quiet));
+    fn order(&self, command: impl Fn() -> Command) {
+        let members = self.lock();
+        let workers = members.live.iter();
+        workers.for_each(|live| live.control.order(command()));
+    }
+
+    /// Has all workers stop taking requests.
+    pub(crate) fn quiesce(&self) {
+        let mut members = self.lock();
+        if self.quiet().is_none() {
+            members.quiets += 1;
+            self.quiet.store(members.quiets, Ordering::Release);
+            members.ring();
         }
+    }
+
+    /// Has all workers take requests again.
+    pub(crate) fn go_on(&self) {
+        let members = self.lock();
+        if self.quiet().is_some() {
+            self.quiet.store(0, Ordering::Release);
+            members.ring();
+        }
+    }
+
+    /// Returns the number of the quiet in force. `None`: the disk is not quiesced.
+    pub(crate) fn quiet(&self) -> Option<NonZeroU64> {
+        NonZeroU64::new(self.quiet.load(Ordering::Acquire))
     }
 
     /// Returns true if the disk is quiesced, and no worker has anything in flight.
     pub(crate) fn is_still(&self) -> bool {
         let members = self.lock();
-        let orders = self.orders();
-        let is_still = |worker: &Live| worker.stats.still.load(Ordering::Acquire) == orders.quiet;
-        orders.is_quiet() && members.live.iter().all(is_still)
-    }
-
-    fn order(&self, counter: &AtomicU64) -> MutexGuard<'_, Members> {
-        let members = self.lock();
-        // Before the bells are rung, as in `tune`.
-        counter.fetch_add(1, Ordering::Release);
-        for worker in &members.live {
-            signal(&worker.bell);
-        }
-        members
-    }
-
-    pub(crate) fn orders(&self) -> Orders {
-        Orders {
-            resumes: self.resumes.load(Ordering::Acquire),
-            fails: self.fails.load(Ordering::Acquire),
-            quiet: self.quiet.load(Ordering::Acquire),
-            syncs: self.syncs.load(Ordering::Acquire),
-        }
+        let still = |worker: &Live| worker.stats.still.load(Ordering::Acquire);
+        self.quiet().is_some_and(|quiet| {
+            let mut workers = members.live.iter();
+            workers.all(|worker| still(worker) == quiet.get())
+        })
     }
 
     /// Returns the tuning in force.
@@ -190,11 +142,8 @@ impl Registry {
     pub(crate) fn tune(&self, tuning: Tuning) {
         let mut members = self.lock();
         members.tuning = Arc::new(tuning);
-        // Before the bells are rung: otherwise a worker could wake, see no change, and sleep on the old tuning.
         self.generation.fetch_add(1, Ordering::Release);
-        for worker in &members.live {
-            signal(&worker.bell);
-        }
+        members.ring();
     }
 
     /// Returns the generation of the tuning in force.
@@ -205,14 +154,14 @@ impl Registry {
     pub(crate) fn enter(
         &self,
         stats: Arc<Stats>,
-        bell: Arc<OwnedFd>,
+        control: Control,
         legs: Arc<[LegStats]>,
         thread: Option<&Arc<CoreContention>>,
     ) {
         let thread = thread.cloned();
         self.lock().live.push(Live {
             stats,
-            bell,
+            control,
             legs,
             thread,
         });
@@ -285,55 +234,88 @@ fn add_legs(sums: &mut Vec<LegTotals>, legs: &[LegStats]) {
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{EventfdFlags, eventfd};
+    use std::time::Duration;
 
     use super::*;
     use crate::Split;
+    use crate::control::Commands;
     use crate::counter::add;
 
     /// Returns a registry with two workers.
-    fn two_workers() -> (Registry, Vec<Arc<Stats>>, Vec<Arc<OwnedFd>>) {
+    fn two_workers() -> (Registry, Vec<Arc<Stats>>, Vec<Commands>) {
         let registry = Registry::new(Tuning::new(Split::Off));
-        let bells: Vec<_> = (0..2)
-            .map(|_| {
-                let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-                Arc::new(eventfd(0, flags).unwrap())
-            })
-            .collect();
         let stats: Vec<_> = (0..2).map(|_| Arc::new(Stats::default())).collect();
-        for (stats, bell) in stats.iter().zip(&bells) {
-            registry.enter(stats.clone(), bell.clone(), Arc::new([]), None);
-        }
-        (registry, stats, bells)
+        let enter = |stats: &Arc<Stats>| {
+            let (control, commands) = Control::channel().unwrap();
+            registry.enter(stats.clone(), control, Arc::new([]), None);
+            commands
+        };
+        let commands = stats.iter().map(enter).collect();
+        (registry, stats, commands)
+    }
+
+    /// Returns what a worker has answered; `Err`: nothing so far.
+    fn answer<T>(pending: Pending<T>) -> Result<Option<T>, Pending<T>> {
+        pending.wait_for(Duration::ZERO)
     }
 
     #[test]
-    fn a_flush_is_undone_if_a_worker_leaves_before_it_has_flushed() {
-        let (registry, stats, _bells) = two_workers();
-        let flushed = |worker: &Stats, syncing: &Syncing, is_ok: bool| {
-            let ended = syncing.number << 1 | u64::from(is_ok);
-            worker.synced.store(ended, Ordering::Release);
+    fn a_flush_is_not_answered_by_a_worker_that_ends_before_it_has_flushed() {
+        let (registry, stats, mut commands) = two_workers();
+        let [first, second] = registry.sync().try_into().unwrap();
+        let taken = commands[0].queue.try_recv().unwrap();
+        let first = answer(first).unwrap_err();
+        let Command::Sync(waiter) = taken else {
+            panic!("{taken:?}");
         };
-        let first = registry.sync().unwrap();
-        flushed(&stats[0], &first, true);
-        assert_eq!(registry.synced(&first), None);
+        waiter.send(Err(5)).unwrap();
+        assert_eq!(answer(first).unwrap(), Some(Err(5)));
+        let second = answer(second).unwrap_err();
         registry.leave(&stats[1]);
-        assert_eq!(registry.synced(&first), Some(Synced::Undone));
-        let second = registry.sync().unwrap();
-        assert_eq!(registry.synced(&second), None);
-        flushed(&stats[0], &second, true);
+        drop(commands.pop());
+        assert_eq!(answer(second).unwrap(), None);
+        assert_eq!(registry.sync().len(), 1);
         registry.leave(&stats[0]);
-        assert_eq!(registry.synced(&second), Some(Synced::Done));
-        assert!(registry.sync().is_none());
-        let (registry, stats, _bells) = two_workers();
-        let failed = registry.sync().unwrap();
-        flushed(&stats[1], &failed, false);
-        assert_eq!(registry.synced(&failed), Some(Synced::Failed));
+        assert!(registry.sync().is_empty());
+    }
+
+    #[test]
+    fn a_worker_that_takes_no_commands_keeps_nobody_waiting() {
+        let (registry, _stats, commands) = two_workers();
+        for _ in 0..1000 {
+            registry.resume();
+        }
+        let [first, _] = registry.sync().try_into().unwrap();
+        assert_eq!(answer(first).unwrap(), None, "no room, so it asks again");
+        assert!(commands[0].queue.try_iter().count() > 0);
+    }
+
+    #[test]
+    fn each_quiet_ends_with_its_own_number() {
+        let (registry, stats, _commands) = two_workers();
+        assert!(registry.quiet().is_none() && !registry.is_still());
+        let numbers: Vec<_> = (0..2)
+            .map(|_| {
+                registry.quiesce();
+                let quiet = registry.quiet().unwrap();
+                registry.quiesce();
+                assert_eq!(registry.quiet(), Some(quiet), "in force already");
+                for stats in &stats {
+                    assert!(!registry.is_still());
+                    stats.still.store(quiet.get(), Ordering::Release);
+                }
+                assert!(registry.is_still());
+                registry.go_on();
+                assert!(registry.quiet().is_none() && !registry.is_still());
+                quiet
+            })
+            .collect();
+        assert_ne!(numbers[0], numbers[1]);
     }
 
     #[test]
     fn totals_survive_a_worker_and_a_change_reaches_every_worker() {
-        let (registry, stats, bells) = two_workers();
+        let (registry, stats, commands) = two_workers();
         for stats in &stats {
             add(&stats.laps, 5);
         }
@@ -349,17 +331,21 @@ mod tests {
         registry.tune(changed.clone());
         assert_ne!(registry.generation(), before);
         assert_eq!(*registry.tuning(), changed);
-        let rung = |bell: &OwnedFd| rustix::io::read(bell, &mut [0; 8]).is_ok();
-        assert_eq!((rung(&bells[0]), rung(&bells[1])), (false, true));
+        let rung = |commands: &Commands| {
+            let bell = &commands.control.bell;
+            rustix::io::read(bell, &mut [0; 8]).is_ok()
+        };
+        assert_eq!((rung(&commands[0]), rung(&commands[1])), (false, true));
     }
 
     #[test]
     fn the_cpu_time_of_a_worker_that_left_is_kept() {
-        let (registry, stats, bells) = two_workers();
+        let (registry, stats, commands) = two_workers();
         add(&stats[0].cpu_ns, 5);
         let alone = Arc::new(Stats::default());
         let thread = Arc::new(CoreContention::of_this_thread());
-        registry.enter(alone.clone(), bells[0].clone(), Arc::new([]), Some(&thread));
+        let control = commands[0].control.clone();
+        registry.enter(alone.clone(), control, Arc::new([]), Some(&thread));
         // The scheduler counts what a thread ran when it leaves the core.
         std::thread::sleep(std::time::Duration::from_millis(1));
         let counted = registry.totals().cpu_ns;

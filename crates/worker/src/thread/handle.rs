@@ -13,7 +13,7 @@ use cleave_guest::Memory;
 
 use super::cpu::pin;
 use super::pool::PoolMember;
-use crate::command::Commands;
+use crate::control::Commands;
 use crate::wake::signal;
 use crate::worker::{BELLS, Lap, WATCHES, Worker};
 use crate::{Control, Device, SpawnError};

@@ -1,19 +1,20 @@
 //! Commands from control. They are handled between laps, and answered when they have taken effect.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{SyncSender, TryRecvError};
+use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
 use cleave_engine::Store;
 use cleave_guest::{Memory, Vring, VringError};
 
 use super::complete::OPERATOR;
-use super::inbox::CommandInbox;
+use super::inbox::{CommandInbox, SYNC_WAITERS_MAX};
 use super::{LANES_MAX, Lap, Worker, call_bell, err_bell};
 use crate::command::{Command, Handed, Stopped, VringDescriptor};
 use crate::counter::add;
-use crate::lane::{Lane, LaneState};
+use crate::lane::{Lane, LaneIntake, LaneState};
 
 /// Answers a command. If the waiter is gone, the answer is dropped.
 fn reply<T>(waiter: &SyncSender<T>, answer: T) {
@@ -35,25 +36,22 @@ impl<S: Store> Worker<S> {
 
     /// Returns true if a flush for the operator waits for room in the store. A store that is to be closed is not given one.
     fn wants_sync(&self) -> bool {
-        !self.inbox.exiting
-            && self.inbox.syncing.is_none()
-            && self.inbox.synced != self.inbox.orders.syncs
+        !self.inbox.sync_next.is_empty() && self.inbox.syncing.is_empty() && !self.inbox.exiting
     }
 
     /// Begins a flush for the operator as soon as there is room.
     fn begin_sync(&mut self) {
         if self.wants_sync() && self.store().room() > 0 {
-            self.inbox.syncing = Some(self.inbox.orders.syncs);
+            std::mem::swap(&mut self.inbox.syncing, &mut self.inbox.sync_next);
             self.push_sync(0, OPERATOR);
         }
     }
 
-    /// Notes that a flush for the operator has ended.
+    /// Answers those that wait for a flush, which has ended.
+    #[cold]
     pub(crate) fn sync_ended(&mut self, result: Result<(), i32>) {
-        if let Some(number) = self.inbox.syncing.take() {
-            self.inbox.synced = number;
-            let ended = number << 1 | u64::from(result.is_ok());
-            self.meters.stats.synced.store(ended, Ordering::Release);
+        for waiter in self.inbox.syncing.drain(..) {
+            reply(&waiter, result);
         }
     }
 
@@ -92,23 +90,16 @@ impl<S: Store> Worker<S> {
     pub(crate) fn handle_commands(&mut self) -> Lap {
         self.inbox.is_pending = false;
         self.adopt_tuning();
-        loop {
-            match self.inbox.commands.queue.try_recv() {
-                Ok(command) => self.handle_command(command),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => {
-                    self.inbox.exiting = true;
-                    break;
-                }
-            }
+        self.adopt_quiet();
+        while let Ok(command) = self.inbox.commands.queue.try_recv() {
+            self.handle_command(command);
         }
-        self.handle_orders();
         self.begin_sync();
         self.release_old_memory();
         self.fail_rested();
         if self.inbox.draining && self.is_at_rest() {
             self.inbox.draining = false;
-            let quiet = self.inbox.orders.quiet;
+            let quiet = self.inbox.quiet.map_or(0, NonZeroU64::get);
             // Release: what the requests did is done when control sees it.
             self.meters.stats.still.store(quiet, Ordering::Release);
         }
@@ -142,6 +133,13 @@ impl<S: Store> Worker<S> {
                 reply(&done, ());
             }
             Command::Pass(done) => reply(&done, ()),
+            Command::Sync(waiter) => {
+                if self.inbox.sync_next.len() < SYNC_WAITERS_MAX {
+                    self.inbox.sync_next.push(waiter);
+                }
+            }
+            Command::Resume => self.resume_held(),
+            Command::Fail => self.fail_held(),
             Command::Exit => {
                 self.inbox.exiting = true;
                 for lane in self.lanes.iter_mut().flatten() {
@@ -155,29 +153,15 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Carries out the operator's orders about held requests.
-    fn handle_orders(&mut self) {
-        let orders = self.device.registry.orders();
-        let before = std::mem::replace(&mut self.inbox.orders, orders);
-        if orders.fails != before.fails {
-            self.fail_held();
-        }
-        if orders.resumes != before.resumes {
-            self.resume_held();
-        }
-        if orders.quiet != before.quiet {
-            self.inbox.draining = orders.is_quiet();
-            for number in 0..self.lanes.len() {
-                self.set_quiet(number);
+    /// Closes or opens all vrings if the disk has been quiesced or resumed.
+    fn adopt_quiet(&mut self) {
+        let quiet = self.device.registry.quiet();
+        let before = std::mem::replace(&mut self.inbox.quiet, quiet);
+        if quiet != before {
+            self.inbox.draining = quiet.is_some();
+            for lane in self.lanes.iter_mut().flatten() {
+                lane.set_intake(quiet);
             }
-        }
-    }
-
-    /// Closes a vring while the disk is quiesced.
-    fn set_quiet(&mut self, number: usize) {
-        if let Some(Some(lane)) = self.lanes.get_mut(number) {
-            lane.is_quiet = self.inbox.orders.is_quiet();
-            lane.close();
         }
     }
 
@@ -247,13 +231,15 @@ impl<S: Store> Worker<S> {
         let completion = self.active.tuning.completion_of(start.index);
         let record = self.device.records.recorder(start.index, vring.size());
         let mut lane = Lane::new(start, vring, completion, record);
-        lane.settled_ns = settled_ns;
+        if let Some(until_ns) = settled_ns {
+            lane.intake = LaneIntake::Unsettled { until_ns };
+        }
+        lane.set_intake(self.inbox.quiet);
         self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(settled_ns).min();
         if free.is_none() {
             self.lanes.push(None);
         }
         self.lanes[number] = Some(lane);
-        self.set_quiet(number);
         // A new vring is armed.
         self.waiting.armed = true;
         self.apply(number as u16, VringDescriptor::Kick(kick));
@@ -324,14 +310,22 @@ impl<S: Store> Worker<S> {
 
     /// Opens the vrings whose disk is settled now.
     pub(crate) fn open_settled(&mut self, now_ns: u64) {
-        let mut due_ns = self.waiting.due_ns;
+        let mut is_any_settled = false;
         for lane in self.lanes.iter_mut().flatten() {
-            lane.settled_ns = lane.settled_ns.filter(|at_ns| now_ns < *at_ns);
-            lane.close();
-            due_ns = due_ns.into_iter().chain(lane.settled_ns).min();
+            let LaneIntake::Unsettled { until_ns } = lane.intake else {
+                continue;
+            };
+            if now_ns < until_ns {
+                self.waiting.due_ns = self.waiting.due_ns.into_iter().chain([until_ns]).min();
+            } else {
+                lane.intake = LaneIntake::Open;
+                lane.set_intake(self.inbox.quiet);
+                is_any_settled = true;
+            }
         }
-        self.waiting.due_ns = due_ns;
-        self.update_wait_mode();
+        if is_any_settled {
+            self.update_wait_mode();
+        }
     }
 
     fn number_of(&self, index: u16) -> Option<usize> {

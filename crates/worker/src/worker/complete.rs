@@ -25,7 +25,7 @@ const SYNC: Op<'static> = Op {
     skip_bytes: 0,
 };
 const SYNC_OP: u32 = u32::MAX;
-/// A sync for the operator, which no vring asked for.
+/// A sync for the operator. No lane has this number, because no vring asked for it.
 pub(crate) const OPERATOR: Token = Token {
     lane: u16::MAX,
     head: 0,
@@ -53,10 +53,10 @@ impl<S: Store> Worker<S> {
     }
 
     fn op_ended(&mut self, token: Token, result: Result<(), i32>) {
-        if token == OPERATOR {
-            return self.sync_ended(result);
-        }
         let Some(Some(lane)) = self.lanes.get_mut(usize::from(token.lane)) else {
+            if token == OPERATOR {
+                self.sync_ended(result);
+            }
             return;
         };
         // On a stripe, the sync of the next leg replaces the one that has just completed.

@@ -28,14 +28,7 @@ impl<S: Store> Worker<S> {
         self.send_due_calls(now_ns);
         self.redo_due(now_ns);
         self.warn_of_unshared(now_ns);
-        if self
-            .lanes
-            .iter()
-            .flatten()
-            .any(|lane| lane.settled_ns.is_some())
-        {
-            self.open_settled(now_ns);
-        }
+        self.open_settled(now_ns);
         // For requests that completed inline.
         self.publish();
     }

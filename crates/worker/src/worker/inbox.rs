@@ -1,7 +1,12 @@
 //! Commands from control that are in progress.
 
-use crate::command::Commands;
-use crate::device::registry::Orders;
+use std::num::NonZeroU64;
+
+use crate::command::SyncWaiter;
+use crate::control::Commands;
+
+/// Maximum number of waiters for a flush. One that finds no place asks again.
+pub(crate) const SYNC_WAITERS_MAX: usize = 64;
 
 /// Commands from control that are in progress.
 pub(crate) struct CommandInbox {
@@ -14,28 +19,27 @@ pub(crate) struct CommandInbox {
     pub(crate) holds_old_memory: bool,
     /// Control asked the worker to exit.
     pub(crate) exiting: bool,
-    /// The operator's orders about held requests that were already carried out.
-    pub(crate) orders: Orders,
+    /// Number of the quiet that was adopted. `None`: the disk is not quiesced.
+    pub(crate) quiet: Option<NonZeroU64>,
     /// The disk is quiesced, and control waits until nothing is in flight.
     pub(crate) draining: bool,
-    /// The flush for the operator that is under way, and the last one that ended.
-    pub(crate) syncing: Option<u64>,
-    pub(crate) synced: u64,
+    /// Those that wait for the operator's flush that is under way, and for the one after it.
+    pub(crate) syncing: Vec<SyncWaiter>,
+    pub(crate) sync_next: Vec<SyncWaiter>,
 }
 
 impl CommandInbox {
-    pub(crate) fn new(commands: Commands, orders: Orders) -> CommandInbox {
+    pub(crate) fn new(commands: Commands) -> CommandInbox {
         CommandInbox {
             commands,
             is_pending: true,
             stopping: 0,
             holds_old_memory: false,
             exiting: false,
-            // One that is quiesced is so for a new worker too.
-            orders: Orders { quiet: 0, ..orders },
+            quiet: None,
             draining: false,
-            syncing: None,
-            synced: orders.syncs,
+            syncing: Vec::with_capacity(SYNC_WAITERS_MAX),
+            sync_next: Vec::with_capacity(SYNC_WAITERS_MAX),
         }
     }
 }

@@ -26,7 +26,7 @@ use self::inbox::CommandInbox;
 pub use self::lap::Lap;
 use self::meters::Meters;
 use self::waiting::Waiting;
-use crate::command::Commands;
+use crate::control::Commands;
 use crate::device::incident::Incident;
 use crate::lane::{Lane, LaneState};
 use crate::record::{Laps, VringEvent};
@@ -126,14 +126,15 @@ impl<S: Store> Worker<S> {
         alarm: Arc<OwnedFd>,
         waiting: Waiting,
     ) -> io::Result<Worker<S>> {
-        reactor.watch(COMMAND_WATCH, commands.bell.try_clone()?);
+        let (control, stats) = (commands.control.clone(), Arc::new(Stats::default()));
+        reactor.watch(COMMAND_WATCH, control.bell.try_clone()?);
         // Register before the tuning is read: a later change rings the bell, and an earlier one is read here.
-        let (bell, stats) = (commands.bell.clone(), Arc::new(Stats::default()));
-        // Before control can see this worker and wait for what it orders.
-        let orders = device.registry.orders();
-        device
-            .registry
-            .enter(stats.clone(), bell, store.leg_stats(), waiting.own_thread());
+        device.registry.enter(
+            stats.clone(),
+            control,
+            store.leg_stats(),
+            waiting.own_thread(),
+        );
         let generation = device.registry.generation();
         let tuning = device.tuning();
         let splitter = device.splitter();
@@ -154,7 +155,7 @@ impl<S: Store> Worker<S> {
                 large: 0,
             },
             waiting,
-            inbox: CommandInbox::new(commands, orders),
+            inbox: CommandInbox::new(commands),
             active: ActiveTuning {
                 generation,
                 ops_max,

@@ -294,16 +294,16 @@ impl<S: Store> Worker<S> {
 
     /// Updates the vring's record, and closes or opens the vring.
     fn show_stalls(&mut self, number: usize) {
-        let is_first = self.lanes.iter().flatten().all(|lane| !lane.is_closed);
+        let is_first = self.lanes.iter().flatten().all(Lane::is_open);
         let Some(Some(lane)) = self.lanes.get_mut(number) else {
             return;
         };
         let shown = lane.stalls.shown();
         lane.record.show_stalled(shown);
-        if !lane.close() {
+        if !lane.set_intake(self.inbox.quiet) {
             return;
         }
-        let is_closed = lane.is_closed;
+        let is_closed = !lane.is_open();
         let index = lane.index;
         self.update_wait_mode();
         if let Some(shown) = shown.filter(|_| is_closed && is_first) {

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use cleave_blk::spec::status;
 use cleave_sim::SimConfig;
-use cleave_worker::{Lap, Stopped};
+use cleave_worker::{Lap, Pending, Stopped};
 
 use crate::driver::Ask;
 use crate::{Bench, FEATURES, quiet};
@@ -71,6 +72,57 @@ fn a_disabled_vring_is_kept_and_checked_when_enabled() {
         1,
         "no kick arrived, and none was needed"
     );
+}
+
+/// Runs laps until a command is answered.
+fn answer<T>(bench: &mut Bench, mut pending: Pending<T>) -> T {
+    for _ in 0..1000 {
+        bench.lap();
+        match pending.wait_for(Duration::ZERO) {
+            Ok(answer) => return answer.unwrap(),
+            Err(again) => pending = again,
+        }
+    }
+    panic!("no answer");
+}
+
+/// An operator may ask again while a flush is under way. The later one also covers what was written since.
+#[test]
+fn an_ordered_flush_is_answered_when_the_store_has_flushed() {
+    let mut bench = slow(6);
+    for byte in 1..4 {
+        let write = Ask::write(0, vec![byte; 512], 512, true);
+        assert_eq!(bench.ask(&write).status, status::OK);
+        let [first] = bench.device.sync().try_into().unwrap();
+        let [second] = bench.device.sync().try_into().unwrap();
+        bench.lap();
+        let [third] = bench.device.sync().try_into().unwrap();
+        for flush in [first, second, third] {
+            assert_eq!(answer(&mut bench, flush), Ok(()));
+            assert_eq!(bench.store.lock().unwrap().durable[..512], [byte; 512]);
+        }
+    }
+}
+
+#[test]
+fn an_ordered_flush_that_fails_is_answered_and_one_at_the_end_is_not() {
+    let config = SimConfig {
+        fail_at: Some(0),
+        ..quiet(7)
+    };
+    let mut bench = Bench::new(config, FEATURES);
+    let [failing] = bench.device.sync().try_into().unwrap();
+    assert_eq!(answer(&mut bench, failing), Err(5));
+    let [flush] = bench.device.sync().try_into().unwrap();
+    assert_eq!(answer(&mut bench, flush), Ok(()));
+    bench.control.exit();
+    let [last] = bench.device.sync().try_into().unwrap();
+    while bench.lap() == Lap::Again {}
+    let last = last.wait_for(Duration::ZERO).unwrap_err();
+    let Bench { worker, device, .. } = bench;
+    drop(worker);
+    assert_eq!(last.wait(), None);
+    assert!(device.sync().is_empty());
 }
 
 #[test]

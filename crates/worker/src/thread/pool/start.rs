@@ -14,7 +14,7 @@ use cleave_guest::Memory;
 use super::seat::{Seat, Seated, Turn};
 use super::thread::Admission;
 use super::{Place, Pool};
-use crate::command::Commands;
+use crate::control::Commands;
 use crate::counter::add;
 use crate::thread::contention::CoreContention;
 use crate::wake::signal;
