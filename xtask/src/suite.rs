@@ -70,7 +70,7 @@ struct Job<'a> {
 }
 
 /// Runs test binaries; prints a line and libtest's closing lines for each, and the whole output of each that failed.
-/// `meanwhile` runs beside those that a busy machine does not disturb.
+/// `meanwhile` runs beside them, and may use a CPU only while no test wants it.
 pub(crate) fn run(
     root: &Path,
     artifacts: &[&Artifact],
@@ -86,12 +86,12 @@ pub(crate) fn run(
         report.is_err().then(|| job.name.clone())
     };
     let cpus = thread::available_parallelism().map_or(1, |count| count.get());
-    let (other, mut failed) = thread::scope(|scope| {
+    let (other, failed) = thread::scope(|scope| {
         let other = scope.spawn(meanwhile);
-        let ended = side_by_side(&crowd, cpus + 2, execute);
-        (other.join(), ended)
+        let mut failed = side_by_side(&crowd, cpus + 2, execute);
+        failed.extend(side_by_side(&alone, 1, execute));
+        (other.join(), failed)
     });
-    failed.extend(side_by_side(&alone, 1, execute));
     let failed: Vec<String> = failed.into_iter().flatten().collect();
     if failed.is_empty() {
         return other.map_err(|_| "a build panicked")?;

@@ -33,7 +33,7 @@ pub struct DiskRow {
     pub state: DiskState,
     /// Generation of its description, for `If-Match`: another one after each change of that.
     pub generation: String,
-    /// What the owner of the disk notes about it.
+    /// Names and values by which the disk's owner finds it.
     pub labels: Labels,
     /// The socket to which frontends connect.
     pub socket: String,
@@ -58,7 +58,7 @@ pub struct NodeDisk {
     pub row: DiskRow,
     /// The description of the disk, with the changes that were made since.
     pub spec: DiskConfig,
-    /// What the disk does while it is served.
+    /// State of the disk while it is served.
     #[schemars(flatten)]
     pub report: Option<Box<DiskReport>>,
 }
@@ -89,7 +89,7 @@ pub struct DiskDeleted {
     pub id: String,
     /// The word `deleted`.
     pub state: DeletedState,
-    /// What became of requests that were in flight, if they did not end.
+    /// Fate of the requests that were in flight, if they did not end.
     pub lost: Option<String>,
 }
 

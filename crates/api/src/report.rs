@@ -165,7 +165,7 @@ pub struct TuningReport {
     /// The vrings that differ from that, by their numbers.
     #[schemars(with = "BTreeMap<String, CompletionOption>")]
     pub vrings: BTreeMap<u16, CompletionOption>,
-    /// Most CPU time that adaptive may spin in vain, in per cent of a core.
+    /// Most CPU time that adaptive may spin without finding work, in per cent of a core.
     pub spin_cpu_max: u32,
     /// Most CPU time that adaptive may spin at all, in per cent of a core. Null: as much as pays.
     pub spin_cpu_total: Option<u32>,
@@ -208,9 +208,9 @@ pub struct PacingReport {
     pub wakeups: u64,
     /// Time spun that ended with something to do.
     pub spin_hit_seconds: f64,
-    /// Time spun in vain.
+    /// Time spun without finding work.
     pub spin_wasted_seconds: f64,
-    /// How long workers may spin in vain from now on.
+    /// How long workers may spin without finding work from now on.
     pub spin_left_seconds: f64,
     /// The most that this can be.
     pub spin_left_max_seconds: f64,

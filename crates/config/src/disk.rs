@@ -237,7 +237,7 @@ disk_options! {
         /// at most 64 larger ones.
         #[arg(long, value_name = "HOW")]
         split: SplitOption,
-        /// What the owner of the disk notes about it: owner=web,zone=b [default: none]
+        /// Names and values by which the disk's owner finds it: owner=web,zone=b [default: none]
         ///
         /// Up to 32 names with values. They change nothing in how the disk is served; `GET /v1/disks?label=owner=web` lists the disks
         /// that have one.

@@ -148,7 +148,7 @@ const SERVED: &[Family<ServedMetrics>] = families! { ServedMetrics:
     gauge cleave_spin_gain_ratio = |disk, to| to.by("worker", disk.tried(|tried| tried.gain_percent[0]));
     /// Additional cores that spinning kept busy in that experiment; negative: it kept fewer busy.
     gauge cleave_spin_price_cores = |disk, to| to.by("worker", disk.tried(|tried| tried.price_percent));
-    /// How long workers may still spin in vain.
+    /// How long workers may still spin without finding work.
     gauge cleave_spin_budget_seconds = |disk, to| to.one(disk.report.pacing.spin_left_seconds);
     /// The most that this budget can be.
     gauge cleave_spin_budget_max_seconds = |disk, to| to.one(disk.report.pacing.spin_left_max_seconds);
