@@ -25,7 +25,7 @@ mod table;
 mod timing;
 mod unresponsive;
 
-pub use cases::{Case, Requirement, case, ignored, run_cases};
+pub use cases::{Case, Requirement, case, ignored, in_module, run_cases};
 pub use cleave_client::{header, range};
 pub use cleave_states::Random;
 pub use daemon::{Daemon, Exited, program_copy, program_path, run_to_exit};
