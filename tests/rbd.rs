@@ -3,13 +3,6 @@
 //! `CLEAVE_RBD_KILLS` sets the number of kills (default 5), `CLEAVE_TEST_SEED` the seed.
 #![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
-#[path = "kill/disk.rs"]
-#[allow(dead_code)] // shared with the tests of kills
-mod disk;
-#[path = "kill/guest.rs"]
-#[allow(dead_code)]
-mod guest;
-
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -21,14 +14,11 @@ use cleave_client::{Base, Buffer, Client, DeviceOptions, Error};
 use cleave_tests::ceph::{CEPH, Cluster, cluster, stop};
 use cleave_tests::http::{fetch, get};
 use cleave_tests::{
-    Daemon, Killed, Model, Node, Scratch, assert_serves, connect, exercise, has_listener, header,
-    outliving, pattern, program_path, run_cases, run_to_exit, seeded, small, wait_until,
-    writes_all,
+    Daemon, Killed, Model, Node, SURVIVOR_DISK_BYTES, Scratch, Survivor, assert_serves, connect,
+    exercise, has_listener, header, outliving, pattern, program_path, run_cases, run_to_exit,
+    seeded, small, wait_until, writes_all,
 };
 use serde_json::{Value, json};
-
-use disk::{DISK_BYTES, Disk};
-use guest::Guest;
 
 /// Shared by the tests that need the cluster, and held alone by the one that takes its OSD away.
 static UP: RwLock<()> = RwLock::new(());
@@ -683,7 +673,7 @@ fn a_killed_daemon_loses_nothing() {
     with_cluster(|ceph| {
         let kills = std::env::var("CLEAVE_RBD_KILLS").ok();
         let kills = kills.map_or(5, |text| text.parse().unwrap());
-        let disk = ceph.image("killed", (DISK_BYTES >> 20) as u32);
+        let disk = ceph.image("killed", (SURVIVOR_DISK_BYTES >> 20) as u32);
         kill(ceph, kills, &["--disk", &disk], &["killed"]);
     });
 }
@@ -737,7 +727,7 @@ fn configured(ceph: &Cluster, folder: &Scratch, image: &str, settings: &[&str]) 
 fn a_killed_daemon_of_a_stripe_loses_nothing() {
     with_cluster(|ceph| {
         // A little larger than half of the disk, because of the superblocks.
-        let megabytes = (DISK_BYTES >> 20) as u32 / 2 + 1;
+        let megabytes = (SURVIVOR_DISK_BYTES >> 20) as u32 / 2 + 1;
         let (first, more) = stripe(ceph, "killed-leg", 2, megabytes);
         let mut disk = vec!["--disk", &first];
         disk.extend(more.iter().map(String::as_str));
@@ -760,7 +750,7 @@ fn kill(ceph: &Cluster, kills: usize, disk: &[&str], images: &[&str]) {
     let (mut out, begun) = (0, Instant::now());
     let mut daemon = start();
     let mut client = connect(|| Client::open(&socket, &options));
-    let mut guest = Guest::new(&mut client, Disk::new());
+    let mut guest = Survivor::new(&mut client);
     for kill in 0..kills {
         let life = Duration::from_micros(random.below(200_000));
         guest.work(&mut client, &mut random, life);

@@ -8,8 +8,6 @@
 //! disks (default 4), `CLEAVE_TEST_SEED` sets the seed.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // a mistake in the test ends the test
 
-mod disk;
-mod guest;
 mod node;
 mod recovered;
 
@@ -17,16 +15,16 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use cleave_client::{Base, Client, DeviceOptions};
-use cleave_tests::{Killed, Random, Scratch, connect, outliving, program_path, run_cases, seeded};
+use cleave_tests::{
+    Killed, Random, SURVIVOR_DISK_BYTES, Scratch, Survivor, connect, outliving, program_path,
+    run_cases, seeded,
+};
 
-use disk::{DISK_BYTES, Disk, old_torn_and_foreign_sectors_are_found};
-use guest::Guest;
 use node::no_request_of_a_node_is_lost_or_repeated;
 use recovered::{LIFE_MAX_US, Recovered};
 
 fn main() -> ExitCode {
     run_cases(cleave_tests::cases![
-        old_torn_and_foreign_sectors_are_found,
         no_request_is_lost_or_repeated,
         no_request_of_a_node_is_lost_or_repeated,
     ])
@@ -80,7 +78,7 @@ fn no_request_is_lost_or_repeated() {
 /// Runs several kills on one disk.
 fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovered: &mut Recovered) {
     let scratch = Scratch::new();
-    let image = scratch.image("disk", DISK_BYTES);
+    let image = scratch.image("disk", SURVIVOR_DISK_BYTES);
     let socket = scratch.join("socket");
     // Some of the requests are split, and some bypass the page cache.
     let start = |random: &mut Random| {
@@ -107,7 +105,7 @@ fn round(vrings: u16, kills: u64, random: &mut Random, sums: &mut Sums, recovere
         client.keeps_inflight(),
         "the daemon offers no in-flight region"
     );
-    let mut guest = Guest::new(&mut client, Disk::new());
+    let mut guest = Survivor::new(&mut client);
     let end = sums.kills + kills;
     for kill in 0.. {
         if sums.kills >= end {

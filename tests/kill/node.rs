@@ -6,13 +6,11 @@ use std::time::{Duration, Instant};
 
 use cleave_client::{Base, Client, DeviceOptions};
 use cleave_tests::{
-    Killed, Scratch, connect, disk_socket, has_listener, http, outliving, program_path, scale,
-    seeded, wait_until,
+    Killed, SURVIVOR_DISK_BYTES, Scratch, Survivor, connect, disk_socket, has_listener, http,
+    outliving, program_path, scale, seeded, wait_until,
 };
 use serde_json::json;
 
-use crate::disk::{DISK_BYTES, Disk};
-use crate::guest::Guest;
 use crate::recovered::{LIFE_MAX_US, Recovered};
 
 const DISKS: usize = 16;
@@ -23,7 +21,7 @@ const TURNS_MAX: u64 = 4;
 struct Served {
     id: String,
     client: Client,
-    guest: Guest,
+    guest: Survivor,
 }
 
 pub(crate) fn no_request_of_a_node_is_lost_or_repeated() {
@@ -91,7 +89,7 @@ fn start(scratch: &Scratch) -> Killed {
 fn add(scratch: &Scratch, id: &str, options: &DeviceOptions) -> Served {
     let control = scratch.join("run/control.sock");
     assert!(wait_until(|| has_listener(Path::new(&control))));
-    let image = scratch.image(id, DISK_BYTES);
+    let image = scratch.image(id, SURVIVOR_DISK_BYTES);
     // Some bypass the page cache.
     let direct = ["on", "off"][usize::from(id.len().is_multiple_of(2))];
     let body = json!({"disk": [image], "queues": 2, "direct": direct}).to_string();
@@ -102,7 +100,7 @@ fn add(scratch: &Scratch, id: &str, options: &DeviceOptions) -> Served {
     assert!(client.keeps_inflight());
     Served {
         id: id.to_owned(),
-        guest: Guest::new(&mut client, Disk::new()),
+        guest: Survivor::new(&mut client),
         client,
     }
 }

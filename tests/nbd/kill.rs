@@ -7,14 +7,12 @@ use std::time::{Duration, Instant};
 use cleave_client::{Base, Client, Error};
 use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, WRITE, simple};
 use cleave_tests::{
-    Killed, Scratch, TIMEOUT, connect, disk_socket, http, outliving, program_path, scale, seeded,
-    small, wait_until,
+    Killed, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, connect, disk_socket, http, outliving,
+    program_path, scale, seeded, small, wait_until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use crate::disk::{DISK_BYTES, Disk};
-use crate::guest::Guest;
 use crate::servers::{At, qemu_nbd, report};
 
 /// Disks of the node.
@@ -28,7 +26,7 @@ fn start(args: &[&std::ffi::OsStr]) -> Killed {
 
 pub(crate) fn a_killed_daemon_loses_nothing() {
     let scratch = Scratch::in_memory();
-    let image = scratch.image("image", DISK_BYTES);
+    let image = scratch.image("image", SURVIVOR_DISK_BYTES);
     let at = At::Unix(scratch.join("nbd"));
     let _server = qemu_nbd(&image, "raw", &at, &[]);
     let (socket, uri) = (scratch.join("socket"), at.uri("", "fence=1"));
@@ -41,7 +39,7 @@ pub(crate) fn a_killed_daemon_loses_nothing() {
     let (mut out, begun) = (0, Instant::now());
     let mut daemon = start();
     let mut client = connect(|| Client::open(&socket, &options));
-    let mut guest = Guest::new(&mut client, Disk::new());
+    let mut guest = Survivor::new(&mut client);
     for kill in 0..kills {
         let life = Duration::from_micros(random.below(20_000));
         guest.work(&mut client, &mut random, life);
@@ -67,7 +65,7 @@ pub(crate) fn a_killed_daemon_loses_nothing() {
 struct Served {
     id: String,
     client: Client,
-    guest: Guest,
+    guest: Survivor,
 }
 
 pub(crate) fn a_killed_node_loses_nothing() {
@@ -80,7 +78,7 @@ pub(crate) fn a_killed_node_loses_nothing() {
     let control = run.join("control.sock");
     assert!(wait_until(|| cleave_tests::has_listener(&control)));
     let servers = (0..DISKS).map(|number| {
-        let image = scratch.image(&format!("image{number}"), DISK_BYTES);
+        let image = scratch.image(&format!("image{number}"), SURVIVOR_DISK_BYTES);
         let at = match number % 2 {
             0 => At::Unix(scratch.join(&format!("nbd{number}"))),
             _ => At::tcp(),
@@ -94,7 +92,7 @@ pub(crate) fn a_killed_node_loses_nothing() {
         let answer = http::fetch(&control, "PUT", &format!("/v1/disks/{id}"), &body);
         assert_eq!(answer.status, 201, "{}", answer.body);
         let mut client = connect(|| Client::open(&disk_socket(scratch.path(), &id), &options));
-        let guest = Guest::new(&mut client, Disk::new());
+        let guest = Survivor::new(&mut client);
         Served { id, client, guest }
     };
     let mut all: Vec<Served> = servers.iter().enumerate().map(add).collect();
@@ -133,7 +131,7 @@ pub(crate) fn a_killed_node_loses_nothing() {
 /// again at once, and the guest then wrote something newer, the first attempt could replace that.
 pub(crate) fn the_next_daemon_waits_for_the_fence() {
     let scratch = Scratch::in_memory();
-    let server = NbdServer::start(&scratch.join("nbd"), Export::able(DISK_BYTES));
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(SURVIVOR_DISK_BYTES));
     let (socket, uri) = (scratch.join("socket"), server.uri("&fence=3"));
     let words = ["serve", "--disk", &uri, "--socket-path"].map(str::as_ref);
     let start = || start(&[&words[..], &[socket.as_ref()]].concat());
@@ -173,7 +171,7 @@ fn end(mut daemon: Killed) {
 /// is over must not hide from the next one that this one died.
 pub(crate) fn the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart() {
     let scratch = Scratch::in_memory();
-    let server = NbdServer::start(&scratch.join("nbd"), Export::able(DISK_BYTES));
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(SURVIVOR_DISK_BYTES));
     let (socket, lock) = (scratch.join("socket"), scratch.join("socket.lock"));
     let start = |fence: u32| {
         let uri = server.uri(&format!("&fence={fence}"));
@@ -220,7 +218,7 @@ struct Losing {
 impl Losing {
     fn new() -> Losing {
         let scratch = Scratch::in_memory();
-        let server = NbdServer::start(&scratch.join("nbd"), Export::able(DISK_BYTES));
+        let server = NbdServer::start(&scratch.join("nbd"), Export::able(SURVIVOR_DISK_BYTES));
         let [socket, control] = ["socket", "control"].map(|name| scratch.join(name));
         Losing {
             server,
@@ -324,7 +322,7 @@ pub(crate) fn a_loss_is_of_one_export_whatever_its_options() {
     losing.end_unflushed();
     let other = NbdServer::start(
         &losing.control.with_file_name("other"),
-        Export::able(DISK_BYTES),
+        Export::able(SURVIVOR_DISK_BYTES),
     );
     let _daemon = losing.serve(&other.uri("&fence=1"));
     losing.flush().unwrap();

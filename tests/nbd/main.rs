@@ -3,12 +3,6 @@
 //! `CLEAVE_KILLS` sets the number of kills of `cleave serve` (default 20), `CLEAVE_TEST_SCALE` multiplies those of a node.
 #![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
-#[path = "../kill/disk.rs"]
-#[allow(dead_code)] // shared with the tests of kills
-mod disk;
-#[path = "../kill/guest.rs"]
-#[allow(dead_code)]
-mod guest;
 mod held;
 mod kill;
 mod node;

@@ -1,9 +1,9 @@
 //! A model of the disk: the contents that each sector may have.
 
 /// Size of the disk.
-pub(crate) const DISK_BYTES: u64 = 32 << 20;
+pub(super) const DISK_BYTES: u64 = 32 << 20;
 /// Bytes of a sector.
-pub(crate) const SECTOR: usize = 512;
+pub(super) const SECTOR: usize = 512;
 const SECTORS: usize = DISK_BYTES as usize / SECTOR;
 
 /// Contents of a sector: the write that they come from; 0: zeroes.
@@ -21,14 +21,14 @@ struct Sector {
 
 /// The disk as the guest knows it.
 #[derive(Debug)]
-pub(crate) struct Disk {
+pub(super) struct Sectors {
     sectors: Vec<Sector>,
     stamps: Stamp,
 }
 
 /// A change of some sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(super) enum Change {
     Write(Stamp),
     Zero,
     Discard,
@@ -38,26 +38,26 @@ pub(crate) enum Change {
 
 /// Sectors from one to before another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Range {
-    pub(crate) first: usize,
-    pub(crate) count: usize,
+pub(super) struct Range {
+    pub(super) first: usize,
+    pub(super) count: usize,
 }
 
-impl Disk {
-    pub(crate) fn new() -> Disk {
+impl Sectors {
+    pub(super) fn new() -> Sectors {
         let sector = Sector {
             stamp: 0,
             or_zeroes: false,
             busy: false,
         };
-        Disk {
+        Sectors {
             sectors: vec![sector; SECTORS],
             stamps: 0,
         }
     }
 
     /// Reserves sectors for a request near a position; `None`: they are in use.
-    pub(crate) fn take(&mut self, near: usize, count: usize) -> Option<Range> {
+    pub(super) fn take(&mut self, near: usize, count: usize) -> Option<Range> {
         let first = near.min(SECTORS - count);
         let range = Range { first, count };
         let sectors = self.of(range);
@@ -69,13 +69,13 @@ impl Disk {
     }
 
     /// Number of the next write.
-    pub(crate) fn stamp(&mut self) -> Change {
+    pub(super) fn stamp(&mut self) -> Change {
         self.stamps += 1;
         Change::Write(self.stamps)
     }
 
     /// Records the completion of a request.
-    pub(crate) fn ended(&mut self, range: Range, change: Change) {
+    pub(super) fn ended(&mut self, range: Range, change: Change) {
         for sector in self.of(range) {
             sector.busy = false;
             match change {
@@ -88,7 +88,7 @@ impl Disk {
     }
 
     /// Checks whether these bytes are permitted; the error names the wrong sector and the difference.
-    pub(crate) fn check(&self, range: Range, bytes: &[u8]) -> Result<(), String> {
+    pub(super) fn check(&self, range: Range, bytes: &[u8]) -> Result<(), String> {
         for (at, found) in (range.first..).zip(bytes.chunks_exact(SECTOR)) {
             let known = self.sectors[at];
             let is = |stamp| found == content(stamp, at);
@@ -119,7 +119,7 @@ fn content(stamp: Stamp, sector: usize) -> [u8; SECTOR] {
 }
 
 /// The bytes that a write of these sectors writes.
-pub(crate) fn contents(change: Change, range: Range) -> Vec<u8> {
+pub(super) fn contents(change: Change, range: Range) -> Vec<u8> {
     let Change::Write(stamp) = change else {
         return Vec::new();
     };
@@ -128,38 +128,44 @@ pub(crate) fn contents(change: Change, range: Range) -> Vec<u8> {
         .collect()
 }
 
-/// Checks that the model rejects each of these: otherwise the tests would prove nothing.
-pub(crate) fn old_torn_and_foreign_sectors_are_found() {
-    let mut disk = Disk::new();
-    let range = disk.take(8, 8).unwrap();
-    assert!(disk.take(15, 8).is_none(), "no two requests on one sector");
-    let old = disk.stamp();
-    disk.ended(range, old);
-    let range = disk.take(8, 8).unwrap();
-    let new = disk.stamp();
-    let (before, after) = (contents(old, range), contents(new, range));
-    assert!(disk.check(range, &before).is_ok(), "not completed yet");
-    disk.ended(range, new);
-    assert!(disk.check(range, &after).is_ok());
-    assert!(disk.check(range, &before).is_err(), "a lost write");
-    for wrong in [0, 3 * SECTOR, after.len() - 8] {
-        let mut torn = after.clone();
-        torn[wrong..wrong + 8].copy_from_slice(&before[wrong..wrong + 8]);
-        assert!(disk.check(range, &torn).is_err(), "old bytes at {wrong}");
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checks that the model rejects each of these: otherwise the tests would prove nothing.
+    #[test]
+    fn old_torn_and_foreign_sectors_are_found() {
+        let mut disk = Sectors::new();
+        let range = disk.take(8, 8).unwrap();
+        assert!(disk.take(15, 8).is_none(), "no two requests on one sector");
+        let old = disk.stamp();
+        disk.ended(range, old);
+        let range = disk.take(8, 8).unwrap();
+        let new = disk.stamp();
+        let (before, after) = (contents(old, range), contents(new, range));
+        assert!(disk.check(range, &before).is_ok(), "not completed yet");
+        disk.ended(range, new);
+        assert!(disk.check(range, &after).is_ok());
+        assert!(disk.check(range, &before).is_err(), "a lost write");
+        for wrong in [0, 3 * SECTOR, after.len() - 8] {
+            let mut torn = after.clone();
+            torn[wrong..wrong + 8].copy_from_slice(&before[wrong..wrong + 8]);
+            assert!(disk.check(range, &torn).is_err(), "old bytes at {wrong}");
+        }
+        let zeroes = vec![0; after.len()];
+        assert!(disk.check(range, &zeroes).is_err());
+        disk.ended(range, Change::Discard);
+        assert!(disk.check(range, &zeroes).is_ok() && disk.check(range, &after).is_ok());
+        disk.ended(range, Change::Zero);
+        assert!(disk.check(range, &after).is_err(), "it was zeroed");
+        let elsewhere = contents(
+            new,
+            Range {
+                first: 16,
+                count: 8,
+            },
+        );
+        disk.ended(range, new);
+        assert!(disk.check(range, &elsewhere).is_err(), "of another sector");
     }
-    let zeroes = vec![0; after.len()];
-    assert!(disk.check(range, &zeroes).is_err());
-    disk.ended(range, Change::Discard);
-    assert!(disk.check(range, &zeroes).is_ok() && disk.check(range, &after).is_ok());
-    disk.ended(range, Change::Zero);
-    assert!(disk.check(range, &after).is_err(), "it was zeroed");
-    let elsewhere = contents(
-        new,
-        Range {
-            first: 16,
-            count: 8,
-        },
-    );
-    disk.ended(range, new);
-    assert!(disk.check(range, &elsewhere).is_err(), "of another sector");
 }

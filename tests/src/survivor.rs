@@ -1,12 +1,19 @@
-//! The guest's driver: requests of every kind in flight on every vring, and their results.
+//! A guest that outlives its daemons: requests of every kind are in flight on every vring when one is killed, and the next one
+//! has to answer them. The contents of each sector are known, because no two requests in flight touch the same sector.
+
+mod sectors;
 
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::{request_type, status};
 use cleave_client::{Buffer, Client};
-use cleave_tests::{Random, TIMEOUT};
+use cleave_states::Random;
 
-use crate::disk::{Change, DISK_BYTES, Disk, Range, SECTOR, contents};
+use crate::TIMEOUT;
+use sectors::{Change, DISK_BYTES, Range, SECTOR, Sectors, contents};
+
+/// Size of a survivor's disk.
+pub const SURVIVOR_DISK_BYTES: u64 = DISK_BYTES;
 
 /// Most requests in flight on a vring.
 const SLOTS: usize = 128;
@@ -35,17 +42,21 @@ struct Vring {
     slots: Vec<Option<InFlight>>,
 }
 
-pub(crate) struct Guest {
-    disk: Disk,
+/// The driver of the guest, and what its disk must have.
+pub struct Survivor {
+    disk: Sectors,
     vrings: Vec<Vring>,
     /// Sectors that were changed since they were last read back.
     touched: Vec<Range>,
-    pub(crate) answered: u64,
-    pub(crate) read_bytes: u64,
+    /// Number of requests that were answered.
+    pub answered: u64,
+    /// Bytes that were read and found right.
+    pub read_bytes: u64,
 }
 
-impl Guest {
-    pub(crate) fn new(client: &mut Client, disk: Disk) -> Guest {
+impl Survivor {
+    /// Starts with a disk of zeroes and nothing in flight.
+    pub fn new(client: &mut Client) -> Survivor {
         let count = client.queue_count();
         let place = |index| {
             // Single reads use the beginning of the area.
@@ -57,8 +68,8 @@ impl Guest {
             }
         };
         let vrings = (0..count).map(place).collect();
-        Guest {
-            disk,
+        Survivor {
+            disk: Sectors::new(),
             vrings,
             touched: Vec::new(),
             answered: 0,
@@ -67,13 +78,13 @@ impl Guest {
     }
 
     /// Number of requests in flight.
-    pub(crate) fn out(&self) -> u64 {
+    pub fn out(&self) -> u64 {
         let all = self.vrings.iter().flat_map(|vring| &vring.slots);
         all.flatten().count() as u64
     }
 
     /// Keeps the daemon busy for this long.
-    pub(crate) fn work(&mut self, client: &mut Client, random: &mut Random, time: Duration) {
+    pub fn work(&mut self, client: &mut Client, random: &mut Random, time: Duration) {
         let end = Instant::now() + time;
         loop {
             self.submit(client, random);
@@ -90,7 +101,7 @@ impl Guest {
     }
 
     /// Makes a batch of random size available on some vring.
-    pub(crate) fn submit(&mut self, client: &mut Client, random: &mut Random) {
+    pub fn submit(&mut self, client: &mut Client, random: &mut Random) {
         let index = random.below(self.vrings.len() as u64) as usize;
         let batch = 1 << random.below(8);
         let mut kick = false;
@@ -211,7 +222,7 @@ impl Guest {
     }
 
     /// Waits for any completion.
-    pub(crate) fn await_one(&mut self, client: &mut Client) {
+    pub fn await_one(&mut self, client: &mut Client) {
         let (before, end) = (self.answered, Instant::now() + TIMEOUT);
         while self.answered == before {
             self.collect(client);
@@ -224,7 +235,7 @@ impl Guest {
     }
 
     /// Waits for all completions, asleep on the call or polling.
-    pub(crate) fn await_all(&mut self, client: &mut Client, sleeps: bool) {
+    pub fn await_all(&mut self, client: &mut Client, sleeps: bool) {
         let end = Instant::now() + TIMEOUT;
         for index in 0..self.vrings.len() {
             loop {
@@ -247,7 +258,7 @@ impl Guest {
     }
 
     /// Reads back the changed ranges, or everything. Nothing is in flight.
-    pub(crate) fn verify(&mut self, client: &mut Client, whole: bool) {
+    pub fn verify(&mut self, client: &mut Client, whole: bool) {
         let piece = 1 << 20;
         let mut ranges: Vec<Range> = match whole {
             true => (0..DISK_BYTES as usize / piece)
