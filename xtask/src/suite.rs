@@ -18,8 +18,8 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/pacing", "polling_resumes"),
     ("tests/pacing", "becomes_idle"),
     // A worker that is to poll sleeps while others want its core.
-    ("tests/control", "a_change_reaches_a_worker_at_rest"),
-    ("tests/life", "polling_spins_only_while_there_is_a_vring"),
+    ("tests/api", "changed::a_change_reaches_a_worker_at_rest"),
+    ("tests/serve", "process::polling_spins_only_while"),
     (
         "crates/session/lib",
         "a_tuning_reaches_sleeping_and_busy_workers",
@@ -43,7 +43,7 @@ const ALONE: &[(&str, &str)] = &[
     // Compares rates that it measures.
     ("tests/nbd", "a_probe_finds_that_pieces_pay"),
     // A client that is late leaves its share to the others.
-    ("tests/control", "disks_of_a_group_share_its_limits"),
+    ("tests/api", "limits::disks_of_a_group_share_its_limits"),
 ];
 
 /// The binaries that take longest, longest first.
@@ -51,8 +51,10 @@ const LONGEST: &[&str] = &[
     "tests/nbd",
     "crates/engine/lib",
     "tests/node",
-    "tests/control",
+    "tests/api",
+    "tests/serve",
     "tests/hostile",
+    "tests/cli",
     "tests/data",
     "crates/worker/lib",
     "crates/worker/sim",
@@ -222,16 +224,19 @@ mod tests {
         let all = [
             ("/w/crates/blk", "lib"),
             ("/w/tests", "pacing"),
-            ("/w/tests", "life"),
+            ("/w/tests", "serve"),
         ];
         let all = all.map(|(package, target)| artifact(package, target, ""));
         let [crowd, alone] = jobs(Path::new("/w"), &all.each_ref());
         let names = |jobs: Vec<Job<'_>>| jobs.into_iter().map(|job| job.name).collect::<Vec<_>>();
         assert_eq!(
             names(crowd),
-            ["tests/pacing", "tests/life", "crates/blk/lib"]
+            ["tests/serve", "tests/pacing", "crates/blk/lib"]
         );
-        assert_eq!(names(alone), ["tests/pacing", "tests/pacing", "tests/life"]);
+        assert_eq!(
+            names(alone),
+            ["tests/pacing", "tests/pacing", "tests/serve"]
+        );
     }
 
     #[test]

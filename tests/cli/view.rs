@@ -16,8 +16,6 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Action, Winsize, tcflow, tcgetattr, tcsetwinsize};
 use serde_json::json;
 
-use crate::serve;
-
 fn some_load(daemon: &Daemon) {
     let mut client = daemon.open(&small(1));
     for _ in 0..50 {
@@ -28,8 +26,8 @@ fn some_load(daemon: &Daemon) {
 
 #[test]
 fn stats_prints_once() {
-    let (one, control_one) = serve(&["--disk", "ram:16M", "--serial", "one"]);
-    let (two, control_two) = serve(&["--disk", "null:16M", "--serial", "two"]);
+    let (one, control_one) = Daemon::serve_with_control(&["--disk", "ram:16M", "--serial", "one"]);
+    let (two, control_two) = Daemon::serve_with_control(&["--disk", "null:16M", "--serial", "two"]);
     some_load(&one);
     let sockets = [control_one.to_str().unwrap(), control_two.to_str().unwrap()];
     let words = ["stats", sockets[0], sockets[1]];
@@ -229,7 +227,7 @@ fn read_until(from: &mut impl std::io::Read, text: &str, times: usize) -> String
 
 #[test]
 fn top_prints_plain_blocks_where_there_is_no_terminal() {
-    let (daemon, control) = serve(&["--disk", "null:16M", "--serial", "disk"]);
+    let (daemon, control) = Daemon::serve_with_control(&["--disk", "null:16M", "--serial", "disk"]);
     type Quit = fn(&mut Child);
     let ways: [(&str, Quit); 4] = [
         ("end of the input", |child| drop(child.stdin.take())),
@@ -297,8 +295,8 @@ fn terminal() -> (OwnedFd, OwnedFd) {
 
 #[test]
 fn top_draws_on_a_terminal_and_gives_it_back() {
-    let (one, control_one) = serve(&["--disk", "ram:16M", "--serial", "one"]);
-    let (two, control_two) = serve(&["--disk", "null:16M", "--serial", "two"]);
+    let (one, control_one) = Daemon::serve_with_control(&["--disk", "ram:16M", "--serial", "one"]);
+    let (two, control_two) = Daemon::serve_with_control(&["--disk", "null:16M", "--serial", "two"]);
     type Quit<'a> = &'a dyn Fn(&mut std::fs::File, &Child);
     let type_in = |bytes: &'static [u8]| {
         move |screen: &mut std::fs::File, _: &Child| screen.write_all(bytes).unwrap()
@@ -395,7 +393,7 @@ fn top_sorts_selects_and_opens_the_disks_of_a_busy_node() {
 /// Neither a daemon that does not answer nor a terminal that takes nothing holds up the end.
 #[test]
 fn top_ends_at_once_whoever_hangs() {
-    let (daemon, control) = serve(&["--disk", "null:16M", "--serial", "disk"]);
+    let (daemon, control) = Daemon::serve_with_control(&["--disk", "null:16M", "--serial", "disk"]);
     type Hang<'a> = &'a dyn Fn(&OwnedFd, &mut std::fs::File);
     let hangs: [(&str, Hang<'_>); 3] = [
         ("daemon", &|_, _| daemon.signal(Signal::STOP)),
@@ -441,7 +439,8 @@ fn top_ends_at_once_whoever_hangs() {
 
 #[test]
 fn top_copes_with_a_daemon_that_goes_and_comes_back() {
-    let (mut daemon, control) = serve(&["--disk", "null:16M", "--serial", "disk"]);
+    let (mut daemon, control) =
+        Daemon::serve_with_control(&["--disk", "null:16M", "--serial", "disk"]);
     let mut command = top(&[&control]);
     let mut child = command
         .stdin(Stdio::piped())

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use cleave_client::Workload;
 use cleave_tests::http::{Response, fetch};
-use cleave_tests::{Lateness, Node, Stopwatch, small, unless_late, wait_until};
+use cleave_tests::{Daemon, Lateness, Node, Stopwatch, small, unless_late, wait_until};
 use serde_json::{Value, json};
 
 use crate::prometheus::{parse, sum};
-use crate::{report, serve};
+use crate::report;
 
 fn patch(control: &std::path::Path, body: &serde_json::Value) -> Response {
     fetch(control, "PATCH", "/v1/disks/disk", &body.to_string())
@@ -40,7 +40,7 @@ fn a_limit_is_kept_in_every_mode_and_taken_away_while_the_disk_is_served() {
             "--completion",
             completion,
         ];
-        let (daemon, control) = serve(&args);
+        let (daemon, control) = Daemon::serve_with_control(&args);
         let mut client = daemon.open(&small(2));
         let mut reads = |ms| {
             let load = Workload::reads(4096, 8, 1 << 30, Duration::from_millis(ms));
@@ -104,7 +104,7 @@ fn a_limit_of_the_command_line_holds_writes_and_leaves_reads_and_flushes_alone()
         "--limit",
         "iops-write=20",
     ];
-    let (daemon, control) = serve(&args);
+    let (daemon, control) = Daemon::serve_with_control(&args);
     let mut client = daemon.open(&small(1));
     let start = Instant::now();
     let mut data = vec![7; 4096];
@@ -139,7 +139,7 @@ fn a_session_ends_at_once_although_requests_wait() {
         "--limit",
         "iops-total=1",
     ];
-    let (daemon, control) = serve(&args);
+    let (daemon, control) = Daemon::serve_with_control(&args);
     let client = daemon.open(&small(1));
     let busy = std::thread::spawn(move || {
         let mut client = client;
@@ -168,7 +168,7 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
         "--limit",
         "iops-total=500",
     ];
-    let (daemon, control) = serve(&args);
+    let (daemon, control) = Daemon::serve_with_control(&args);
     for (body, why) in [
         (json!({"limits": 5}), "expected an object"),
         (json!({"limits": {"iops": 5}}), "is not a limit"),

@@ -10,7 +10,7 @@ use cleave_tests::{Daemon, Scratch, run_to_exit, small, wait_until};
 use serde_json::Value;
 
 use crate::prometheus::{parse, sum};
-use crate::{report, serve};
+use crate::report;
 
 fn number(value: &Value) -> u64 {
     value
@@ -39,7 +39,7 @@ fn counters_equal_what_the_client_did() {
         .set_len(64 << 20)
         .unwrap();
     for disk in ["null:64M", "ram:64M", image.to_str().unwrap()] {
-        let (daemon, control) = serve(&["--disk", disk]);
+        let (daemon, control) = Daemon::serve_with_control(&["--disk", disk]);
         let mut client = daemon.open(&small(2));
         let mut data = vec![1; 512 << 10];
         for turn in 0..100 {
@@ -110,7 +110,8 @@ fn counters_equal_what_the_client_did() {
 
 #[test]
 fn totals_survive_sessions() {
-    let (daemon, control) = serve(&["--disk", "ram:64M", "--serial", "disk-7"]);
+    let (daemon, control) =
+        Daemon::serve_with_control(&["--disk", "ram:64M", "--serial", "disk-7"]);
     for round in 1..=5u64 {
         let mut client = daemon.open(&small(1));
         for _ in 0..10 {
@@ -144,7 +145,7 @@ fn a_disk_goes_by_its_serial_its_name_and_the_end_of_it() {
         .set_len(1 << 20)
         .unwrap();
     let name = image.to_str().unwrap();
-    let (daemon, control) = serve(&["--disk", name]);
+    let (daemon, control) = Daemon::serve_with_control(&["--disk", name]);
     let listed = get(&control, "/v1/disks");
     assert_eq!(listed.as_array().unwrap().len(), 1);
     assert_eq!(listed[0]["id"], "a disk.img");
@@ -165,7 +166,7 @@ fn a_disk_goes_by_its_serial_its_name_and_the_end_of_it() {
 /// request is the worse for it.
 #[test]
 fn answers_are_sound_under_load() {
-    let (daemon, control) = serve(&["--disk", "ram:64M", "--workers", "2"]);
+    let (daemon, control) = Daemon::serve_with_control(&["--disk", "ram:64M", "--workers", "2"]);
     let mut client = daemon.open(&small(2));
     let done = AtomicBool::new(false);
     let load = Workload {
@@ -212,7 +213,7 @@ fn answers_are_sound_under_load() {
 
 #[test]
 fn recording_can_be_switched_off() {
-    let (daemon, control) = serve(&["--disk", "null:64M", "--stats", "off"]);
+    let (daemon, control) = Daemon::serve_with_control(&["--disk", "null:64M", "--stats", "off"]);
     let mut client = daemon.open(&small(1));
     for _ in 0..10 {
         client.queue(0).read(0, &mut [0; 4096]).unwrap();
@@ -244,7 +245,7 @@ fn recording_can_be_switched_off() {
 
 #[test]
 fn the_socket_is_private_and_goes_away() {
-    let (daemon, control) = serve(&["--disk", "null:1M"]);
+    let (daemon, control) = Daemon::serve_with_control(&["--disk", "null:1M"]);
     let found = std::fs::symlink_metadata(&control).unwrap();
     assert!(found.file_type().is_socket());
     assert_eq!(found.permissions().mode() & 0o7777, 0o600);
@@ -266,7 +267,7 @@ fn the_socket_is_private_and_goes_away() {
 
 #[test]
 fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
-    let (mut daemon, control) = serve(&["--disk", "null:1M"]);
+    let (mut daemon, control) = Daemon::serve_with_control(&["--disk", "null:1M"]);
     let socket = daemon.scratch().join("other");
     let words = |control: &str| {
         let socket = socket.display().to_string();
@@ -315,8 +316,8 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
 
 #[test]
 fn two_daemons_are_told_apart() {
-    let (one, control_one) = serve(&["--disk", "null:1M", "--serial", "one"]);
-    let (two, control_two) = serve(&["--disk", "ram:2M", "--serial", "two"]);
+    let (one, control_one) = Daemon::serve_with_control(&["--disk", "null:1M", "--serial", "one"]);
+    let (two, control_two) = Daemon::serve_with_control(&["--disk", "ram:2M", "--serial", "two"]);
     one.open(&small(1)).queue(0).read(0, &mut [0; 512]).unwrap();
     assert_eq!(report(&control_one)["totals"]["reads"], 1);
     assert_eq!(report(&control_two)["totals"]["reads"], 0);
@@ -332,7 +333,7 @@ fn what_is_tried_on_the_live_load_is_shown() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", 64 << 20);
     for disk in ["ram:64M", image.to_str().unwrap()] {
-        let (daemon, control) = serve(&["--disk", disk, "--serial", "disk"]);
+        let (daemon, control) = Daemon::serve_with_control(&["--disk", disk, "--serial", "disk"]);
         let mut client = daemon.open(&small(1));
         let mut reads = |bytes| {
             let time = Duration::from_millis(300);
@@ -362,7 +363,7 @@ fn what_is_tried_on_the_live_load_is_shown() {
 #[test]
 fn kicks_without_a_request_are_warned_of_once() {
     let options = small(2);
-    let mut started = [(); 3].map(|()| serve(&["--disk", "null:1M"]));
+    let mut started = [(); 3].map(|()| Daemon::serve_with_control(&["--disk", "null:1M"]));
     let mut clients = started.each_ref().map(|(daemon, _)| daemon.open(&options));
     let [again, _, _] = &mut clients;
     again.queue(0).read(0, &mut [0; 512]).unwrap();

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use cleave_client::{OffsetOrder, Stop, Verify, Workload};
 use cleave_tests::http::{Response, fetch, get};
-use cleave_tests::{small, wait_until};
+use cleave_tests::{Daemon, small, wait_until};
 use serde_json::{Value, json};
 
-use crate::{report, serve};
+use crate::report;
 
 fn patch(control: &std::path::Path, body: &str) -> Response {
     fetch(control, "PATCH", "/v1/disks/disk", body)
@@ -18,7 +18,7 @@ const ARGS: [&str; 4] = ["--disk", "ram:64M", "--serial", "disk"];
 
 #[test]
 fn a_change_is_answered_with_the_new_state() {
-    let (daemon, control) = serve(&ARGS);
+    let (daemon, control) = Daemon::serve_with_control(&ARGS);
     let start = report(&control)["tuning"].clone();
     let rows = [
         (json!({"completion": "poll"}), "completion", json!("poll")),
@@ -70,7 +70,7 @@ fn a_change_is_answered_with_the_new_state() {
 
 #[test]
 fn a_wrong_change_changes_nothing_and_names_what_is_wrong() {
-    let (daemon, control) = serve(&ARGS);
+    let (daemon, control) = Daemon::serve_with_control(&ARGS);
     let start = report(&control)["tuning"].clone();
     let long = format!("{{\"{}\": 1}}", "y".repeat(10_000));
     let rows = [
@@ -123,7 +123,8 @@ fn a_wrong_change_changes_nothing_and_names_what_is_wrong() {
 /// Every combination, back and forth, under a load whose data is checked.
 #[test]
 fn changes_under_load_harm_no_request() {
-    let (daemon, control) = serve(&["--disk", "ram:64M", "--serial", "disk", "--workers", "2"]);
+    let (daemon, control) =
+        Daemon::serve_with_control(&["--disk", "ram:64M", "--serial", "disk", "--workers", "2"]);
     let mut client = daemon.open(&small(2));
     let done = AtomicBool::new(false);
     let load = |bytes| Workload {
@@ -176,7 +177,7 @@ fn changes_under_load_harm_no_request() {
 /// A change reaches a worker that sleeps: it polls from then on, and sleeps again after the next.
 #[test]
 fn a_change_reaches_a_worker_at_rest() {
-    let (daemon, control) = serve(&[
+    let (daemon, control) = Daemon::serve_with_control(&[
         "--disk",
         "null:1M",
         "--serial",

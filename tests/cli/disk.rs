@@ -1,5 +1,4 @@
 //! `cleave disk`: the node's disks, from the command line.
-#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -439,7 +438,7 @@ fn changes_are_kept() {
 fn the_commands_of_the_manual_work_as_they_stand() {
     let node = Node::start_with(Scratch::in_memory(), &[]);
     let image = node.daemon.scratch().image("a.img", 1 << 20);
-    let manual = include_str!("../docs/node.md");
+    let manual = include_str!("../../docs/node.md");
     let (_, rest) = manual.split_once("```console\n").unwrap();
     let (session, _) = rest.split_once("```").unwrap();
     let shown = |path: &Path| path.to_str().unwrap().to_owned();

@@ -1,6 +1,5 @@
 //! The confinement of a running daemon. What it refuses to each thread is tried in
 //! `crates/sandbox/tests/attempts.rs`; here every thread of the program is seen to have it.
-#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -7,9 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cleave_tests::http::{Response, converse, fetch, get};
-use cleave_tests::{TIMEOUT, assert_serves};
-
-use crate::serve;
+use cleave_tests::{Daemon, TIMEOUT, assert_serves};
 
 /// A name, what is sent, and the statuses that are right; 0: closed without an answer.
 type Row = (&'static str, Vec<u8>, &'static [u16]);
@@ -156,7 +154,7 @@ fn rows() -> Vec<Row> {
 
 #[test]
 fn odd_requests_are_refused() {
-    let (daemon, control) = serve(&["--disk", "ram:1M"]);
+    let (daemon, control) = Daemon::serve_with_control(&["--disk", "ram:1M"]);
     let _ = get(&control, "/v1/disks");
     let (fds, rss) = (daemon.fds_at_rest(), daemon.rss_kib());
     let mut wrong = Vec::new();
@@ -201,7 +199,7 @@ fn closes(stream: &mut UnixStream, time: Duration) -> bool {
 
 #[test]
 fn half_a_request_and_silence_is_not_waited_for() {
-    let (daemon, control) = serve(&["--disk", "ram:1M"]);
+    let (daemon, control) = Daemon::serve_with_control(&["--disk", "ram:1M"]);
     let mut half: Vec<UnixStream> = [&b""[..], b"G", b"GET /v1/disks HTTP/1.1\r\nHost:"]
         .into_iter()
         .map(|bytes| {
@@ -231,7 +229,7 @@ fn crowd(control: &Path, count: usize, said: &[u8]) -> Vec<UnixStream> {
 
 #[test]
 fn a_crowd_keeps_nobody_out_and_costs_little() {
-    let (daemon, control) = serve(&["--disk", "ram:1M"]);
+    let (daemon, control) = Daemon::serve_with_control(&["--disk", "ram:1M"]);
     let _ = get(&control, "/v1/disks");
     let (fds, rss) = (daemon.fds_at_rest(), daemon.rss_kib());
     let unread = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(200);
@@ -254,7 +252,7 @@ fn a_crowd_keeps_nobody_out_and_costs_little() {
 /// With a crowd that never lets go, the end comes as soon as without.
 #[test]
 fn a_crowd_does_not_hold_up_the_end() {
-    let (daemon, control) = serve(&["--disk", "ram:1M"]);
+    let (daemon, control) = Daemon::serve_with_control(&["--disk", "ram:1M"]);
     let _held = crowd(&control, 100, b"GET /metrics HTTP/1.1\r\n");
     daemon.finish();
 }

@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 
 use self::check::Families;
 use crate::prometheus::{parse, sum};
-use crate::serve;
 
 static SCRAPED: LazyLock<Families> = LazyLock::new(|| {
     let mut all = failing_disk();
@@ -37,7 +36,7 @@ fn failing_disk() -> Families {
     let limits = "iops-total=5000,iops-total-max=6000,bps-total=1G,bps-total-max=2G";
     let policy = "read=report,write=hold";
     let path = image.to_str().unwrap();
-    let (daemon, control) = serve(&[
+    let (daemon, control) = Daemon::serve_with_control(&[
         "--disk",
         path,
         "--serial",
@@ -79,7 +78,7 @@ fn stripe() -> Families {
     assert_eq!(made.code, Some(0), "{}", made.stderr);
     let limits = "iops-read=5000,iops-read-max=6000,iops-write=5000,iops-write-max=6000,\
         bps-read=1G,bps-read-max=2G,bps-write=1G,bps-write-max=2G";
-    let (daemon, control) = serve(&[
+    let (daemon, control) = Daemon::serve_with_control(&[
         "--stripe", "64K", "--disk", &legs[0], "--disk", &legs[1], "--serial", "b", "--limit",
         limits,
     ]);
@@ -93,7 +92,8 @@ fn stripe() -> Families {
 fn nbd() -> Families {
     let scratch = Scratch::in_memory();
     let server = NbdServer::start(&scratch.join("nbd"), Export::able(32 << 20));
-    let (daemon, control) = serve(&["--disk", &server.uri(""), "--serial", "c"]);
+    let (daemon, control) =
+        Daemon::serve_with_control(&["--disk", &server.uri(""), "--serial", "c"]);
     let mut client = daemon.open(&small(1));
     load(&mut client);
     let families = scrape(&control);

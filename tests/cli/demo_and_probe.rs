@@ -1,5 +1,4 @@
 //! `cleave demo` and `cleave probe` from outside: what they print, what they write, what they leave behind.
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,4 @@
 //! `cleave doctor`: what it finds, and that it names the remedy.
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
 
 use std::fs::{Permissions, create_dir, set_permissions};
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,5 +1,4 @@
 //! `cleave serve --config`: a disk from a file.
-#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::fs;
 use std::path::{Path, PathBuf};

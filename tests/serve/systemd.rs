@@ -1,6 +1,5 @@
 //! The daemon as a service: it takes the socket that systemd has made, and tells systemd how it is. The tests play
 //! systemd, by sd_listen_fds(3) and sd_notify(3).
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
 
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;

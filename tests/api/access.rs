@@ -1,6 +1,5 @@
 //! Who may reach the sockets of a node, with the folder, the group, the umask and the capabilities of its unit. The group has every
 //! VMM of the host in it: its members connect, and have no other power over the socket of another guest.
-#![allow(clippy::unwrap_used, clippy::panic)] // tests: shared steps stand outside of #[test] functions
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink};
