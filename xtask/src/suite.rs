@@ -30,13 +30,13 @@ const ALONE: &[(&str, &str)] = &[
     // An end within half a second of its deadline.
     ("tests/storage", "a_hanging_"),
     // Compares latencies.
-    ("tests/scale", "the_faults_of_two_disks"),
+    ("tests/node", "scale::the_faults_of_two_disks"),
     // Hundreds of threads open disks at once.
-    ("tests/scale", "hundreds_of_disks_start"),
+    ("tests/node", "scale::hundreds_of_disks_start"),
     // Their guests go before all else on a CPU.
-    ("tests/pool", "neighbours_do_not_feel"),
-    ("tests/neighbours", "do_not_hold_up_others"),
-    ("tests/neighbours", "delays_its_disk_alone"),
+    ("tests/node", "pool::neighbours_do_not_feel"),
+    ("tests/node", "do_not_hold_up_others"),
+    ("tests/node", "delays_its_disk_alone"),
     // Count what goes over a connection in two seconds.
     ("tests/nbd", "short_answers_over_tcp"),
     ("tests/nbd", "several_connections_hide"),
@@ -49,8 +49,8 @@ const ALONE: &[(&str, &str)] = &[
 /// The binaries that take longest, longest first.
 const LONGEST: &[&str] = &[
     "tests/nbd",
-    "crates/engine/lib",
     "tests/node",
+    "crates/engine/lib",
     "tests/api",
     "tests/serve",
     "tests/hostile",

@@ -2,16 +2,17 @@
 //! not felt by the others. The figures are printed.
 //!
 //! `CLEAVE_TEST_SCALE=50` repeats what is repeated so many times more often.
-#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_client::{Buffer, Client, Offered, Sample, Workload};
 use cleave_tests::{
-    Node, Scratch, UnresponsiveFs, exercise, flood, is_root, scale, small, wait_until,
+    Daemon, Node, Scratch, UnresponsiveFs, exercise, flood, is_root, program_path, scale, small,
+    wait_until,
 };
 use serde_json::{Value, json};
 
@@ -249,4 +250,58 @@ fn the_faults_of_two_disks_are_not_felt_by_the_others() {
     drop((observed, hung, hostile, silent));
     let mut daemon = node.daemon;
     daemon.abandon();
+}
+
+/// The cost of many disks while nobody uses them. The figures are printed.
+#[test]
+fn many_idle_disks_wake_nobody() {
+    let node = Node::start();
+    let before = node.daemon.rss_kib();
+    let start = Instant::now();
+    // As many as the limit of open files of a small machine allows.
+    let count: u32 = 48;
+    for at in 0..count {
+        let body = json!({"disk": ["ram:1M"], "queues": 1, "workers": 1, "persistent": false});
+        node.add(&format!("d{at}"), &body);
+    }
+    let took = start.elapsed();
+    let each = node.daemon.rss_kib().saturating_sub(before) / u64::from(count);
+    println!("{count} disks in {took:?}, {each} KiB each");
+    assert!(each < 1024, "{each} KiB each");
+    let metrics = node.ask("GET", "/metrics", "").body;
+    let declared = metrics.matches("# TYPE cleave_connected ").count();
+    assert_eq!(declared, 1);
+    assert_eq!(
+        metrics.matches("\ncleave_connected{").count(),
+        count as usize
+    );
+    let control = node.daemon.socket().display().to_string();
+    let mut stats = Command::new(program_path());
+    let stats = stats.args(["stats", "--json", &control]).output().unwrap();
+    let stats: Value = serde_json::from_slice(&stats.stdout).unwrap();
+    assert_eq!(stats.as_array().unwrap().len(), count as usize);
+    // Connections of the interface end, and timers with them.
+    node.daemon.stays_at_rest().unwrap();
+    node.daemon.finish();
+}
+
+/// Guests that are served now count for more than those that may need many files.
+#[test]
+fn a_node_whose_disks_may_come_to_need_too_many_files_serves_them_and_says_so() {
+    let folder = Scratch::in_memory();
+    std::fs::create_dir_all(folder.join("state/disks")).unwrap();
+    for at in 0..20 {
+        let file = folder.join(&format!("state/disks/d{at}.toml"));
+        std::fs::write(file, "disk = [\"ram:1M\"]\n").unwrap();
+    }
+    let (program, at) = (program_path().display(), folder.path().display());
+    let line = format!(
+        "sh -c 'ulimit -n 1024; exec {program} node --state {at}/state --run {at}/run --control {{socket}}'"
+    );
+    let daemon = Daemon::by_command(&line, 1 << 20, 1).unwrap();
+    assert!(daemon.log_has("LimitNOFILE="), "{}", daemon.log());
+    let node = Node { daemon };
+    let is_served = |at: u32| node.state(&format!("d{at}")) == "serving";
+    assert!(wait_until(|| (0..20).all(is_served)));
+    node.daemon.finish();
 }

@@ -2,7 +2,6 @@
 //! tags delay their own disk alone. Each test prints latencies. `CLEAVE_TEST_SCALE=5` takes medians of five and asserts
 //! that the neighbour's 99th percentile at most doubles; measure that with a release build on a machine that does nothing
 //! else.
-#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::ffi::OsStr;
 use std::path::Path;

@@ -1,5 +1,4 @@
 //! `cleave node --pool`: many disks on few threads, and one does not feel another.
-#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
