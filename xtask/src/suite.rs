@@ -15,8 +15,8 @@ use crate::step::logged;
 /// Tests that judge CPU time or latency: binary, and the filter that selects them in it. They run
 /// one at a time when all others have ended.
 const ALONE: &[(&str, &str)] = &[
-    ("tests/pacing", "polling_resumes"),
-    ("tests/pacing", "becomes_idle"),
+    ("tests/data", "pacing::polling_resumes"),
+    ("tests/data", "pacing::an_adaptive_disk_that_becomes_idle"),
     // A worker that is to poll sleeps while others want its core.
     ("tests/api", "changed::a_change_reaches_a_worker_at_rest"),
     ("tests/serve", "process::polling_spins_only_while"),
@@ -51,11 +51,11 @@ const LONGEST: &[&str] = &[
     "tests/nbd",
     "tests/node",
     "crates/engine/lib",
+    "tests/data",
     "tests/api",
     "tests/serve",
     "tests/hostile",
     "tests/cli",
-    "tests/data",
     "crates/worker/lib",
     "crates/worker/sim",
 ];
@@ -223,20 +223,17 @@ mod tests {
     fn the_listed_tests_run_alone_and_integration_tests_first() {
         let all = [
             ("/w/crates/blk", "lib"),
-            ("/w/tests", "pacing"),
             ("/w/tests", "serve"),
+            ("/w/tests", "data"),
         ];
         let all = all.map(|(package, target)| artifact(package, target, ""));
         let [crowd, alone] = jobs(Path::new("/w"), &all.each_ref());
         let names = |jobs: Vec<Job<'_>>| jobs.into_iter().map(|job| job.name).collect::<Vec<_>>();
         assert_eq!(
             names(crowd),
-            ["tests/serve", "tests/pacing", "crates/blk/lib"]
+            ["tests/data", "tests/serve", "crates/blk/lib"]
         );
-        assert_eq!(
-            names(alone),
-            ["tests/pacing", "tests/pacing", "tests/serve"]
-        );
+        assert_eq!(names(alone), ["tests/serve", "tests/data", "tests/data"]);
     }
 
     #[test]

@@ -2,20 +2,26 @@
 //! of the specification is less likely.
 //!
 //! Unsafe: that driver takes raw pointers; they lead into a mapping that outlives it.
-#![allow(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleave_client::{GuestMemory, RegionOptions};
-use cleave_tests::{Daemon, Random, Scratch, TIMEOUT, scale, seeded};
+use cleave_tests::{Case, Daemon, Random, Scratch, TIMEOUT, scale, seeded};
 use virtio_driver::{VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags};
 
 const DEPTH: usize = 32;
 const BLOCK: usize = 4096;
 const SPAN: u64 = 8 << 20;
+
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
+        the_other_driver_reads_back_its_writes,
+        both_drivers_read_the_same_configuration,
+    ]
+}
 
 /// The other driver, its transport, and memory for `DEPTH` blocks.
 struct Other {
@@ -175,7 +181,6 @@ fn blocks(random: &mut Random, count: usize, span: u64) -> Vec<u64> {
     all
 }
 
-#[test]
 fn the_other_driver_reads_back_its_writes() {
     let mut random = seeded("second opinion");
     let scratch = Scratch::new();
@@ -244,7 +249,6 @@ fn open_patiently(
     Other::open(daemon, features, polling, queues)
 }
 
-#[test]
 fn both_drivers_read_the_same_configuration() {
     let daemon = Daemon::serve(&["--disk", "ram:64M", "--queues", "5"]);
     let other = Other::open(&daemon, VirtioFeatureFlags::VERSION_1, false, 1);

@@ -1,16 +1,23 @@
 //! Several files as one disk, through the real program and the test client.
-#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use cleave_client::{Error, Layout, OffsetOrder, Stop, Verify, Workload, pattern_word};
-use cleave_tests::{Daemon, Scratch, run_to_exit, small};
+use cleave_tests::{Case, Daemon, Scratch, run_to_exit, small};
 
 const CHUNK: u64 = 64 << 10;
 const LEG: u64 = 4 << 20;
 const SEED: u64 = 11;
+
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
+        twenty_threads_on_twenty_eight_legs_read_back_their_writes,
+        only_requests_to_a_truncated_leg_fail,
+    ]
+}
 
 /// Legs of a new stripe in their own folder, and the arguments that serve it.
 fn created(legs: usize, more: &[&str]) -> (Scratch, Vec<PathBuf>, Daemon) {
@@ -78,7 +85,6 @@ fn moved(log: &str) -> Vec<u64> {
         .collect()
 }
 
-#[test]
 fn twenty_threads_on_twenty_eight_legs_read_back_their_writes() {
     let (_folder, legs, daemon) = created(28, &["--log", "debug"]);
     let mut client = daemon.open(&small(20));
@@ -126,7 +132,6 @@ fn twenty_threads_on_twenty_eight_legs_read_back_their_writes() {
     }
 }
 
-#[test]
 fn only_requests_to_a_truncated_leg_fail() {
     let (_folder, legs, daemon) = created(3, &[]);
     let mut client = daemon.open(&small(1));

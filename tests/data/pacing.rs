@@ -1,19 +1,25 @@
 //! Every completion mode with every kind of guest: data stays right, no side waits for a signal that never arrives,
 //! and an idle disk costs nothing.
 
-// A mistake in the test ends the test.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::feature;
 use cleave_client::{
     DeviceOptions, Layout, Notifier, Offered, OffsetOrder, ReapWait, Stop, Verify, Workload,
 };
-use cleave_tests::{Daemon, Lateness, ensure, scale, small, unless_late};
+use cleave_tests::{Case, Daemon, Lateness, ensure, scale, small, unless_late};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 const SPAN: u64 = 8 << 20;
+
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
+        every_way_of_waiting_serves_every_kind_of_guest,
+        an_adaptive_disk_that_becomes_idle_is_not_woken_again,
+        polling_resumes_when_the_core_is_free_again,
+    ]
+}
 
 /// Fills the disk and then mixes reads and writes on all vrings, checking every byte read.
 fn load(daemon: &Daemon, options: &DeviceOptions, name: &str) {
@@ -46,7 +52,6 @@ fn load(daemon: &Daemon, options: &DeviceOptions, name: &str) {
     }
 }
 
-#[test]
 fn every_way_of_waiting_serves_every_kind_of_guest() {
     for completion in ["interrupt", "poll", "adaptive"] {
         for more in [&[][..], &["--coalesce-us", "100", "--coalesce-max", "4"]] {
@@ -86,7 +91,6 @@ fn every_way_of_waiting_serves_every_kind_of_guest() {
     }
 }
 
-#[test]
 fn an_adaptive_disk_that_becomes_idle_is_not_woken_again() {
     let daemon = Daemon::serve(&["--disk", "ram:16M", "--workers", "2"]);
     let mut client = daemon.open(&small(4));
@@ -100,7 +104,6 @@ fn an_adaptive_disk_that_becomes_idle_is_not_woken_again() {
 
 /// A worker that polls and had to share its core polls again when it is alone, without a request to trigger that. If
 /// other work stays on that core, the worker sleeps instead, and its wait for the core is visible.
-#[test]
 fn polling_resumes_when_the_core_is_free_again() {
     unless_late("polls-again", Duration::from_millis(2), polls_again).unwrap();
 }

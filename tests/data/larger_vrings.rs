@@ -2,7 +2,6 @@
 //! flight is asked for with 128 entries, or the frontend brings one with 128, and the vrings have 1024.
 //!
 //! The sequences are those of QEMU's own test of vhost-user-blk back-ends (`tests/qtest/vhost-user-blk-test.c`).
-#![allow(clippy::unwrap_used, clippy::panic)] // shared test code lies outside of #[test] functions
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use cleave_blk::spec::{feature, request_type as kind, status};
 use cleave_client::message::{VringAddr, protocol};
 use cleave_client::{Buffer, Client, DeviceOptions, Error, Frontend, InflightKind, Queue};
-use cleave_tests::{Daemon, Scratch, TIMEOUT, exercise, http, range, wait_until};
+use cleave_tests::{Case, Daemon, Scratch, TIMEOUT, exercise, http, range, wait_until};
 
 const DISK: u64 = 64 << 20;
 const SECTOR: u32 = 512;
@@ -22,6 +21,19 @@ const SILENCE: Duration = Duration::from_millis(50);
 
 /// The daemon's own region is large enough; one of the frontend is not, and then nothing is recorded.
 const REGIONS: [InflightKind; 2] = [InflightKind::For(EXPECTED), InflightKind::Own(EXPECTED)];
+
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
+        basic,
+        indirect_descriptors,
+        one_call_for_two_answers,
+        a_vring_that_does_not_exist,
+        a_disk_that_is_plugged_and_unplugged,
+        eight_vrings,
+        which_vrings_are_recorded_is_reported,
+    ]
+}
 
 fn options(region: InflightKind, without: u64) -> DeviceOptions {
     let plain = DeviceOptions::default();
@@ -127,7 +139,6 @@ fn ranges_that_no_device_accepts(queue: &mut Queue, kind: u32) {
     }
 }
 
-#[test]
 fn basic() {
     let (daemon, _) = serve(1);
     for region in REGIONS {
@@ -168,7 +179,6 @@ fn basic() {
     daemon.finish();
 }
 
-#[test]
 fn indirect_descriptors() {
     let (daemon, _) = serve(1);
     for region in REGIONS {
@@ -221,7 +231,6 @@ fn submit(queue: &mut Queue, kind: u32, nth: u64) -> (u16, u64) {
 }
 
 /// Notifications by index (EVENT_IDX): the driver asks for one after the third answer, and gets none before.
-#[test]
 fn one_call_for_two_answers() {
     let (daemon, _) = serve(1);
     for region in REGIONS {
@@ -249,7 +258,6 @@ fn one_call_for_two_answers() {
 }
 
 /// A driver without VIRTIO_BLK_F_MQ sets up a vring that the device does not have.
-#[test]
 fn a_vring_that_does_not_exist() {
     let (daemon, _) = serve(1);
     for region in REGIONS {
@@ -279,7 +287,6 @@ fn a_vring_that_does_not_exist() {
 }
 
 /// Another disk is plugged, looked at, and unplugged while this one is in use.
-#[test]
 fn a_disk_that_is_plugged_and_unplugged() {
     let ((first, _), (second, _)) = (serve(1), serve(1));
     for region in REGIONS {
@@ -299,7 +306,6 @@ fn a_disk_that_is_plugged_and_unplugged() {
     second.finish();
 }
 
-#[test]
 fn eight_vrings() {
     let (daemon, _) = serve(8);
     for region in REGIONS {
@@ -318,7 +324,6 @@ fn eight_vrings() {
     daemon.finish();
 }
 
-#[test]
 fn which_vrings_are_recorded_is_reported() {
     let (daemon, control) = serve(2);
     let both = |region| DeviceOptions {

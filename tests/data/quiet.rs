@@ -1,24 +1,23 @@
 //! `quiesce`, `flush` and `snapshot`: for a moment nothing is written, the guest only waits, and goes on.
-#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_client::{Client, OffsetOrder, Stop, Verify, Workload};
 use cleave_tests::http::{Response, fetch, get};
 use cleave_tests::{
-    Daemon, Mount, Requirement, Scratch, TIMEOUT, UnresponsiveFs, assert_serves, exercise,
-    run_cases, small, wait_until,
+    Case, Daemon, Mount, Requirement, Scratch, TIMEOUT, UnresponsiveFs, assert_serves, exercise,
+    small, wait_until,
 };
 use serde_json::json;
 
 const DISK: u64 = 16 << 20;
 
-fn main() -> ExitCode {
-    run_cases(cleave_tests::cases![
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
         nothing_is_written_while_a_disk_is_quiesced,
         a_quiet_ends_by_itself,
         frontends_come_and_go_while_it_lasts,
@@ -28,7 +27,7 @@ fn main() -> ExitCode {
         a_snapshot_has_what_the_disk_had_at_one_moment: Requirement::Root,
         snapshots_into_a_folder_that_hangs_do_not_pile_up: Requirement::Root,
         what_cannot_be_cloned_says_why,
-    ])
+    ]
 }
 
 fn serve(disk: &str, more: &[&str]) -> (Daemon, PathBuf) {
