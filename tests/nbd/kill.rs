@@ -7,16 +7,31 @@ use std::time::{Duration, Instant};
 use cleave_client::{Base, Client, Error};
 use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, WRITE, simple};
 use cleave_tests::{
-    Killed, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, connect, disk_socket, http, outliving,
-    program_path, scale, seeded, small, wait_until,
+    Case, Killed, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, connect, disk_socket, http,
+    outliving, program_path, scale, seeded, small, wait_until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use crate::servers::{At, qemu_nbd, report};
+use crate::servers::{At, QEMU, qemu_nbd, report};
 
 /// Disks of the node.
 const DISKS: usize = 4;
+
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
+        a_killed_daemon_loses_nothing: QEMU,
+        a_killed_node_loses_nothing: QEMU,
+        the_next_daemon_waits_for_the_fence,
+        the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart,
+        a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away,
+        a_loss_is_kept_until_a_flush_has_failed,
+        a_loss_is_of_one_export_whatever_its_options,
+        a_failed_flush_of_which_no_guest_knows_is_kept,
+        a_loss_that_the_server_refused_to_mend_is_kept,
+    ]
+}
 
 fn start(args: &[&std::ffi::OsStr]) -> Killed {
     let mut command = Command::new(program_path());
@@ -24,7 +39,7 @@ fn start(args: &[&std::ffi::OsStr]) -> Killed {
     Killed::start(&mut command)
 }
 
-pub(crate) fn a_killed_daemon_loses_nothing() {
+fn a_killed_daemon_loses_nothing() {
     let scratch = Scratch::in_memory();
     let image = scratch.image("image", SURVIVOR_DISK_BYTES);
     let at = At::Unix(scratch.join("nbd"));
@@ -68,7 +83,7 @@ struct Served {
     guest: Survivor,
 }
 
-pub(crate) fn a_killed_node_loses_nothing() {
+fn a_killed_node_loses_nothing() {
     let scratch = Scratch::in_memory();
     let (state, run) = (scratch.join("state"), scratch.join("run"));
     let words = ["node".as_ref(), "--state".as_ref(), state.as_os_str()];
@@ -129,7 +144,7 @@ pub(crate) fn a_killed_node_loses_nothing() {
 
 /// A server may still do what the killed daemon sent, and lets the next one in: qemu-nbd does both. If the next one did the requests
 /// again at once, and the guest then wrote something newer, the first attempt could replace that.
-pub(crate) fn the_next_daemon_waits_for_the_fence() {
+fn the_next_daemon_waits_for_the_fence() {
     let scratch = Scratch::in_memory();
     let server = NbdServer::start(&scratch.join("nbd"), Export::able(SURVIVOR_DISK_BYTES));
     let (socket, uri) = (scratch.join("socket"), server.uri("&fence=3"));
@@ -169,7 +184,7 @@ fn end(mut daemon: Killed) {
 
 /// A guest that was reset brings no list of what it had asked for. And a daemon that ends in order before the fence of its predecessor
 /// is over must not hide from the next one that this one died.
-pub(crate) fn the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart() {
+fn the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart() {
     let scratch = Scratch::in_memory();
     let server = NbdServer::start(&scratch.join("nbd"), Export::able(SURVIVOR_DISK_BYTES));
     let (socket, lock) = (scratch.join("socket"), scratch.join("socket.lock"));
@@ -280,7 +295,7 @@ impl Losing {
 }
 
 /// The copies of what the server answered end with the daemon. The server may have lost it and know nothing of that.
-pub(crate) fn a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away() {
+fn a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away() {
     let losing = Losing::new();
     losing.end_unflushed();
     let daemon = losing.start();
@@ -299,7 +314,7 @@ pub(crate) fn a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away
 }
 
 /// Daemons that end before a guest has flushed hand the loss on, however they end.
-pub(crate) fn a_loss_is_kept_until_a_flush_has_failed() {
+fn a_loss_is_kept_until_a_flush_has_failed() {
     let losing = Losing::new();
     losing.end_unflushed();
     end(losing.start());
@@ -313,7 +328,7 @@ pub(crate) fn a_loss_is_kept_until_a_flush_has_failed() {
 }
 
 /// What one server lost must not fail the flushes of a disk on another, and other options do not make another disk.
-pub(crate) fn a_loss_is_of_one_export_whatever_its_options() {
+fn a_loss_is_of_one_export_whatever_its_options() {
     let losing = Losing::new();
     losing.end_unflushed();
     let daemon = losing.serve(&losing.server.uri("&fence=2&connections=2"));
@@ -329,7 +344,7 @@ pub(crate) fn a_loss_is_of_one_export_whatever_its_options() {
 }
 
 /// A server that is back may refuse what is sent to it again. Nobody keeps that any more when the daemon has ended.
-pub(crate) fn a_loss_that_the_server_refused_to_mend_is_kept() {
+fn a_loss_that_the_server_refused_to_mend_is_kept() {
     let losing = Losing::new();
     let daemon = losing.start();
     let mut client = losing.open();
@@ -349,7 +364,7 @@ pub(crate) fn a_loss_that_the_server_refused_to_mend_is_kept() {
 }
 
 /// A server tells of what it could not write once: to the daemon's last flush, or to the operator's.
-pub(crate) fn a_failed_flush_of_which_no_guest_knows_is_kept() {
+fn a_failed_flush_of_which_no_guest_knows_is_kept() {
     for is_asked in [false, true] {
         let losing = Losing::new();
         let daemon = losing.start();

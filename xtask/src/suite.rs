@@ -28,7 +28,7 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/hostile", "promptness"),
     ("tests/hostile", "our_daemon_passes_a_row_of_each_table"),
     // An end within half a second of its deadline.
-    ("tests/storage", "a_hanging_"),
+    ("tests/faults", "storage::a_hanging_"),
     // Compares latencies.
     ("tests/node", "scale::the_faults_of_two_disks"),
     // Hundreds of threads open disks at once.
@@ -38,10 +38,10 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/node", "do_not_hold_up_others"),
     ("tests/node", "delays_its_disk_alone"),
     // Count what goes over a connection in two seconds.
-    ("tests/nbd", "short_answers_over_tcp"),
-    ("tests/nbd", "several_connections_hide"),
+    ("tests/nbd", "speed::short_answers_over_tcp"),
+    ("tests/nbd", "speed::several_connections_hide"),
     // Compares rates that it measures.
-    ("tests/nbd", "a_probe_finds_that_pieces_pay"),
+    ("tests/nbd", "speed::a_probe_finds_that_pieces_pay"),
     // A client that is late leaves its share to the others.
     ("tests/api", "limits::disks_of_a_group_share_its_limits"),
 ];
@@ -55,6 +55,7 @@ const LONGEST: &[&str] = &[
     "tests/api",
     "tests/serve",
     "tests/hostile",
+    "tests/faults",
     "tests/cli",
     "crates/worker/lib",
     "crates/worker/sim",

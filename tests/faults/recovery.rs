@@ -1,31 +1,30 @@
 //! A daemon that is killed, and its successor.
-#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use cleave_client::message::protocol;
 use cleave_client::{Base, Client, DeviceOptions, Error, InflightKind};
 use cleave_tests::{
-    Daemon, Requirement, Scratch, TIMEOUT, UnresponsiveFs, flood, has_listener, run_cases,
-    run_to_exit, small, wait_until,
+    Case, Daemon, Requirement, Scratch, TIMEOUT, UnresponsiveFs, flood, has_listener, run_to_exit,
+    small, wait_until,
 };
 use rustix::process::Signal;
 
 const DISK: u64 = 1 << 20;
 const BLOCK: usize = 4096;
 
-fn main() -> ExitCode {
-    run_cases(cleave_tests::cases![
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
         nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended: Requirement::Fuse,
         nothing_is_served_before_the_reads_of_a_killed_daemon_have_ended: Requirement::Fuse,
         requests_on_a_hanging_disk_are_left_to_the_next_daemon: Requirement::Fuse,
         a_vring_larger_than_its_frontend_expects_is_recovered: Requirement::Fuse,
         a_vring_without_room_in_its_region_starts_behind_what_is_lost: Requirement::Fuse,
         a_vring_without_room_in_its_region_loses_nothing_in_an_orderly_restart: Requirement::Fuse,
-    ])
+    ]
 }
 
 /// A disk whose server holds requests, with a daemon that was killed while they were in flight.

@@ -11,7 +11,7 @@ use cleave_tests::{
 };
 use serde_json::json;
 
-use crate::recovered::{LIFE_MAX_US, Recovered};
+use super::recovered::{LIFE_MAX_US, Recovered};
 
 const DISKS: usize = 16;
 /// Turns of all guests before a kill, at most.
@@ -24,7 +24,7 @@ struct Served {
     guest: Survivor,
 }
 
-pub(crate) fn no_request_of_a_node_is_lost_or_repeated() {
+pub(super) fn no_request_of_a_node_is_lost_or_repeated() {
     let mut random = seeded("kill-node");
     let scratch = Scratch::new();
     let mut node = start(&scratch);

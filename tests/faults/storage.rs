@@ -1,19 +1,17 @@
 //! Store failures that can be caused for real on a test machine. The worker's simulation makes errors at the n-th
 //! operation.
-#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use cleave_blk::spec::feature;
 use cleave_client::message::RegionBytes;
 use cleave_client::{Client, Error, Notifier, Queue};
 use cleave_tests::{
-    Daemon, LoopDevice, Messages as _, Mount, Requirement, Scratch, Stopwatch, UnresponsiveFs,
-    assert_serves, exercise, ignored, run, run_cases, run_to_exit, seeded, small, wait_until,
+    Case, Daemon, LoopDevice, Messages as _, Mount, Requirement, Scratch, Stopwatch,
+    UnresponsiveFs, assert_serves, exercise, ignored, run, run_to_exit, seeded, small, wait_until,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -21,8 +19,9 @@ use rustix::process::Signal;
 
 const DISK: u64 = 64 << 20;
 
-fn main() -> ExitCode {
-    run_cases(cleave_tests::cases![
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
         no_space_is_an_error_until_there_is_space: Requirement::Root,
         no_space_on_ext4_is_an_error_until_there_is_space: Requirement::LoopDevices,
         a_file_size_limit_is_an_error_and_no_signal,
@@ -40,7 +39,7 @@ fn main() -> ExitCode {
         descriptors_are_counted_for_all_vrings_and_workers,
         no_locked_memory_is_needed,
         flushed_data_survives_a_killed_program,
-    ])
+    ]
 }
 
 fn io_error(result: Result<(), Error>) -> bool {

@@ -36,18 +36,18 @@ const UNKNOWN: i32 = -38;
 
 /// Properties of the files.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct FileOptions {
-    pub(crate) files: u64,
-    pub(crate) bytes: u64,
+pub(super) struct FileOptions {
+    pub(super) files: u64,
+    pub(super) bytes: u64,
     /// Block size of direct I/O: an unaligned request is refused.
-    pub(crate) unit: u64,
+    pub(super) unit: u64,
     /// The kernel caches data that is written through the page cache until it is synced.
-    pub(crate) cached: bool,
-    pub(crate) seed: u64,
+    pub(super) cached: bool,
+    pub(super) seed: u64,
 }
 
 /// The mounted file system, unmounted when dropped.
-pub(crate) struct RecordedDisk {
+pub(super) struct RecordedDisk {
     at: PathBuf,
     over: Arc<AtomicBool>,
     server: Option<JoinHandle<()>>,
@@ -57,7 +57,7 @@ pub(crate) struct RecordedDisk {
 
 impl RecordedDisk {
     /// Mounts files of zeroes. Nothing is recorded until a log is set.
-    pub(crate) fn mount(scratch: &Scratch, options: FileOptions) -> RecordedDisk {
+    pub(super) fn mount(scratch: &Scratch, options: FileOptions) -> RecordedDisk {
         let at = scratch.join("recorded");
         let device = fuse::mount_at(&at, "recorded").unwrap();
         rustix::fs::fcntl_setfl(&device, OFlags::NONBLOCK).unwrap();
@@ -82,17 +82,17 @@ impl RecordedDisk {
     }
 
     /// Paths of the files.
-    pub(crate) fn paths(&self) -> Vec<String> {
+    pub(super) fn paths(&self) -> Vec<String> {
         let path = |number: u64| self.at.join(number.to_string()).display().to_string();
         (0..self.options.files).map(path).collect()
     }
 
     /// Starts recording. The guest's part of the disk is zero at this moment.
-    pub(crate) fn record(&self, log: Log) {
+    pub(super) fn record(&self, log: Log) {
         *self.log.lock().unwrap() = Some(log);
     }
 
-    pub(crate) fn log(&self) -> MutexGuard<'_, Option<Log>> {
+    pub(super) fn log(&self) -> MutexGuard<'_, Option<Log>> {
         self.log.lock().unwrap()
     }
 }

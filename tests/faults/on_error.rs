@@ -1,25 +1,24 @@
 //! `--on-error` from outside: a disk that fails and recovers causes no error for its guest.
-#![allow(clippy::unwrap_used, clippy::panic)] // a mistake in the test ends the test
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use cleave_client::message::protocol;
 use cleave_client::{Base, Client, Error};
 use cleave_tests::http::{fetch, get};
 use cleave_tests::{
-    Daemon, Exited, Messages as _, Mount, Requirement, Scratch, Stopwatch, TIMEOUT, assert_serves,
-    pattern, run_cases, run_to_exit, small, wait_until, writes_all,
+    Case, Daemon, Exited, Messages as _, Mount, Requirement, Scratch, Stopwatch, TIMEOUT,
+    assert_serves, pattern, run_to_exit, small, wait_until, writes_all,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 const DISK: u64 = 64 << 20;
 
-fn main() -> ExitCode {
-    run_cases(cleave_tests::cases![
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
         a_full_disk_holds_its_guest_until_there_is_room: Requirement::Root,
         a_full_disk_is_retried_until_there_is_room: Requirement::Root,
         held_requests_are_ended_when_the_operator_gives_up,
@@ -29,7 +28,7 @@ fn main() -> ExitCode {
         a_vring_that_was_reset_with_a_held_request_has_no_position,
         the_policy_is_changed_while_the_disk_is_served,
         resume_and_fail_need_a_held_request,
-    ])
+    ]
 }
 
 /// A daemon with this policy and a control socket, and the path of that socket.

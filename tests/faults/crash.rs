@@ -3,21 +3,20 @@
 //! builds the states that a power cut may leave, and checks them.
 //!
 //! `CLEAVE_STATES_LOG=FILE` keeps the last recording, for `replay-log` of xfstests.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a mistake in the test ends the test
 
 mod disk;
 
 use std::collections::HashMap;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::{Buffer, Client};
 use cleave_states::{Extent, Layout, Log, Number, SECTOR, Submission, check};
 use cleave_tests::{
-    Daemon, Messages as _, Random, Requirement, Scratch, case, header, range, run_cases,
-    run_to_exit, seeded, small, wait_until,
+    Case, Daemon, Messages as _, Random, Requirement, Scratch, case, header, range, run_to_exit,
+    seeded, small, wait_until,
 };
+
 use disk::{FileOptions, RecordedDisk};
 
 /// Size of the guest's disk, and the part that half of the requests share.
@@ -33,6 +32,31 @@ const REQUESTS: usize = 900;
 /// States that a run must reach.
 const STATES_MIN: u64 = 10_000;
 const WCE_AT: u32 = 32;
+
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    let fuse = Requirement::Fuse;
+    vec![
+        case("a_file_past_the_page_cache", fuse, || {
+            crash("direct", 1, 512, Direct::On, &[]);
+        }),
+        case("a_file_through_the_page_cache", fuse, || {
+            crash("cached", 1, 512, Direct::Off, &[]);
+        }),
+        case("a_file_of_large_blocks", fuse, || {
+            crash("large blocks", 1, 4096, Direct::On, &[]);
+        }),
+        case("split_requests", fuse, || {
+            crash("split", 1, 512, Direct::On, &["--split", "4K"]);
+        }),
+        case("a_stripe", fuse, || {
+            crash("stripe", 4, 512, Direct::On, &[]);
+        }),
+        case("a_stripe_through_the_page_cache", fuse, || {
+            crash("cached stripe", 4, 512, Direct::Off, &[]);
+        }),
+    ]
+}
 
 /// A request in flight.
 struct InFlight {
@@ -283,28 +307,4 @@ fn crash(name: &str, files: u64, unit: u64, direct: Direct, options: &[&str]) {
         "{checked:?}"
     );
     assert!(checked.epochs > 20 && checked.promises > 50, "{checked:?}");
-}
-
-fn main() -> ExitCode {
-    let fuse = Requirement::Fuse;
-    run_cases(vec![
-        case("a_file_past_the_page_cache", fuse, || {
-            crash("direct", 1, 512, Direct::On, &[]);
-        }),
-        case("a_file_through_the_page_cache", fuse, || {
-            crash("cached", 1, 512, Direct::Off, &[]);
-        }),
-        case("a_file_of_large_blocks", fuse, || {
-            crash("large blocks", 1, 4096, Direct::On, &[]);
-        }),
-        case("split_requests", fuse, || {
-            crash("split", 1, 512, Direct::On, &["--split", "4K"]);
-        }),
-        case("a_stripe", fuse, || {
-            crash("stripe", 4, 512, Direct::On, &[]);
-        }),
-        case("a_stripe_through_the_page_cache", fuse, || {
-            crash("cached stripe", 4, 512, Direct::Off, &[]);
-        }),
-    ])
 }
