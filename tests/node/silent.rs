@@ -12,7 +12,7 @@ use cleave_tests::{
     Node, Scratch, Stopwatch, TIMEOUT, UnresponsiveFs, closes_within, exercise, ignored, is_root,
     small, wait_until,
 };
-use rustix::pipe::{SpliceFlags, pipe, splice};
+use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -227,7 +227,7 @@ struct HeldPipe {
 
 impl HeldPipe {
     fn new(count: usize) -> HeldPipe {
-        let (reader, writer) = pipe().unwrap();
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
         let opened = (0..count).map(|_| File::open(&path).unwrap()).collect();
         drop(reader);
