@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
+use cleave_blk::spec::feature;
 use cleave_client::{
     Client, Descriptor, DeviceOptions, DriverRing, Error, Frontend, Queue, ReapWait, Used, all_are,
     first_other,
@@ -303,4 +304,15 @@ pub(crate) fn polling() -> DeviceOptions {
         wait: ReapWait::Poll,
         ..small(2)
     }
+}
+
+/// Restarts vring 0 from the beginning in its old memory.
+pub(crate) fn restart(client: &mut Client) -> Outcome {
+    let layout = client.queue(0).ring().layout();
+    let memory = client.memory().clone();
+    let event_idx = client.features() & feature::EVENT_IDX != 0;
+    let fresh = DriverRing::new(&memory, layout, event_idx, 0);
+    *client.queue(0).ring() = context(fresh, "lay the ring out")?;
+    client.queue(0).err_signalled(Duration::ZERO);
+    context(client.resume_queue(0, 0), "start again")
 }

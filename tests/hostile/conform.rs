@@ -9,7 +9,7 @@ use std::time::Duration;
 use cleave_client::Frontend;
 use cleave_tests::{Basis, Daemon, Outcome, Row, program_path, set_time_limit, time_limit};
 
-use super::{chains, config, lifecycle, memory, messages, recovery, requests, rings};
+use super::{chains, config, descriptors, lifecycle, memory, messages, recovery, requests, rings};
 
 /// Size of the disk, which the tables rely on.
 const DISK_BYTES: u64 = 64 << 20;
@@ -83,7 +83,7 @@ fn tables() -> Vec<(&'static str, Vec<Row>)> {
         ("Rings", rings::rows()),
         ("Configuration and features", config::rows()),
         ("Messages", messages::rows()),
-        ("Descriptors", messages::descriptor_rows()),
+        ("Descriptors", descriptors::rows()),
         ("Memory", memory::rows()),
         ("Life cycle", lifecycle::rows()),
         ("Life cycle", lifecycle::prompt_rows()),

@@ -9,14 +9,21 @@
 
 mod attack;
 mod blocking;
+mod buffers;
+mod chain;
 mod chains;
 mod config;
 mod conform;
+mod cut_files;
+mod descriptors;
+mod indirect;
 mod lifecycle;
 mod memory;
 mod messages;
 mod recovery;
+mod regions;
 mod requests;
+mod rewriting;
 mod rings;
 
 use std::process::ExitCode;
@@ -110,7 +117,7 @@ fn messages() {
 }
 
 fn descriptors() {
-    run_rows("descriptors", on_ram, messages::descriptor_rows());
+    run_rows("descriptors", on_ram, descriptors::rows());
 }
 
 fn descriptors_that_block() {

@@ -2,10 +2,20 @@
 
 use cleave_client::Error;
 use cleave_tests::nbd::{Export, NbdServer, READ, Reaction, WRITE, simple};
-use cleave_tests::{Scratch, small, wait_until};
+use cleave_tests::{Case, Scratch, small, wait_until};
 use serde_json::{Value, json};
 
-use crate::servers::{At, SIZE, holds, qemu_nbd, report, resume, serve};
+use crate::servers::{At, QEMU, SIZE, holds, qemu_nbd, report, resume, serve};
+
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
+        a_write_and_a_flush_are_held_until_their_server_is_back: QEMU,
+        an_error_of_the_disk_is_held_when_its_server_is_back,
+        a_flush_that_is_held_fails_if_writes_were_lost,
+        a_server_that_drops_each_connection_is_not_asked_in_a_loop,
+    ]
+}
 
 /// Returns the errors of the requests that are held, of one for each vring.
 fn held(report: &Value) -> Vec<i64> {
@@ -17,7 +27,7 @@ fn held(report: &Value) -> Vec<i64> {
 
 const ENOTCONN: i64 = 107;
 
-pub(crate) fn a_write_and_a_flush_are_held_until_their_server_is_back() {
+fn a_write_and_a_flush_are_held_until_their_server_is_back() {
     let scratch = Scratch::in_memory();
     let image = scratch.image("image", SIZE);
     let at = At::Unix(scratch.join("nbd"));
@@ -51,7 +61,7 @@ pub(crate) fn a_write_and_a_flush_are_held_until_their_server_is_back() {
 }
 
 /// An error of the disk says nothing of a server that is back, and may be there still.
-pub(crate) fn an_error_of_the_disk_is_held_when_its_server_is_back() {
+fn an_error_of_the_disk_is_held_when_its_server_is_back() {
     let scratch = Scratch::in_memory();
     let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
     let uri = server.uri("&reconnect=1");
@@ -87,7 +97,7 @@ pub(crate) fn an_error_of_the_disk_is_held_when_its_server_is_back() {
 }
 
 /// The server lost a write that it had answered, and cannot do it again.
-pub(crate) fn a_flush_that_is_held_fails_if_writes_were_lost() {
+fn a_flush_that_is_held_fails_if_writes_were_lost() {
     let scratch = Scratch::in_memory();
     let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
     let uri = server.uri("&reconnect=1");
@@ -114,7 +124,7 @@ pub(crate) fn a_flush_that_is_held_fails_if_writes_were_lost() {
     daemon.finish();
 }
 
-pub(crate) fn a_server_that_drops_each_connection_is_not_asked_in_a_loop() {
+fn a_server_that_drops_each_connection_is_not_asked_in_a_loop() {
     let scratch = Scratch::in_memory();
     let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
     let uri = server.uri("&reconnect=0");

@@ -7,18 +7,31 @@ use std::time::{Duration, Instant};
 use cleave_client::{Base, Client, Error};
 use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, WRITE, simple};
 use cleave_tests::{
-    Killed, Scratch, TIMEOUT, connect, disk_socket, http, outliving, program_path, scale, seeded,
-    small, wait_until,
+    Case, Killed, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, connect, disk_socket, http,
+    outliving, program_path, scale, seeded, small, wait_until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use crate::disk::{DISK_BYTES, Disk};
-use crate::guest::Guest;
-use crate::servers::{At, qemu_nbd, report};
+use crate::servers::{At, QEMU, qemu_nbd, report};
 
 /// Disks of the node.
 const DISKS: usize = 4;
+
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
+        a_killed_daemon_loses_nothing: QEMU,
+        a_killed_node_loses_nothing: QEMU,
+        the_next_daemon_waits_for_the_fence,
+        the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart,
+        a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away,
+        a_loss_is_kept_until_a_flush_has_failed,
+        a_loss_is_of_one_export_whatever_its_options,
+        a_failed_flush_of_which_no_guest_knows_is_kept,
+        a_loss_that_the_server_refused_to_mend_is_kept,
+    ]
+}
 
 fn start(args: &[&std::ffi::OsStr]) -> Killed {
     let mut command = Command::new(program_path());
@@ -26,9 +39,9 @@ fn start(args: &[&std::ffi::OsStr]) -> Killed {
     Killed::start(&mut command)
 }
 
-pub(crate) fn a_killed_daemon_loses_nothing() {
+fn a_killed_daemon_loses_nothing() {
     let scratch = Scratch::in_memory();
-    let image = scratch.image("image", DISK_BYTES);
+    let image = scratch.image("image", SURVIVOR_DISK_BYTES);
     let at = At::Unix(scratch.join("nbd"));
     let _server = qemu_nbd(&image, "raw", &at, &[]);
     let (socket, uri) = (scratch.join("socket"), at.uri("", "fence=1"));
@@ -41,7 +54,7 @@ pub(crate) fn a_killed_daemon_loses_nothing() {
     let (mut out, begun) = (0, Instant::now());
     let mut daemon = start();
     let mut client = connect(|| Client::open(&socket, &options));
-    let mut guest = Guest::new(&mut client, Disk::new());
+    let mut guest = Survivor::new(&mut client);
     for kill in 0..kills {
         let life = Duration::from_micros(random.below(20_000));
         guest.work(&mut client, &mut random, life);
@@ -67,10 +80,10 @@ pub(crate) fn a_killed_daemon_loses_nothing() {
 struct Served {
     id: String,
     client: Client,
-    guest: Guest,
+    guest: Survivor,
 }
 
-pub(crate) fn a_killed_node_loses_nothing() {
+fn a_killed_node_loses_nothing() {
     let scratch = Scratch::in_memory();
     let (state, run) = (scratch.join("state"), scratch.join("run"));
     let words = ["node".as_ref(), "--state".as_ref(), state.as_os_str()];
@@ -80,7 +93,7 @@ pub(crate) fn a_killed_node_loses_nothing() {
     let control = run.join("control.sock");
     assert!(wait_until(|| cleave_tests::has_listener(&control)));
     let servers = (0..DISKS).map(|number| {
-        let image = scratch.image(&format!("image{number}"), DISK_BYTES);
+        let image = scratch.image(&format!("image{number}"), SURVIVOR_DISK_BYTES);
         let at = match number % 2 {
             0 => At::Unix(scratch.join(&format!("nbd{number}"))),
             _ => At::tcp(),
@@ -94,7 +107,7 @@ pub(crate) fn a_killed_node_loses_nothing() {
         let answer = http::fetch(&control, "PUT", &format!("/v1/disks/{id}"), &body);
         assert_eq!(answer.status, 201, "{}", answer.body);
         let mut client = connect(|| Client::open(&disk_socket(scratch.path(), &id), &options));
-        let guest = Guest::new(&mut client, Disk::new());
+        let guest = Survivor::new(&mut client);
         Served { id, client, guest }
     };
     let mut all: Vec<Served> = servers.iter().enumerate().map(add).collect();
@@ -131,9 +144,9 @@ pub(crate) fn a_killed_node_loses_nothing() {
 
 /// A server may still do what the killed daemon sent, and lets the next one in: qemu-nbd does both. If the next one did the requests
 /// again at once, and the guest then wrote something newer, the first attempt could replace that.
-pub(crate) fn the_next_daemon_waits_for_the_fence() {
+fn the_next_daemon_waits_for_the_fence() {
     let scratch = Scratch::in_memory();
-    let server = NbdServer::start(&scratch.join("nbd"), Export::able(DISK_BYTES));
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(SURVIVOR_DISK_BYTES));
     let (socket, uri) = (scratch.join("socket"), server.uri("&fence=3"));
     let words = ["serve", "--disk", &uri, "--socket-path"].map(str::as_ref);
     let start = || start(&[&words[..], &[socket.as_ref()]].concat());
@@ -171,9 +184,9 @@ fn end(mut daemon: Killed) {
 
 /// A guest that was reset brings no list of what it had asked for. And a daemon that ends in order before the fence of its predecessor
 /// is over must not hide from the next one that this one died.
-pub(crate) fn the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart() {
+fn the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart() {
     let scratch = Scratch::in_memory();
-    let server = NbdServer::start(&scratch.join("nbd"), Export::able(DISK_BYTES));
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(SURVIVOR_DISK_BYTES));
     let (socket, lock) = (scratch.join("socket"), scratch.join("socket.lock"));
     let start = |fence: u32| {
         let uri = server.uri(&format!("&fence={fence}"));
@@ -220,7 +233,7 @@ struct Losing {
 impl Losing {
     fn new() -> Losing {
         let scratch = Scratch::in_memory();
-        let server = NbdServer::start(&scratch.join("nbd"), Export::able(DISK_BYTES));
+        let server = NbdServer::start(&scratch.join("nbd"), Export::able(SURVIVOR_DISK_BYTES));
         let [socket, control] = ["socket", "control"].map(|name| scratch.join(name));
         Losing {
             server,
@@ -282,7 +295,7 @@ impl Losing {
 }
 
 /// The copies of what the server answered end with the daemon. The server may have lost it and know nothing of that.
-pub(crate) fn a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away() {
+fn a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away() {
     let losing = Losing::new();
     losing.end_unflushed();
     let daemon = losing.start();
@@ -301,7 +314,7 @@ pub(crate) fn a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away
 }
 
 /// Daemons that end before a guest has flushed hand the loss on, however they end.
-pub(crate) fn a_loss_is_kept_until_a_flush_has_failed() {
+fn a_loss_is_kept_until_a_flush_has_failed() {
     let losing = Losing::new();
     losing.end_unflushed();
     end(losing.start());
@@ -315,7 +328,7 @@ pub(crate) fn a_loss_is_kept_until_a_flush_has_failed() {
 }
 
 /// What one server lost must not fail the flushes of a disk on another, and other options do not make another disk.
-pub(crate) fn a_loss_is_of_one_export_whatever_its_options() {
+fn a_loss_is_of_one_export_whatever_its_options() {
     let losing = Losing::new();
     losing.end_unflushed();
     let daemon = losing.serve(&losing.server.uri("&fence=2&connections=2"));
@@ -324,14 +337,14 @@ pub(crate) fn a_loss_is_of_one_export_whatever_its_options() {
     losing.end_unflushed();
     let other = NbdServer::start(
         &losing.control.with_file_name("other"),
-        Export::able(DISK_BYTES),
+        Export::able(SURVIVOR_DISK_BYTES),
     );
     let _daemon = losing.serve(&other.uri("&fence=1"));
     losing.flush().unwrap();
 }
 
 /// A server that is back may refuse what is sent to it again. Nobody keeps that any more when the daemon has ended.
-pub(crate) fn a_loss_that_the_server_refused_to_mend_is_kept() {
+fn a_loss_that_the_server_refused_to_mend_is_kept() {
     let losing = Losing::new();
     let daemon = losing.start();
     let mut client = losing.open();
@@ -351,7 +364,7 @@ pub(crate) fn a_loss_that_the_server_refused_to_mend_is_kept() {
 }
 
 /// A server tells of what it could not write once: to the daemon's last flush, or to the operator's.
-pub(crate) fn a_failed_flush_of_which_no_guest_knows_is_kept() {
+fn a_failed_flush_of_which_no_guest_knows_is_kept() {
     for is_asked in [false, true] {
         let losing = Losing::new();
         let daemon = losing.start();

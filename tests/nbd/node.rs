@@ -9,13 +9,28 @@ use std::time::{Duration, Instant};
 use cleave_client::{Base, Error, OffsetOrder, Stop, Workload};
 use cleave_tests::nbd::{Export, NbdServer, WRITE};
 use cleave_tests::{
-    Daemon, Node, Scratch, TIMEOUT, connect, exercise, outliving, small, wait_until, writes_all,
+    Case, Daemon, Node, Scratch, TIMEOUT, connect, exercise, outliving, small, wait_until,
+    writes_all,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::sched_getcpu;
 use serde_json::{Value, json};
 
-use crate::servers::{At, SIZE, Server, load, qemu_nbd};
+use crate::servers::{At, QEMU, SIZE, Server, load, qemu_nbd};
+
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
+        a_confined_node_connects_again_over_tcp_and_unix_sockets: QEMU,
+        a_disk_that_is_removed_writes_nothing_when_its_server_is_back,
+        a_disk_that_is_removed_does_not_wait_for_its_last_flush,
+        a_server_that_is_stopped_does_not_keep_a_node_from_its_end: QEMU,
+        a_disk_that_is_removed_and_added_again_does_what_was_left,
+        a_disk_that_is_removed_and_added_again_waits_for_the_fence,
+        disks_of_a_pool_connect_again: QEMU,
+        a_limit_holds_for_a_disk_on_a_server: QEMU,
+    ]
+}
 
 /// A server in this folder, and the disk that names it.
 fn server(scratch: &Scratch, name: &str, at: At) -> (Server, At) {
@@ -56,7 +71,7 @@ fn survives_a_restart(node: &Node, id: &str, server: &mut Server, at: &At) {
     assert_eq!(node.disk(id)["totals"]["failed"], json!(0));
 }
 
-pub(crate) fn a_confined_node_connects_again_over_tcp_and_unix_sockets() {
+fn a_confined_node_connects_again_over_tcp_and_unix_sockets() {
     let scratch = Scratch::in_memory();
     let servers = Scratch::in_memory();
     // The disks are in none of its folders of images, and the names of hosts are looked up all the same.
@@ -98,7 +113,7 @@ pub(crate) fn a_confined_node_connects_again_over_tcp_and_unix_sockets() {
     node.daemon.finish();
 }
 
-pub(crate) fn disks_of_a_pool_connect_again() {
+fn disks_of_a_pool_connect_again() {
     let servers = Scratch::in_memory();
     let pool = format!("one={}", sched_getcpu());
     let options = [OsStr::new("--pool"), OsStr::new(&pool)];
@@ -133,7 +148,7 @@ pub(crate) fn disks_of_a_pool_connect_again() {
     node.daemon.finish();
 }
 
-pub(crate) fn a_limit_holds_for_a_disk_on_a_server() {
+fn a_limit_holds_for_a_disk_on_a_server() {
     let servers = Scratch::in_memory();
     let (_server, at) = server(&servers, "image", At::tcp());
     let node = Node::start();
@@ -165,7 +180,7 @@ pub(crate) fn a_limit_holds_for_a_disk_on_a_server() {
 }
 
 /// The operator may have started the guest elsewhere by then.
-pub(crate) fn a_disk_that_is_removed_writes_nothing_when_its_server_is_back() {
+fn a_disk_that_is_removed_writes_nothing_when_its_server_is_back() {
     let servers = Scratch::in_memory();
     let server = NbdServer::start(&servers.join("nbd"), Export::able(8 << 20));
     let node = Node::start();
@@ -193,7 +208,7 @@ pub(crate) fn a_disk_that_is_removed_writes_nothing_when_its_server_is_back() {
 }
 
 /// What it left in flight is done by its successor at the same socket, and that does not wait for the server of the first.
-pub(crate) fn a_disk_that_is_removed_and_added_again_does_what_was_left() {
+fn a_disk_that_is_removed_and_added_again_does_what_was_left() {
     let servers = Scratch::in_memory();
     let server = NbdServer::start(&servers.join("nbd"), Export::able(8 << 20));
     let node = Node::start();
@@ -221,7 +236,7 @@ pub(crate) fn a_disk_that_is_removed_and_added_again_does_what_was_left() {
 }
 
 /// The guest wrote and did not flush, so its worker has the server flush at its end, and gets no answer.
-pub(crate) fn a_server_that_is_stopped_does_not_keep_a_node_from_its_end() {
+fn a_server_that_is_stopped_does_not_keep_a_node_from_its_end() {
     let servers = Scratch::in_memory();
     let (stopped, at) = server(&servers, "image", At::Unix(servers.join("socket")));
     let pool = format!("one={}", sched_getcpu());
@@ -247,7 +262,7 @@ pub(crate) fn a_server_that_is_stopped_does_not_keep_a_node_from_its_end() {
 }
 
 /// The rings of a worker keep others from its socket until it has ended.
-pub(crate) fn a_disk_that_is_removed_does_not_wait_for_its_last_flush() {
+fn a_disk_that_is_removed_does_not_wait_for_its_last_flush() {
     let servers = Scratch::in_memory();
     let server = NbdServer::start(&servers.join("nbd"), Export::able(8 << 20));
     let node = Node::start();
@@ -273,7 +288,7 @@ pub(crate) fn a_disk_that_is_removed_does_not_wait_for_its_last_flush() {
 }
 
 /// The server may still do what the killed node sent, whatever becomes of the disk before the fence is over.
-pub(crate) fn a_disk_that_is_removed_and_added_again_waits_for_the_fence() {
+fn a_disk_that_is_removed_and_added_again_waits_for_the_fence() {
     let servers = Scratch::in_memory();
     let server = NbdServer::start(&servers.join("nbd"), Export::able(8 << 20));
     let disk = |fence: u32| json!({"disk": [server.uri(&format!("&fence={fence}"))]});

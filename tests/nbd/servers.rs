@@ -5,8 +5,12 @@ use std::process::{Child, Command, Stdio};
 
 use cleave_client::Workload;
 use cleave_tests::http::get;
-use cleave_tests::{Daemon, Scratch, pattern, run_to_exit, wait_until};
+use cleave_tests::{Daemon, Requirement, Scratch, pattern, run_to_exit, wait_until};
 use serde_json::Value;
+
+pub(crate) const QEMU: Requirement = Requirement::Program("/usr/bin/qemu-nbd");
+pub(crate) const NBDKIT: Requirement = Requirement::Program("/usr/bin/nbdkit");
+pub(crate) const NBD_SERVER: Requirement = Requirement::Program("/usr/bin/nbd-server");
 
 pub(crate) const SIZE: u64 = 64 << 20;
 

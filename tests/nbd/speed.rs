@@ -4,13 +4,22 @@ use std::time::Duration;
 
 use cleave_client::{DeviceOptions, OffsetOrder, Workload};
 use cleave_tests::nbd::{Export, MULTI, NbdServer, Reaction};
-use cleave_tests::{Scratch, run_to_exit, small};
+use cleave_tests::{Case, Scratch, run_to_exit, small};
 use serde_json::Value;
 
-use crate::servers::{At, SIZE, Server, qemu_nbd, serve};
+use crate::servers::{At, NBDKIT, QEMU, SIZE, Server, qemu_nbd, serve};
 
 /// Many times what these tests make requests wait.
 const TIME: Duration = Duration::from_millis(500);
+
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
+        several_connections_hide_a_delay: NBDKIT,
+        short_answers_over_tcp_do_not_wait_for_each_other: QEMU,
+        a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order,
+    ]
+}
 
 /// Random reads a second for `time`, once the same load has run for `warm_up`.
 fn reads(uri: &str, more: &[&str], bytes: u32, depth: u16, [warm_up, time]: [Duration; 2]) -> f64 {
@@ -37,7 +46,7 @@ fn reads(uri: &str, more: &[&str], bytes: u32, depth: u16, [warm_up, time]: [Dur
     iops
 }
 
-pub(crate) fn several_connections_hide_a_delay() {
+fn several_connections_hide_a_delay() {
     let scratch = Scratch::in_memory();
     let socket = scratch.join("nbd");
     let at = At::Unix(socket.clone());
@@ -64,7 +73,7 @@ pub(crate) fn several_connections_hide_a_delay() {
 }
 
 /// qemu-nbd sends a short answer only when the one before is acknowledged, which TCP puts off for 40 ms.
-pub(crate) fn short_answers_over_tcp_do_not_wait_for_each_other() {
+fn short_answers_over_tcp_do_not_wait_for_each_other() {
     let scratch = Scratch::in_memory();
     let image = scratch.image("image", SIZE);
     let at = At::tcp();
@@ -95,7 +104,7 @@ fn slow_server(scratch: &Scratch) -> NbdServer {
     server
 }
 
-pub(crate) fn a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order() {
+fn a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order() {
     let scratch = Scratch::in_memory();
     let server = slow_server(&scratch);
     let uri = server.uri("&connections=4");

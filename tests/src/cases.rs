@@ -10,7 +10,11 @@ use libtest_mimic::{Arguments, Completion, Trial};
 use crate::{LoopDevice, Scratch, is_root};
 
 /// A test by its name.
-pub type Case = Trial;
+pub struct Case {
+    name: String,
+    needs: Requirement,
+    run: Box<dyn FnOnce() + Send>,
+}
 
 /// Requirement of a case on the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,24 +52,44 @@ impl Requirement {
     }
 }
 
+impl Case {
+    fn trial(self) -> Trial {
+        let Case { name, needs, run } = self;
+        Trial::ignorable_test(name, move || match needs.missing() {
+            Some(reason) => Ok(Completion::ignored_with(reason)),
+            None => {
+                run();
+                Ok(Completion::Completed)
+            }
+        })
+    }
+}
+
 /// Makes a case. It fails if `run` panics.
 pub fn case(
     name: impl Into<String>,
     needs: Requirement,
     run: impl FnOnce() + Send + 'static,
 ) -> Case {
-    Trial::ignorable_test(name, move || match needs.missing() {
-        Some(reason) => Ok(Completion::ignored_with(reason)),
-        None => {
-            run();
-            Ok(Completion::Completed)
-        }
-    })
+    Case {
+        name: name.into(),
+        needs,
+        run: Box::new(run),
+    }
+}
+
+/// Puts the name of a module before those of its cases, as the standard harness does.
+pub fn in_module(module: &str, mut cases: Vec<Case>) -> Vec<Case> {
+    for case in &mut cases {
+        case.name = format!("{module}::{}", case.name);
+    }
+    cases
 }
 
 /// Runs the cases that the command line selects; it accepts the usual options of a test program.
 pub fn run_cases(cases: Vec<Case>) -> ExitCode {
-    libtest_mimic::run(&Arguments::from_args(), cases).exit_code()
+    let trials = cases.into_iter().map(Case::trial).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
 /// Reports that a unit test stops here and why. The standard harness cannot mark a running test as ignored.
@@ -85,4 +109,13 @@ macro_rules! cases {
     ($($name:ident $(: $needs:expr)?),* $(,)?) => {
         vec![$($crate::case(stringify!($name), $crate::cases!(@needs $($needs)?), $name)),*]
     };
+}
+
+/// The cases of modules, each of which lists its own in a function `cases`.
+#[macro_export]
+macro_rules! cases_of {
+    ($($module:ident),* $(,)?) => {{
+        let modules = [$($crate::in_module(stringify!($module), $module::cases())),*];
+        modules.into_iter().flatten().collect::<Vec<_>>()
+    }};
 }

@@ -144,6 +144,21 @@ impl Daemon {
         Daemon::start(scratch, socket, Command::new(program_path()).args(all))
     }
 
+    /// Starts `cleave serve --socket-path … --control … ARGS`; the second path is that of the control socket.
+    pub fn serve_with_control(args: &[&str]) -> (Daemon, PathBuf) {
+        let scratch = Scratch::new();
+        let (socket, control) = (scratch.join("socket"), scratch.join("control"));
+        let mut all = vec![
+            "serve".to_owned(),
+            "--socket-path".to_owned(),
+            socket.display().to_string(),
+            "--control".to_owned(),
+            control.display().to_string(),
+        ];
+        all.extend(args.iter().map(|arg| (*arg).to_owned()));
+        (Daemon::with_args(scratch, socket, &all), control)
+    }
+
     /// Starts it under `sh`, after shell commands such as `ulimit -n 64`.
     pub fn serve_after(prelude: &str, args: &[&str]) -> Daemon {
         let scratch = Scratch::in_memory();

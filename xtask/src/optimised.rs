@@ -28,7 +28,8 @@ pub(crate) fn kill(root: &Path, request: &Kill) -> Result {
     let times = request.times.map(|times| format!("CLEAVE_KILLS={times}"));
     let seed = request.seed.map(|seed| format!("CLEAVE_TEST_SEED={seed}"));
     let environment = times.into_iter().chain(seed).collect();
-    test(root, environment, words("kill -- --nocapture", &[]))
+    let line = "faults kill:: -- --nocapture";
+    test(root, environment, words(line, &[]))
 }
 
 pub(crate) fn conform(root: &Path, request: &Conform) -> Result {

@@ -15,11 +15,11 @@ use crate::step::logged;
 /// Tests that judge CPU time or latency: binary, and the filter that selects them in it. They run
 /// one at a time when all others have ended.
 const ALONE: &[(&str, &str)] = &[
-    ("tests/pacing", "polling_resumes"),
-    ("tests/pacing", "becomes_idle"),
+    ("tests/data", "pacing::polling_resumes"),
+    ("tests/data", "pacing::an_adaptive_disk_that_becomes_idle"),
     // A worker that is to poll sleeps while others want its core.
-    ("tests/control", "a_change_reaches_a_worker_at_rest"),
-    ("tests/life", "polling_spins_only_while_there_is_a_vring"),
+    ("tests/api", "changed::a_change_reaches_a_worker_at_rest"),
+    ("tests/serve", "process::polling_spins_only_while"),
     (
         "crates/session/lib",
         "a_tuning_reaches_sleeping_and_busy_workers",
@@ -28,32 +28,35 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/hostile", "promptness"),
     ("tests/hostile", "our_daemon_passes_a_row_of_each_table"),
     // An end within half a second of its deadline.
-    ("tests/storage", "a_hanging_"),
+    ("tests/faults", "storage::a_hanging_"),
     // Compares latencies.
-    ("tests/scale", "the_faults_of_two_disks"),
+    ("tests/node", "scale::the_faults_of_two_disks"),
     // Hundreds of threads open disks at once.
-    ("tests/scale", "hundreds_of_disks_start"),
+    ("tests/node", "scale::hundreds_of_disks_start"),
     // Their guests go before all else on a CPU.
-    ("tests/pool", "neighbours_do_not_feel"),
-    ("tests/neighbours", "do_not_hold_up_others"),
-    ("tests/neighbours", "delays_its_disk_alone"),
+    ("tests/node", "pool::neighbours_do_not_feel"),
+    ("tests/node", "do_not_hold_up_others"),
+    ("tests/node", "delays_its_disk_alone"),
     // Count what goes over a connection in two seconds.
-    ("tests/nbd", "short_answers_over_tcp"),
-    ("tests/nbd", "several_connections_hide"),
+    ("tests/nbd", "speed::short_answers_over_tcp"),
+    ("tests/nbd", "speed::several_connections_hide"),
     // Compares rates that it measures.
-    ("tests/nbd", "a_probe_finds_that_pieces_pay"),
+    ("tests/nbd", "speed::a_probe_finds_that_pieces_pay"),
     // A client that is late leaves its share to the others.
-    ("tests/control", "disks_of_a_group_share_its_limits"),
+    ("tests/api", "limits::disks_of_a_group_share_its_limits"),
 ];
 
 /// The binaries that take longest, longest first.
 const LONGEST: &[&str] = &[
     "tests/nbd",
-    "crates/engine/lib",
     "tests/node",
-    "tests/control",
-    "tests/hostile",
+    "crates/engine/lib",
     "tests/data",
+    "tests/api",
+    "tests/serve",
+    "tests/hostile",
+    "tests/faults",
+    "tests/cli",
     "crates/worker/lib",
     "crates/worker/sim",
 ];
@@ -221,17 +224,17 @@ mod tests {
     fn the_listed_tests_run_alone_and_integration_tests_first() {
         let all = [
             ("/w/crates/blk", "lib"),
-            ("/w/tests", "pacing"),
-            ("/w/tests", "life"),
+            ("/w/tests", "serve"),
+            ("/w/tests", "data"),
         ];
         let all = all.map(|(package, target)| artifact(package, target, ""));
         let [crowd, alone] = jobs(Path::new("/w"), &all.each_ref());
         let names = |jobs: Vec<Job<'_>>| jobs.into_iter().map(|job| job.name).collect::<Vec<_>>();
         assert_eq!(
             names(crowd),
-            ["tests/pacing", "tests/life", "crates/blk/lib"]
+            ["tests/data", "tests/serve", "crates/blk/lib"]
         );
-        assert_eq!(names(alone), ["tests/pacing", "tests/pacing", "tests/life"]);
+        assert_eq!(names(alone), ["tests/serve", "tests/data", "tests/data"]);
     }
 
     #[test]

@@ -1,0 +1,344 @@
+//! Who may reach the sockets of a node, with the folder, the group, the umask and the capabilities of its unit. The group has every
+//! VMM of the host in it: its members connect, and have no other power over the socket of another guest.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cleave_tests::{Node, Scratch, ignored, is_root, wait_until};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use serde_json::{Value, json};
+
+/// The group of the node's unit, and users of whom only the first is in it.
+const GROUP: u32 = 64056;
+const MEMBER: u32 = 64055;
+const OTHER: u32 = 64057;
+
+fn of_unit(key: &str) -> String {
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/cleave.service");
+    let text = fs::read_to_string(unit).unwrap();
+    let value = |line: &str| Some(line.strip_prefix(key)?.strip_prefix('=')?.to_owned());
+    text.lines().find_map(value).unwrap_or_default()
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().mode() & 0o7777
+}
+
+/// The folder of a node, whose RUN every user may enter and whose group is that of the unit.
+fn folder() -> Scratch {
+    let scratch = Scratch::in_memory();
+    fs::set_permissions(scratch.path(), Permissions::from_mode(0o755)).unwrap();
+    let run = scratch.join("run");
+    fs::create_dir(&run).unwrap();
+    chown(&run, Some(0), Some(GROUP)).unwrap();
+    let mode = u32::from_str_radix(&of_unit("RuntimeDirectoryMode"), 8).unwrap();
+    fs::set_permissions(&run, Permissions::from_mode(mode)).unwrap();
+    scratch
+}
+
+/// Starts a node as its unit does.
+fn start(scratch: Scratch) -> Node {
+    let capabilities = of_unit("CapabilityBoundingSet").to_lowercase();
+    let kept = capabilities.split_whitespace();
+    let kept: String = kept
+        .filter_map(|name| name.strip_prefix("cap_"))
+        .map(|name| format!(",+{name}"))
+        .collect();
+    let prelude = format!(
+        "umask {}; set -- setpriv --regid {GROUP} --clear-groups --inh-caps -all --bounding-set -all{kept} --no-new-privs \"$@\"",
+        of_unit("UMask")
+    );
+    Node::start_after(&prelude, scratch)
+}
+
+/// Returns true if this shell command succeeds for a user in these groups. `$1` is the path.
+fn can(user: u32, groups: &str, command: &str, path: &Path) -> bool {
+    let identity = [format!("--reuid={user}"), format!("--regid={user}")];
+    let groups = format!("--groups={groups}");
+    let line = Command::new("setpriv")
+        .args(identity)
+        .args([&groups, "--no-new-privs", "sh", "-c", command, "sh"])
+        .arg(path)
+        .output()
+        .unwrap();
+    line.status.success()
+}
+
+/// Returns true if a user in these groups can connect. A shell cannot, but it can look at what connecting asks for: the folders,
+/// and writing to the socket.
+fn can_connect(user: u32, groups: &str, socket: &Path) -> bool {
+    can(user, groups, "test -w \"$1\"", socket)
+}
+
+fn ram() -> Value {
+    json!({"disk": ["ram:1M"]})
+}
+
+fn names(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    names
+}
+
+/// A member could otherwise put a socket of its own in the place of another guest's, whose VMM would hand it that guest's memory;
+/// and without the lock a node does not wait for the I/O of one that was killed.
+#[test]
+fn a_member_of_the_group_changes_nothing_in_the_folder_of_a_socket() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let scratch = folder();
+    // As a node of an earlier version left it: folders outlive it.
+    let old = scratch.join("run/old");
+    fs::create_dir(&old).unwrap();
+    chown(&old, Some(0), Some(GROUP)).unwrap();
+    fs::set_permissions(&old, Permissions::from_mode(0o2770)).unwrap();
+    let node = start(scratch);
+    for id in ["new", "old"] {
+        node.add(id, &ram());
+        let socket = node.socket(id);
+        let folder = socket.parent().unwrap();
+        let before = names(folder);
+        assert_eq!(before.len(), 2, "the socket and its lock: {before:?}");
+        let group = GROUP.to_string();
+        for command in [
+            ": >\"$1/mine\"",
+            "mkdir \"$1/mine\"",
+            "ln -s /etc/passwd \"$1/mine\"",
+            "mv \"$1/disk.sock\" \"$1/mine\"",
+            "rm \"$1/disk.sock\"",
+            "rm -f \"$1/disk.sock.lock\"",
+            ": >>\"$1/disk.sock.lock\"",
+            "chmod 777 \"$1\"",
+            "chmod 666 \"$1/disk.sock\"",
+        ] {
+            let done = can(MEMBER, &group, command, folder);
+            assert!(!done, "{id}: a member of the group did {command}");
+        }
+        assert_eq!(names(folder), before, "{id}");
+        assert_eq!(mode(folder) & 0o777, 0o750, "{id}");
+        assert_eq!(mode(&socket), 0o660, "{id}");
+        assert!(can_connect(MEMBER, &group, &socket), "{id}");
+        assert!(!can_connect(OTHER, "64057", &socket), "{id}");
+    }
+    node.daemon.finish();
+}
+
+/// Somebody who can write to the folder swaps the new socket for a link to the control socket, between the moment when it is
+/// made and the one when its owner and mode are set.
+#[test]
+fn a_link_in_the_place_of_a_socket_is_never_followed() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let node = start(folder());
+    let control = node.daemon.socket().to_owned();
+    let before = fs::metadata(&control).unwrap();
+    let folder = node.socket("a").parent().unwrap().to_owned();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (new, link) = (folder.join("new.sock"), folder.join("link"));
+            while !is_over.load(Ordering::Relaxed) {
+                let is_socket = |found: fs::Metadata| found.file_type().is_socket();
+                if fs::symlink_metadata(&new).is_ok_and(is_socket) {
+                    let _ = renameat_with(CWD, &link, CWD, &new, RenameFlags::EXCHANGE);
+                    let _ = fs::remove_file(&link);
+                }
+                let _ = symlink("../control.sock", &link);
+            }
+        });
+        // It may fail, and does each time that the swap comes between.
+        for _ in 0..500 {
+            node.put("a", &json!({"disk": ["ram:1M"], "persistent": false}));
+            node.ask("DELETE", "/v1/disks/a?mode=hard", "");
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let after = fs::metadata(&control).unwrap();
+    assert_eq!(after.mode(), before.mode(), "mode of the control socket");
+    assert_eq!(after.gid(), before.gid(), "group of the control socket");
+    node.daemon.finish();
+}
+
+/// Each tenant's VMM in a group of its own, so that none reaches the disk of another.
+#[test]
+fn a_disk_can_be_for_another_group_than_that_of_the_unit() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let node = start(folder());
+    let tenant = 64100;
+    node.add(
+        "a",
+        &json!({"disk": ["ram:1M"], "socket_group": tenant.to_string()}),
+    );
+    node.add("b", &ram());
+    let [a, b] = ["a", "b"].map(|id| node.socket(id));
+    assert!(can_connect(MEMBER, "64100", &a));
+    assert!(!can_connect(MEMBER, "64100", &b));
+    assert!(can_connect(OTHER, "64056", &b));
+    assert!(!can_connect(OTHER, "64056", &a));
+    // The folder of a disk that is no longer for that group is not for it either.
+    node.remove("a");
+    node.add("a", &ram());
+    assert!(can_connect(OTHER, "64056", &a));
+    assert!(!can_connect(MEMBER, "64100", &a));
+    // Everybody, if the operator says so.
+    node.add("c", &json!({"disk": ["ram:1M"], "socket_mode": "0666"}));
+    assert!(can_connect(OTHER, "64057", &node.socket("c")));
+    for group in ["4294967295", "-1"] {
+        let refused = node.put("d", &json!({"disk": ["ram:1M"], "socket_group": group}));
+        assert_eq!(refused.status, 422, "{group}: {}", refused.body);
+        assert!(refused.error().contains("socket_group"), "{}", refused.body);
+    }
+    node.daemon.finish();
+}
+
+/// As libvirt runs each guest, without a group in common.
+#[test]
+fn a_disk_can_be_for_one_user() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let node = start(folder());
+    let body = json!({"disk": ["ram:1M"], "socket_user": OTHER.to_string(), "socket_mode": "0600"});
+    node.add("a", &body);
+    let socket = node.socket("a");
+    assert!(can_connect(OTHER, &OTHER.to_string(), &socket));
+    assert!(!can_connect(MEMBER, "64056", &socket));
+    // The socket is the user's, and its place in the folder is not.
+    let folder = socket.parent().unwrap();
+    for command in [
+        "rm -f \"$1/disk.sock\"; ! test -e \"$1/disk.sock\"",
+        ": >\"$1/mine\"",
+        "ls \"$1\"",
+    ] {
+        assert!(
+            !can(OTHER, &OTHER.to_string(), command, folder),
+            "{command}"
+        );
+    }
+    let refused = node.put(
+        "b",
+        &json!({"disk": ["ram:1M"], "socket_user": "nobody of this name"}),
+    );
+    assert_eq!(refused.status, 422, "{}", refused.body);
+    assert!(
+        refused.error().contains("socket_user: no user"),
+        "{}",
+        refused.body
+    );
+    node.daemon.finish();
+}
+
+#[test]
+fn a_control_socket_can_be_for_a_group() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let options = ["--control-group", "64100"].map(std::ffi::OsStr::new);
+    let node = Node::start_with(folder(), &options);
+    let socket = node.daemon.socket();
+    assert_eq!(mode(socket) & 0o777, 0o660);
+    assert!(can_connect(OTHER, "64100", socket));
+    assert!(!can_connect(OTHER, "64056", socket));
+    node.daemon.finish();
+}
+
+/// The files that describe the disks name paths and servers.
+#[test]
+fn the_state_of_a_node_is_its_own() {
+    let node = Node::start();
+    let images = Scratch::new();
+    let image = images.image("a", 4 << 20);
+    node.add("a", &json!({"disk": [image]}));
+    let state = node.daemon.scratch().join("state");
+    for (path, wanted) in [("", 0o700), ("disks", 0o700), ("disks/a.toml", 0o600)] {
+        assert_eq!(mode(&state.join(path)), wanted, "{path}");
+    }
+    node.daemon.finish();
+}
+
+/// `GET /metrics` on a socket of its own, which may be anybody's: it shows figures, and does not take orders.
+#[test]
+fn the_socket_of_the_metrics_shows_them_and_takes_no_orders() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let scratch = folder();
+    let metrics = scratch.join("run/metrics.sock");
+    let options = [
+        "--metrics",
+        metrics.to_str().unwrap(),
+        "--metrics-group",
+        "64100",
+    ];
+    let node = Node::start_with(scratch, &options.map(AsRef::as_ref));
+    node.add("a", &ram());
+    assert!(wait_until(|| cleave_tests::has_listener(&metrics)));
+    assert_eq!(mode(&metrics), 0o660);
+    assert!(can_connect(OTHER, "64100", &metrics));
+    assert!(!can_connect(MEMBER, "64056", &metrics));
+    let shown = cleave_tests::http::fetch(&metrics, "GET", "/metrics", "");
+    assert_eq!(shown.status, 200, "{}", shown.body);
+    assert!(shown.body.contains("disk=\"a\""), "{}", shown.body);
+    let body = r#"{"disk": ["ram:1M"]}"#;
+    for (method, path, status) in [
+        ("GET", "/v1/disks", 404),
+        ("GET", "/v1/events", 404),
+        ("PUT", "/v1/disks/b", 404),
+        ("PATCH", "/v1/disks/a", 404),
+        ("DELETE", "/v1/disks/a", 404),
+        ("POST", "/v1/disks/a/quiesce", 404),
+        ("POST", "/metrics", 405),
+        ("DELETE", "/metrics", 405),
+    ] {
+        let answer = cleave_tests::http::fetch(&metrics, method, path, body);
+        assert_eq!(answer.status, status, "{method} {path}: {}", answer.body);
+    }
+    assert_eq!(node.get("/v1/disks").as_array().unwrap().len(), 1);
+    node.daemon.signal(rustix::process::Signal::TERM);
+    assert!(wait_until(|| !metrics.exists()), "the file stays behind");
+    let mut daemon = node.daemon;
+    assert_eq!(daemon.wait().unwrap().0, Some(0));
+}
+
+/// `cleave serve` has it too, and without a group everybody may read it.
+#[test]
+fn a_single_disk_has_a_socket_for_its_metrics() {
+    let scratch = Scratch::in_memory();
+    let metrics = scratch.join("metrics");
+    let line = ["--disk", "ram:1M", "--metrics", metrics.to_str().unwrap()];
+    let daemon = cleave_tests::Daemon::serve(&line);
+    assert_eq!(mode(&metrics), 0o666);
+    let shown = cleave_tests::http::fetch(&metrics, "GET", "/metrics", "");
+    assert_eq!(shown.status, 200, "{}", shown.body);
+    assert!(shown.body.contains("cleave_disk_info"), "{}", shown.body);
+    let refused = cleave_tests::http::fetch(&metrics, "PATCH", "/v1/disks/ram:1M", "{}");
+    assert_eq!(refused.status, 404, "{}", refused.body);
+    daemon.finish();
+    assert!(!metrics.exists(), "the file stays behind");
+}
+
+/// A web page in a browser on this host, through a port that somebody forwards to the socket.
+#[test]
+fn a_request_of_a_web_page_is_refused() {
+    let node = Node::start();
+    node.add("a", &ram());
+    let quiesce = "POST /v1/disks/a/quiesce HTTP/1.1\r\nHost: x\r\nOrigin: http://x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}";
+    let text = cleave_tests::http::converse(
+        node.daemon.socket(),
+        quiesce.as_bytes(),
+        cleave_tests::TIMEOUT,
+    )
+    .unwrap();
+    let answer = cleave_tests::http::Response::parse(&text).unwrap();
+    assert_eq!(answer.status, 403, "{text}");
+    assert!(answer.error().contains("Origin"), "{text}");
+    node.daemon.finish();
+}

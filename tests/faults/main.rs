@@ -1,0 +1,21 @@
+//! What a guest sees, and what is left of its data, when something fails: the store, the daemon, or the power.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::too_many_lines
+)] // a mistake in the test ends the test
+
+mod crash;
+mod kill;
+mod on_error;
+mod recovery;
+mod storage;
+
+use std::process::ExitCode;
+
+use cleave_tests::{cases_of, run_cases};
+
+fn main() -> ExitCode {
+    run_cases(cases_of![kill, storage, on_error, crash, recovery])
+}
