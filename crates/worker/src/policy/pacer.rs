@@ -6,14 +6,11 @@
 
 use std::time::Duration;
 
-use super::{Arm, Budget, Comparison, Gain, RateBucket, Spent, Trial};
+use super::{Arm, Budget, CHECK_LAPS, Comparison, Gain, RateBucket, Spent, Trial};
 use crate::Tuning;
 use crate::counter::add;
 use crate::stats::{Stats, TrialResult, WaitState};
 
-/// Laps without work before the clock is read: before a gap begins, during a spin, and before a sleep if
-/// spinning does not pay.
-const CHECK_LAPS: u32 = 32;
 /// Longest spin.
 const SPIN_MAX_NS: u64 = 1_000_000;
 /// Minimum gain for which spinning pays.
