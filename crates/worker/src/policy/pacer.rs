@@ -1,8 +1,5 @@
-//! Decides if a worker without work spins or sleeps.
-//!
-//! While requests arrive fast enough (`RateBucket`) a trial compares spinning with sleeping on this load, again and again
-//! (`Trial`): what it gains, and how much CPU time it costs. If spinning pays, the worker spins in each gap for as long as gaps
-//! of this kind lately took (`SpinLength`), within the budget. Otherwise it sleeps at once.
+//! Decides if a worker without work spins or sleeps (docs/design/completion.md): it spins if requests arrive fast enough
+//! (`RateBucket`), spinning pays (`Trial`) and budget is left (`Budget`), for as long as such gaps lately took (`SpinLength`).
 
 use std::time::Duration;
 
@@ -438,9 +435,9 @@ struct Verdict {
     cores: f32,
 }
 
-/// Decides between spinning and sleeping. A guest that sends its next request after an answer sends more of them if spinning helps it,
-/// and fewer if spinning takes its core. For a guest with its own clock the response time decides if the worker is bound to a CPU. A
-/// worker that is not may gain by spinning what the guest loses, because the guest's own wake-up then crosses CPUs.
+/// Decides between spinning and sleeping. A guest that sends its next request after an answer sends more of them if spinning helps it.
+/// For a guest with its own clock the response time decides if the worker is bound to a CPU. Elsewhere the guest may lose what the
+/// worker gains, because its own wake-up then crosses CPUs.
 fn verdict(found: &Comparison, current: Arm, spin_worth: u32, is_bound: bool) -> Verdict {
     let [plain, other] = found.totals();
     let is_clocked =

@@ -1,9 +1,7 @@
-//! Compares spinning with sleeping on the live load, each in the state to which it settles.
+//! Compares spinning with sleeping on the live load (docs/design/completion.md).
 //!
-//! A worker that spins drives the threads that it answers to other CPUs. When it then sleeps, its wake-ups cross CPUs
-//! until the scheduler has brought both together again, which takes up to a second. So a way counts only once it has
-//! settled. A trial counts the way in force first, then the other. It is repeated ever more rarely. Each kind of load has
-//! a verdict of its own, which is in force again as soon as that load comes back.
+//! A worker that has just spun pays more for each wake-up than one that has slept for a second, so a way counts only once it has
+//! settled. A trial counts the way in force first, then the other. Each kind of load has a verdict of its own.
 
 use super::{Arm, Gain, Spent, WINDOW_NS};
 
@@ -174,8 +172,8 @@ impl Trial {
         (self.first, self.strange, self.changed) = (None, 0, 0);
     }
 
-    /// Ends a trial that is under way without a verdict: the load has changed or paused. A load that never lasts for a trial is not
-    /// left in the untried way again and again.
+    /// Ends a trial that is under way without a verdict, because the load has changed or paused. The next one is put off, or a load
+    /// that never lasts for a trial would be left in the untried way again and again.
     pub(crate) fn give_up(&mut self, now_ns: u64) {
         if self.is_under_way() {
             self.kinds[self.kind].next_ns = now_ns + REST_NS;
@@ -278,9 +276,8 @@ impl Comparison {
         fastest < least || most < slowest
     }
 
-    /// Returns the share of the response time that spinning saves. The wake-up before a request is taken cannot be seen: it
-    /// counts as much as the one after its end, which spinning saves as well. It counts `wake_ns` where requests take less time
-    /// than that, because those end where they are submitted.
+    /// Returns the share of the response time that spinning saves. The wake-up before a request is taken cannot be seen. It
+    /// counts as much as the one at its end, and `wake_ns` where requests take less than that: those end where they are submitted.
     pub(crate) fn of_response(&self, wake_ns: u64) -> Gain {
         let held = |spent: &Spent| spent.held_ns as f32 / spent.requests.max(1) as f32;
         let asleep = middle(&self.plain, held);
