@@ -2,13 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::WINDOW_NS;
 use crate::Tuning;
 
-/// Unused time accumulates for this long. With a quarter of a core that is 10 ms of uninterrupted spinning.
-const WINDOW_NS: u64 = 40_000_000;
-
 /// A share of time, stored as the moment up to which it is spent. Spending moves that moment forward by the
-/// time that it takes to earn as much again, so nothing has to be refilled.
+/// time that it takes to earn as much again, so nothing has to be refilled. What is not used is kept for a window.
 #[derive(Debug, Default)]
 struct Share {
     spent_until_ns: AtomicU64,
@@ -91,11 +89,11 @@ mod tests {
 
     #[test]
     fn a_spent_budget_refills_at_the_configured_share() {
-        let (budget, tuning) = (Budget::default(), tuning(25, None));
+        let (budget, tuning) = (Budget::default(), tuning(20, None));
         assert_eq!(budget.left_ns(0, &tuning), 10 * MS);
         budget.spend(0, 9 * MS, 4 * MS, &tuning);
         assert_eq!(budget.left_ns(0, &tuning), 6 * MS, "hits are free");
-        assert_eq!(budget.left_ns(8 * MS, &tuning), 8 * MS);
+        assert_eq!(budget.left_ns(10 * MS, &tuning), 8 * MS);
         assert_eq!(
             budget.left_ns(900 * MS, &tuning),
             10 * MS,
@@ -104,16 +102,16 @@ mod tests {
         budget.spend(900 * MS, 30 * MS, 30 * MS, &tuning);
         assert_eq!(budget.left_ns(900 * MS, &tuning), 0);
         // 20 ms too much were spun, and have to be earned first.
-        assert_eq!(budget.left_ns(980 * MS, &tuning), 0);
-        assert_eq!(budget.left_ns(984 * MS, &tuning), MS);
+        assert_eq!(budget.left_ns(1000 * MS, &tuning), 0);
+        assert_eq!(budget.left_ns(1005 * MS, &tuning), MS);
     }
 
     #[test]
     fn all_spinning_together_has_its_own_limit() {
-        let (budget, tuning) = (Budget::default(), tuning(25, Some(50)));
+        let (budget, tuning) = (Budget::default(), tuning(20, Some(50)));
         assert_eq!(Budget::size_ns(&tuning), 10 * MS);
         budget.spend(0, 16 * MS, 0, &tuning);
-        assert_eq!(budget.left_ns(0, &tuning), 4 * MS);
+        assert_eq!(budget.left_ns(0, &tuning), 9 * MS);
     }
 
     #[test]

@@ -5,14 +5,13 @@
 //! quartiles over the rounds are judged after each round, so a clear result ends the experiment early. Then the
 //! experiment rests, longer each time that the verdict is confirmed. A load that changes ends the rest.
 
+use super::WINDOW_NS;
+
 /// Maximum number of rounds of an experiment. A quarter of them suffices for a clear result.
 const ROUNDS: usize = 8;
 /// Rest between two experiments as a multiple of the experiment's duration: the first rest, and the longest.
 const REST_MIN: u64 = 4;
 const REST_MAX: u64 = 100;
-/// Minimum length of the windows in which the request rate is measured during a rest. They also last for as
-/// many requests as two stretches.
-const WINDOW_NS: u64 = 50_000_000;
 
 /// How long an arm is tried at a time.
 #[derive(Debug, Clone, Copy)]
@@ -180,7 +179,8 @@ impl Experiment {
         self.stretch.is_some()
     }
 
-    /// Returns true if `spent`, counted since the last [`pass`](Experiment::pass), completes a stretch or a window.
+    /// Returns true if `spent`, counted since the last [`pass`](Experiment::pass), completes a stretch or a window. A
+    /// window also lasts for as many requests as two stretches.
     #[inline]
     pub(crate) fn wants(&self, spent: &Spent) -> bool {
         match self.stretch {

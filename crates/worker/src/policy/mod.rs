@@ -16,3 +16,8 @@ pub(crate) use experiment::{Arm, Experiment, ExperimentResult, Gain, Spent, Stre
 pub(crate) use pacer::{LapWait, LapWork, Pacer, PacerContext, Scheduled};
 pub(crate) use rate::RateBucket;
 pub(crate) use trial::{Comparison, Trial};
+
+/// Time over which a load is looked at: by windows of a trial and of a rest, by the bucket of requests, and by the budget.
+const WINDOW_NS: u64 = 50_000_000;
+/// Laps without work between two readings of the clock.
+pub(crate) const CHECK_LAPS: u32 = 32;

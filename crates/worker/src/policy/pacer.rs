@@ -1,25 +1,19 @@
-//! Decides if a worker without work spins or sleeps.
-//!
-//! While requests arrive fast enough (`RateBucket`) a trial compares spinning with sleeping on this load, again and again
-//! (`Trial`): what it gains, and how much CPU time it costs. If spinning pays, the worker spins in each gap for as long as gaps
-//! of this kind lately took (`Window`), within the budget. Otherwise it sleeps at once.
+//! Decides if a worker without work spins or sleeps (docs/design/completion.md): it spins if requests arrive fast enough
+//! (`RateBucket`), spinning pays (`Trial`) and budget is left (`Budget`), for as long as such gaps lately took (`SpinLength`).
 
 use std::time::Duration;
 
-use super::{Arm, Budget, Comparison, Gain, RateBucket, Spent, Trial};
+use super::{Arm, Budget, CHECK_LAPS, Comparison, Gain, RateBucket, Spent, Trial};
 use crate::Tuning;
 use crate::counter::add;
 use crate::stats::{Stats, TrialResult, WaitState};
 
-/// Laps without work before the clock is read: before a gap begins, during a spin, and before a sleep if
-/// spinning does not pay.
-const CHECK_LAPS: u32 = 32;
-/// Maximum time of spinning in a gap.
-const WINDOW_MAX_NS: u64 = 1_000_000;
+/// Longest spin.
+const SPIN_MAX_NS: u64 = 1_000_000;
 /// Minimum gain for which spinning pays.
 const GAIN_MIN: f32 = 0.05;
-/// Assumed duration of a wake-up where none can be measured. A request that arrives within twice this time after an answer counts as
-/// prompted by it.
+/// Assumed duration of a wake-up, where none can be measured. The shortest spin is as long. A request that arrives within twice
+/// this time after an answer counts as prompted by it.
 const WAKE_NS: u64 = 20_000;
 
 /// The work of one lap, as far as pacing needs it.
@@ -56,18 +50,18 @@ pub(crate) enum LapWait {
 
 /// How long to spin in gaps of one kind.
 #[derive(Debug, Clone, Copy, Default)]
-struct Window {
+struct SpinLength {
     ns: u64,
 }
 
-impl Window {
-    /// Adapts to a gap of `gap_ns`, which ended during the spin if `hit`. The window doubles if the gap was
+impl SpinLength {
+    /// Adapts to a gap of `gap_ns`, which ended during the spin if `hit`. The length doubles if the gap was
     /// short enough to be spun for, and becomes 0 if it was not.
     fn note(&mut self, gap_ns: u64, hit: bool) {
         self.ns = match gap_ns {
             _ if hit => self.ns,
-            gap_ns if gap_ns > WINDOW_MAX_NS => 0,
-            _ => (2 * self.ns).clamp(WAKE_NS, WINDOW_MAX_NS),
+            gap_ns if gap_ns > SPIN_MAX_NS => 0,
+            _ => (2 * self.ns).clamp(WAKE_NS, SPIN_MAX_NS),
         };
     }
 }
@@ -119,7 +113,7 @@ pub(crate) struct Pacer {
     /// The thread's counters at that moment. `None`: nothing of this load was reported yet.
     scheduled: Option<Scheduled>,
     /// One for gaps in which the guest is waited for, one for those in which the disk is.
-    windows: [Window; 2],
+    lengths: [SpinLength; 2],
     phase: GapPhase,
     /// When the gap began, and whether something was in flight.
     since_ns: u64,
@@ -148,7 +142,7 @@ impl Pacer {
             trial: Trial::new(),
             spent: Spent::default(),
             scheduled: None,
-            windows: [Window::default(); 2],
+            lengths: [SpinLength::default(); 2],
             phase: GapPhase::Asleep,
             since_ns: 0,
             waits_for_disk: false,
@@ -236,11 +230,11 @@ impl Pacer {
             self.end_vain_spin(now_ns, context);
             return self.sleep(now_ns, context);
         }
-        let window_ns = self.window().ns;
+        let length_ns = self.length().ns;
         match self.phase {
             GapPhase::Busy if work.any() => LapWait::Spin,
             GapPhase::Busy => self.begin(now_ns, context),
-            GapPhase::Spin if self.gap_ns(now_ns) < window_ns => LapWait::Spin,
+            GapPhase::Spin if self.gap_ns(now_ns) < length_ns => LapWait::Spin,
             GapPhase::Spin => {
                 self.end_vain_spin(now_ns, context);
                 self.sleep(now_ns, context)
@@ -252,8 +246,8 @@ impl Pacer {
     /// Begins a gap: some laps had no work.
     fn begin(&mut self, now_ns: u64, context: PacerContext<'_>) -> LapWait {
         self.since_ns = now_ns;
-        let window_ns = self.window().ns;
-        if window_ns == 0 || !self.has_budget(window_ns, now_ns, context) {
+        let length_ns = self.length().ns;
+        if length_ns == 0 || !self.has_budget(length_ns, now_ns, context) {
             return self.sleep(now_ns, context);
         }
         self.phase = GapPhase::Spin;
@@ -300,7 +294,7 @@ impl Pacer {
         if self.is_exhausted {
             // Not as soon as a little is earned, or it would be spent again at once.
             let size_ns = Budget::size_ns(context.tuning);
-            let enough_ns = (size_ns / 4 * 3).max(size_ns.min(2 * WINDOW_MAX_NS));
+            let enough_ns = (size_ns / 4 * 3).max(size_ns.min(2 * SPIN_MAX_NS));
             self.is_exhausted = context.budget.left_ns(now_ns, context.tuning) < enough_ns;
         }
         let spins = if !self.rate.is_fast() {
@@ -395,8 +389,8 @@ impl Pacer {
         }
     }
 
-    fn window(&mut self) -> &mut Window {
-        let [guest, disk] = &mut self.windows;
+    fn length(&mut self) -> &mut SpinLength {
+        let [guest, disk] = &mut self.lengths;
         match self.waits_for_disk {
             true => disk,
             false => guest,
@@ -426,9 +420,9 @@ impl Pacer {
             GapPhase::Spin => {
                 add(&context.stats.spin_hit_ns, gap_ns);
                 context.budget.spend(now_ns, gap_ns, 0, context.tuning);
-                self.window().note(gap_ns, true);
+                self.length().note(gap_ns, true);
             }
-            GapPhase::Asleep => self.window().note(gap_ns, false),
+            GapPhase::Asleep => self.length().note(gap_ns, false),
         }
     }
 }
@@ -441,9 +435,9 @@ struct Verdict {
     cores: f32,
 }
 
-/// Decides between spinning and sleeping. A guest that sends its next request after an answer sends more of them if spinning helps it,
-/// and fewer if spinning takes its core. For a guest with its own clock the response time decides if the worker is bound to a CPU. A
-/// worker that is not may gain by spinning what the guest loses, because the guest's own wake-up then crosses CPUs.
+/// Decides between spinning and sleeping. A guest that sends its next request after an answer sends more of them if spinning helps it.
+/// For a guest with its own clock the response time decides if the worker is bound to a CPU. Elsewhere the guest may lose what the
+/// worker gains, because its own wake-up then crosses CPUs.
 fn verdict(found: &Comparison, current: Arm, spin_worth: u32, is_bound: bool) -> Verdict {
     let [plain, other] = found.totals();
     let is_clocked =

@@ -1,14 +1,9 @@
 //! Decides if requests arrive fast enough for spinning to be considered.
 
-/// Level at which the rate counts as fast: a few requests are not a load yet.
-const FAST: u64 = 8;
-/// Level at which the rate counts as slow again. The distance to `FAST`, and that the bucket is filled when it
-/// becomes fast, keep a rate near the limit from flapping.
-const SLOW: u64 = 2;
-/// Capacity. At the default limit it bridges 42 ms without a request, as between two bursts.
-const CAPACITY: u64 = 48;
+use super::WINDOW_NS;
 
-/// A leaky bucket of requests, with its level kept as time.
+/// A leaky bucket of requests, with its level kept as time. The rate is fast once the bucket is full, and slow again once it is
+/// empty, so a rate near the limit does not flap, and a window without a request, as between two bursts, is bridged.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RateBucket {
     level_ns: u64,
@@ -27,16 +22,12 @@ impl RateBucket {
             self.is_fast = true;
             return;
         };
+        // A single request never fills it.
+        let full_ns = WINDOW_NS.max(2 * request_ns);
+        let left_ns = self.level_ns.saturating_sub(gone_ns);
         let gained_ns = u64::from(requests) * request_ns;
-        let level_ns = self.level_ns.saturating_sub(gone_ns);
-        self.level_ns = level_ns
-            .saturating_add(gained_ns)
-            .min(CAPACITY * request_ns);
-        if self.is_fast {
-            self.is_fast = self.level_ns > SLOW * request_ns;
-        } else if self.level_ns >= FAST * request_ns {
-            (self.is_fast, self.level_ns) = (true, CAPACITY * request_ns);
-        }
+        self.level_ns = left_ns.saturating_add(gained_ns).min(full_ns);
+        self.is_fast = self.level_ns == full_ns || self.is_fast && left_ns > 0;
     }
 
     /// Returns true if requests arrive fast enough.
@@ -70,6 +61,7 @@ mod tests {
     fn the_minimum_rate_is_configurable_and_zero_accepts_every_rate() {
         assert!(fast_after(10_000, 1, 80) && !fast_after(10_000, 1, 120));
         assert!(!fast_after(10, 1, 200_000) && fast_after(1_000_000, 0, 0));
+        assert!(fast_after(100_000, 1, 5) && !fast_after(100_000, 1, 11));
     }
 
     #[test]

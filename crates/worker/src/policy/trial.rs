@@ -1,23 +1,16 @@
-//! Compares spinning with sleeping on the live load, each in the state to which it settles.
+//! Compares spinning with sleeping on the live load (docs/design/completion.md).
 //!
-//! A worker that spins drives the threads that it answers to other CPUs. When it then sleeps, its wake-ups cross CPUs
-//! until the scheduler has brought both together again, which takes up to a second. So a way counts only once it has
-//! settled. A trial counts the way in force first, then the other. It is repeated ever more rarely. Each kind of load has
-//! a verdict of its own, which is in force again as soon as that load comes back.
+//! A worker that has just spun pays more for each wake-up than one that has slept for a second, so a way counts only once it has
+//! settled. A trial counts the way in force first, then the other. Each kind of load has a verdict of its own.
 
-use super::{Arm, Gain, Spent};
+use super::{Arm, Gain, Spent, WINDOW_NS};
 
-/// Requests and times are counted by windows of this length.
-const WINDOW_NS: u64 = 50_000_000;
-/// Fewest requests of a window. One that took four times as long and has few requests contains a pause: a load may be as slow
-/// as `--spin-rate-min` allows.
-const REQUESTS_MIN: u64 = 8;
 /// Windows of each way in a trial.
 const WINDOWS: usize = 5;
+/// Time for which a way is counted. A load that begins takes as long to settle. If no window ended for longer, it has paused.
+const COUNT_NS: u64 = WINDOWS as u64 * WINDOW_NS;
 /// Time until sleeping has settled after a spin.
 const SETTLE_NS: u64 = 1_000_000_000;
-/// Time until a load that begins has settled.
-const BEGIN_NS: u64 = WINDOWS as u64 * WINDOW_NS;
 /// Rest after a new verdict, and after a trial without one. It doubles each time that the verdict stays, up to a limit.
 const REST_NS: u64 = 20_000_000_000;
 const REST_MAX_NS: u64 = 600_000_000_000;
@@ -111,19 +104,16 @@ impl Trial {
     /// Returns true if `spent`, counted since the last [`pass`](Trial::pass), fills a window.
     #[inline]
     pub(crate) fn wants(&self, spent: &Spent) -> bool {
-        spent.wall_ns >= WINDOW_NS && spent.requests >= REQUESTS_MIN
+        spent.wall_ns >= WINDOW_NS && spent.requests > 0
     }
 
     /// Ends a window. With the last one of a trial it returns the comparison, and the caller [decides](Trial::decide).
     pub(crate) fn pass(&mut self, now_ns: u64, spent: Spent) -> Option<Comparison> {
         let begun_ns = now_ns.saturating_sub(spent.wall_ns);
-        let paused_ns = begun_ns.saturating_sub(self.at_ns);
-        let is_sparse = spent.wall_ns > 4 * WINDOW_NS && spent.requests < 4 * REQUESTS_MIN;
+        let since_ns = now_ns.saturating_sub(self.at_ns);
         self.at_ns = now_ns;
-        if is_sparse || paused_ns > BEGIN_NS {
-            self.settled_ns = self.settled_ns.max(now_ns + BEGIN_NS);
-        }
-        if is_sparse || paused_ns > WINDOW_NS {
+        if since_ns > COUNT_NS {
+            self.settled_ns = self.settled_ns.max(now_ns + COUNT_NS);
             self.give_up(now_ns);
             return None;
         }
@@ -182,8 +172,8 @@ impl Trial {
         (self.first, self.strange, self.changed) = (None, 0, 0);
     }
 
-    /// Ends a trial that is under way without a verdict: the load has changed or paused. A load that never lasts for a trial is not
-    /// left in the untried way again and again.
+    /// Ends a trial that is under way without a verdict, because the load has changed or paused. The next one is put off, or a load
+    /// that never lasts for a trial would be left in the untried way again and again.
     pub(crate) fn give_up(&mut self, now_ns: u64) {
         if self.is_under_way() {
             self.kinds[self.kind].next_ns = now_ns + REST_NS;
@@ -230,7 +220,7 @@ impl Trial {
             self.kinds[self.kind] = LoadKind::default();
             self.kinds[self.kind].peaks[arm] = peak;
         }
-        self.settled_ns = self.settled_ns.max(now_ns + BEGIN_NS);
+        self.settled_ns = self.settled_ns.max(now_ns + COUNT_NS);
         if let Some(verdict) = self.kinds[self.kind].verdict
             && std::mem::replace(&mut self.verdict, verdict) != verdict
         {
@@ -286,9 +276,8 @@ impl Comparison {
         fastest < least || most < slowest
     }
 
-    /// Returns the share of the response time that spinning saves. The wake-up before a request is taken cannot be seen: it
-    /// counts as much as the one after its end, which spinning saves as well. It counts `wake_ns` where requests take less time
-    /// than that, because those end where they are submitted.
+    /// Returns the share of the response time that spinning saves. The wake-up before a request is taken cannot be seen. It
+    /// counts as much as the one at its end, and `wake_ns` where requests take less than that: those end where they are submitted.
     pub(crate) fn of_response(&self, wake_ns: u64) -> Gain {
         let held = |spent: &Spent| spent.held_ns as f32 / spent.requests.max(1) as f32;
         let asleep = middle(&self.plain, held);
@@ -438,10 +427,7 @@ mod tests {
         };
         bench.verdict(&settled);
         assert_eq!(bench.trial.verdict(), Arm::Plain);
-        assert_eq!(
-            bench.now_ns - asleep_ns,
-            SECOND + WINDOWS as u64 * WINDOW_NS
-        );
+        assert_eq!(bench.now_ns - asleep_ns, SECOND + COUNT_NS);
     }
 
     #[test]
@@ -511,13 +497,19 @@ mod tests {
         bench.now_ns += 5 * SECOND;
         let took = bench.verdict(&GAINS);
         assert!((15.0..17.0).contains(&took), "it rests: {took}");
-        let sparse = Spent {
-            requests: REQUESTS_MIN,
+        // In the middle of a window, and then in a trial.
+        while !bench.trial.is_under_way() {
+            bench.window(&GAINS);
+        }
+        let paused = Spent {
+            requests: 400,
             wall_ns: SECOND,
+            peak: 1,
             ..Spent::default()
         };
         bench.now_ns += SECOND;
-        assert!(bench.trial.wants(&sparse) && bench.trial.pass(bench.now_ns, sparse).is_none());
+        assert!(bench.trial.wants(&paused) && bench.trial.pass(bench.now_ns, paused).is_none());
+        assert!(!bench.trial.is_under_way());
     }
 
     /// Bursts that end before a trial does would be served in the untried way, each of them.

@@ -13,13 +13,10 @@ use crate::CompletionPolicy;
 use crate::clock::{cpu_ns, nanoseconds};
 use crate::counter::add;
 use crate::lane::Lane;
-use crate::policy::{LapWait, LapWork, PacerContext, Scheduled};
+use crate::policy::{CHECK_LAPS, LapWait, LapWork, PacerContext, Scheduled};
 use crate::stats::WaitState;
 use crate::thread::contention::yield_core;
 
-/// Laps without work before a polling worker first reads the clock, and between later readings.
-const POLL_GRACE_LAPS: u32 = 64;
-const POLL_CHECK_LAPS: u32 = 1024;
 /// Number of checks without a completion after which a polled device is assumed to hang. That is a few
 /// milliseconds, or a quarter of a second in an emulated guest where system calls are slow. From then on the
 /// worker sleeps between checks, longer each time, up to `DEVICE_SLEEP_MAX_NS`.
@@ -152,7 +149,7 @@ impl<S: Store> Worker<S> {
             return LapWait::Spin;
         }
         budgeted.idle_laps = budgeted.idle_laps.wrapping_add(1);
-        if budgeted.sleeps == 0 && !budgeted.idle_laps.is_multiple_of(POLL_GRACE_LAPS) {
+        if budgeted.sleeps == 0 && !budgeted.idle_laps.is_multiple_of(CHECK_LAPS) {
             return LapWait::Spin;
         }
         let now_ns = nanoseconds(self.device.began);
@@ -180,7 +177,7 @@ impl<S: Store> Worker<S> {
             false => self.waiting.idle_laps.wrapping_add(1),
         };
         let backoff = &mut self.waiting.backoff;
-        let is_check = self.waiting.idle_laps % POLL_CHECK_LAPS == POLL_GRACE_LAPS;
+        let is_check = self.waiting.idle_laps % CHECK_LAPS == CHECK_LAPS - 1;
         if !is_check && !backoff.is_resting() {
             return LapWait::Spin;
         }

@@ -157,7 +157,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
         let lap_ns = if work.any() { BUSY_LAP_NS } else { IDLE_LAP_NS };
         (now_ns, cpu_ns, slice_ns) = (now_ns + lap_ns, cpu_ns + lap_ns, slice_ns + lap_ns);
         if (trace.competing.0..trace.competing.1).contains(&now_ns) && slice_ns > SLICE_NS {
-            // It work not sleep for a whole timeslice, so the other thread gets one now.
+            // It has not slept for a whole timeslice, so the other thread gets one now.
             (now_ns, slice_ns) = (now_ns + SLICE_NS, 0);
             waited_ns += SLICE_NS;
         }
