@@ -1,7 +1,7 @@
 //! One thread's loop over its vrings. This crate forbids waiting for locks, allocation after start, and unsafe
 //! code. A worker owns its vrings, store and slots outright; control hands ownership over by command instead of
-//! sharing it. The workers of a disk share only what they learn about splitting, and a worker that finds the
-//! splitter locked continues without it.
+//! sharing it. The workers of a disk share its `Device`: settings, the splitter, the spin budget and the rate limits. A worker that
+//! finds the splitter locked continues without it.
 //!
 //! [`Handle`] is control's side: it starts the thread and sends commands. [`Worker`] is the loop itself,
 //! generic over its store, so that a simulation can run it lap by lap.

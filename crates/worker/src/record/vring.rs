@@ -49,6 +49,10 @@ pub(crate) enum VringEvent {
     Throttled,
 }
 
+impl VringEvent {
+    const COUNT: usize = VringEvent::Throttled as usize + 1;
+}
+
 /// Stalled requests of a vring: how many, and the oldest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StalledRequests {
@@ -81,7 +85,7 @@ pub struct VringRecord {
     pub(super) failed: [AtomicU64; ErrorKind::ALL.len()],
     /// Requests that were refused.
     pub(super) refused: [AtomicU64; ErrorKind::ALL.len()],
-    events: [AtomicU64; 8],
+    events: [AtomicU64; VringEvent::COUNT],
     /// The parts of [`StalledRequests`]: counts, sector, verb and errno, time.
     stalled: [AtomicU64; 4],
     pub(super) zero_looked: AtomicU64,
