@@ -62,7 +62,7 @@ const LONGEST: &[&str] = &[
 ];
 
 /// Time limit of one binary, in seconds: far more than any needs. It ends one that hangs, so that its output is shown.
-const LIMIT: u32 = 400;
+const LIMIT: u32 = 900;
 
 /// A run of a binary.
 struct Job<'a> {
@@ -73,7 +73,7 @@ struct Job<'a> {
 }
 
 /// Runs test binaries; prints a line and libtest's closing lines for each, and the whole output of each that failed.
-/// `meanwhile` runs beside them, and may use a CPU only while no test wants it.
+/// `meanwhile` runs beside those that a busy machine does not disturb.
 pub(crate) fn run(
     root: &Path,
     artifacts: &[&Artifact],
@@ -89,12 +89,12 @@ pub(crate) fn run(
         report.is_err().then(|| job.name.clone())
     };
     let cpus = thread::available_parallelism().map_or(1, |count| count.get());
-    let (other, failed) = thread::scope(|scope| {
+    let (other, mut failed) = thread::scope(|scope| {
         let other = scope.spawn(meanwhile);
-        let mut failed = side_by_side(&crowd, cpus + 2, execute);
-        failed.extend(side_by_side(&alone, 1, execute));
-        (other.join(), failed)
+        let ended = side_by_side(&crowd, cpus + 2, execute);
+        (other.join(), ended)
     });
+    failed.extend(side_by_side(&alone, 1, execute));
     let failed: Vec<String> = failed.into_iter().flatten().collect();
     if failed.is_empty() {
         return other.map_err(|_| "a build panicked")?;

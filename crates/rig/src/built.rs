@@ -91,10 +91,8 @@ pub fn instrumented(
 
 /// Returns the executables that cargo builds.
 fn cargo(root: &Path, options: &str) -> Result<Vec<Artifact>> {
-    // On a CPU only while nobody else wants it: tests that judge time run beside it.
-    let line = format!(
-        "chrt --idle 0 cargo build --locked --message-format json-render-diagnostics {options}"
-    );
+    let line =
+        format!("nice cargo build --locked --message-format json-render-diagnostics {options}");
     let mut command = command(&words(&line, &[]));
     // A target folder of the caller's would leave old programs where xtask looks for them.
     command.env("CARGO_TARGET_DIR", root.join("target"));

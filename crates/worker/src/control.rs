@@ -5,7 +5,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
 use cleave_engine::BellFd;
@@ -134,10 +134,12 @@ impl Control {
     }
 
     /// Gives an order of the operator, without waiting for room: the registry is locked meanwhile, and a worker needs that lock to
-    /// end. A queue without room is that of a worker that hangs, and the order is dropped; the operator can repeat it.
-    pub(crate) fn order(&self, command: Command) {
-        let _ = self.queue.try_send(command);
+    /// end. Returns false if there is none, which means that the worker hangs: the order is dropped.
+    pub(crate) fn order(&self, command: Command) -> bool {
+        // A worker that has ended needs no order.
+        let is_full = matches!(self.queue.try_send(command), Err(TrySendError::Full(_)));
         self.ring();
+        !is_full
     }
 
     /// Wakes the worker, which then looks for commands and for a changed state.

@@ -204,7 +204,7 @@ pub(super) async fn resume(Shared(host): Shared<Arc<Host>>, path: DiskId, body: 
 }
 
 pub(super) async fn fail(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Answer {
-    Ok(served(&*host.find(&path)?)?.fail())
+    served(&*host.find(&path)?)?.fail()
 }
 
 pub(super) async fn flush(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Answer {

@@ -42,24 +42,28 @@ impl DiskStatus {
     }
 
     /// Has held requests done again. Returns how many there were.
-    pub(super) fn repeat_held(&self) -> u64 {
+    pub(super) fn repeat_held(&self) -> Result<u64, Refusal> {
         self.released(self.device.resume(), "are done again")
     }
 
     /// Ends held requests as I/O errors.
-    pub(crate) fn fail(&self) -> Response {
-        let requests = self.released(self.device.fail(), "end as I/O errors");
-        answer(StatusCode::OK, &HeldRequests { requests })
+    pub(crate) fn fail(&self) -> Result<Response, Refusal> {
+        let requests = self.released(self.device.fail(), "end as I/O errors")?;
+        Ok(answer(StatusCode::OK, &HeldRequests { requests }))
     }
 
-    /// Tells of an order about so many held requests.
-    fn released(&self, requests: u64, outcome: &str) -> u64 {
+    /// Tells of an order about so many held requests; `None`: it could not be given.
+    fn released(&self, requests: Option<u64>, outcome: &str) -> Result<u64, Refusal> {
+        let requests = requests.ok_or_else(|| {
+            let why = "a worker of the disk hangs and cannot be told: send the request again when it goes on";
+            Refusal(ProblemKind::StorageSlow, why.to_owned())
+        })?;
         if requests > 0 {
             self.tell(EventName::Released, json!({ "requests": requests }));
             let name = self.device.disk.name();
             tracing::info!("{name}: {requests} held requests {outcome}, as ordered");
         }
-        requests
+        Ok(requests)
     }
 
     /// Returns in a line how the disk is served now.

@@ -27,6 +27,8 @@ const SECONDS_MAX: u64 = QuiesceRequest::SECONDS_MAX;
 const FLUSH_TIME: Duration = Duration::from_secs(30);
 /// Pause between two looks at what is in flight.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
+/// Pause before all workers are asked to flush once more: each of them does it again.
+const ASK_PAUSE: Duration = Duration::from_millis(100);
 
 impl DiskStatus {
     /// Drains the disk and makes it durable. Then nothing is given to it until [`resume`](DiskStatus::resume), or until the
@@ -77,9 +79,9 @@ impl DiskStatus {
                 .map_err(|error| bad(format!("the body: {error}: send {{}} or nothing")))?,
         };
         let (quiesced, requests) = match (wanted.quiet, wanted.held) {
-            (None, false) => (self.go_on_if(|_| true), self.repeat_held()),
+            (None, false) => (self.go_on_if(|_| true), self.repeat_held()?),
             (Some(name), false) => (self.go_on_if(|quiet| quiet.name == name), 0),
-            (None, true) => (false, self.repeat_held()),
+            (None, true) => (false, self.repeat_held()?),
             (Some(_), true) => {
                 let why = "quiet and held exclude each other: send one of them, or neither";
                 return Err(bad(why.to_owned()));
@@ -226,7 +228,7 @@ impl DiskStatus {
             if self.await_workers(flushes, until).await? {
                 return Ok(());
             }
-            tokio::time::sleep(LOOK_PAUSE).await;
+            tokio::time::sleep(ASK_PAUSE).await;
         }
         self.aside(until, move || disk.sync()).await
     }

@@ -192,18 +192,16 @@ impl Device {
         self.registry.tune(tuning);
     }
 
-    /// Repeats all held requests. Returns how many there were.
-    pub fn resume(&self) -> u64 {
+    /// Repeats all held requests. Returns how many there were; `None`: a worker hangs, and could not be told.
+    pub fn resume(&self) -> Option<u64> {
         let held = self.records.held();
-        self.registry.resume();
-        held
+        self.registry.resume().then_some(held)
     }
 
-    /// Fails all held requests with I/O errors. Returns how many there were.
-    pub fn fail(&self) -> u64 {
+    /// Fails all held requests with I/O errors. Returns how many there were; `None`: a worker hangs, and could not be told.
+    pub fn fail(&self) -> Option<u64> {
         let held = self.records.held();
-        self.registry.fail();
-        held
+        self.registry.fail().then_some(held)
     }
 
     /// Has the workers take no more requests, until [`go_on`](Device::go_on). Those in flight complete

@@ -83,20 +83,21 @@ impl Registry {
             .collect()
     }
 
-    /// Has all workers repeat their held requests.
-    pub(crate) fn resume(&self) {
-        self.order(|| Command::Resume);
+    /// Has all workers repeat their held requests. Returns false if one of them hangs, and cannot be told.
+    pub(crate) fn resume(&self) -> bool {
+        self.order(|| Command::Resume)
     }
 
-    /// Has all workers fail their held requests with I/O errors.
-    pub(crate) fn fail(&self) {
-        self.order(|| Command::Fail);
+    /// Has all workers fail their held requests with I/O errors. Returns false if one of them hangs, and cannot be told.
+    pub(crate) fn fail(&self) -> bool {
+        self.order(|| Command::Fail)
     }
 
-    fn order(&self, command: impl Fn() -> Command) {
+    fn order(&self, command: impl Fn() -> Command) -> bool {
         let members = self.lock();
         let workers = members.live.iter();
-        workers.for_each(|live| live.control.order(command()));
+        let untold = workers.filter(|live| !live.control.order(command()));
+        untold.count() == 0
     }
 
     /// Has all workers stop taking requests.
@@ -282,9 +283,11 @@ mod tests {
     #[test]
     fn a_worker_that_takes_no_commands_keeps_nobody_waiting() {
         let (registry, _stats, commands) = two_workers();
+        assert!(registry.resume());
         for _ in 0..1000 {
             registry.resume();
         }
+        assert!(!registry.fail(), "it says that it was not told");
         let [first, _] = registry.sync().try_into().unwrap();
         assert_eq!(answer(first).unwrap(), None, "no room, so it asks again");
         assert!(commands[0].queue.try_iter().count() > 0);

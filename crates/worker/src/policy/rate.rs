@@ -1,6 +1,6 @@
 //! Decides if requests arrive fast enough for spinning to be considered.
 
-use super::WINDOW_NS;
+use super::{CHECK_LAPS, WINDOW_NS};
 
 /// A leaky bucket of requests, with its level kept as time. The rate is fast once the bucket is full, and slow again once it is
 /// empty, so a rate near the limit does not flap, and a window without a request, as between two bursts, is bridged.
@@ -22,8 +22,8 @@ impl RateBucket {
             self.is_fast = true;
             return;
         };
-        // A single request never fills it.
-        let full_ns = WINDOW_NS.max(2 * request_ns);
+        // A worker that sleeps reports as many at once as it has laps between two readings of the clock.
+        let full_ns = WINDOW_NS.max(u64::from(CHECK_LAPS) * request_ns);
         let left_ns = self.level_ns.saturating_sub(gone_ns);
         let gained_ns = u64::from(requests) * request_ns;
         self.level_ns = left_ns.saturating_add(gained_ns).min(full_ns);
@@ -41,10 +41,10 @@ impl RateBucket {
 mod tests {
     use super::*;
 
-    /// Returns true if the rate is fast after a second of requests at this interval, in groups of this size.
+    /// Returns true if the rate is fast after ten seconds of requests at this interval, in groups of this size.
     fn fast_after(gap_us: u64, group: u32, rate_min: u32) -> bool {
         let mut bucket = RateBucket::default();
-        for at_us in (0..1_000_000).step_by(gap_us as usize) {
+        for at_us in (0..10_000_000_u64).step_by(gap_us as usize) {
             bucket.add(at_us * 1000, group, rate_min);
         }
         bucket.is_fast()

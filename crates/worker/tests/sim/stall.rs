@@ -167,13 +167,13 @@ fn a_held_request_is_displayed_and_closes_its_vring_until_it_is_repeated() {
         assert!(bench.driver.collect(|_| 0).is_empty());
         assert_eq!(bench.store.lock().unwrap().now[10 * 512], 0);
         // Repeated while the disk still fails, so it is held again. The other one may be taken before it fails.
-        assert_eq!(bench.device.resume(), 1);
+        assert_eq!(bench.device.resume(), Some(1));
         settle(&mut bench);
         assert_eq!(stalled(&bench), Some(shown), "since it first failed");
         let early = bench.driver.collect(|_| 0);
         assert!(early.iter().all(|answer| answer.head != bad));
         mend_disk(&bench);
-        assert_eq!(bench.device.resume(), 1);
+        assert_eq!(bench.device.resume(), Some(1));
         let answers = collect(&mut bench, 2 - early.len());
         assert!(
             early
@@ -181,7 +181,7 @@ fn a_held_request_is_displayed_and_closes_its_vring_until_it_is_repeated() {
                 .chain(&answers)
                 .all(|answer| answer.status == status::OK)
         );
-        assert_eq!((stalled(&bench), bench.device.resume()), (None, 0));
+        assert_eq!((stalled(&bench), bench.device.resume()), (None, Some(0)));
         {
             let store = bench.store.lock().unwrap();
             assert_eq!([store.now[512], store.now[5120]], [1, 10]);
@@ -222,7 +222,7 @@ fn a_policy_counts_for_every_request_that_fails_after_it_was_set() {
 fn held_requests_fail_on_the_operators_order() {
     let mut bench = bench(1, "hold");
     hold_writes(&mut bench, 5);
-    assert_eq!(bench.device.fail(), 5);
+    assert_eq!(bench.device.fail(), Some(5));
     let answers = collect(&mut bench, 5);
     for answer in &answers {
         assert_eq!((answer.status, answer.used_bytes), (status::IOERR, 1));
@@ -252,7 +252,7 @@ fn held_requests_are_repeated_in_the_order_in_which_they_were_taken() {
         // Some fail again.
         break_disk(&bench, 5 * 512..8 * 512, EIO);
         watch_pushes(&bench);
-        assert_eq!(bench.device.resume(), 12);
+        assert_eq!(bench.device.resume(), Some(12));
         let answers = collect(&mut bench, 9);
         settle(&mut bench);
         // The last one arrived later, and may have been taken before the first one failed again.
@@ -267,7 +267,7 @@ fn held_requests_are_repeated_in_the_order_in_which_they_were_taken() {
         assert_eq!((shown.held, shown.sector, shown.errno), (3, 5, EIO));
         mend_disk(&bench);
         watch_pushes(&bench);
-        assert_eq!(bench.device.resume(), 3);
+        assert_eq!(bench.device.resume(), Some(3));
         let left = 3 + 13 - taken.len();
         assert_eq!(collect(&mut bench, left).len(), left);
         assert_eq!(pushed(&bench), [5, 6, 7, 100][..left], "seed {seed}");
