@@ -46,19 +46,20 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/api", "limits::disks_of_a_group_share_its_limits"),
 ];
 
-/// The binaries that take longest, longest first.
-const LONGEST: &[&str] = &[
-    "tests/nbd",
-    "tests/node",
-    "crates/engine/lib",
-    "tests/data",
-    "tests/api",
-    "tests/serve",
-    "tests/hostile",
-    "tests/faults",
-    "tests/cli",
-    "crates/worker/lib",
-    "crates/worker/sim",
+/// The binaries that take longest, longest first, and how many of their tests run at a time for each CPU: more than one where
+/// tests wait for most of their time.
+const LONGEST: &[(&str, usize)] = &[
+    ("tests/nbd", 2),
+    ("tests/node", 2),
+    ("crates/engine/lib", 4),
+    ("tests/data", 1),
+    ("tests/api", 2),
+    ("tests/serve", 2),
+    ("tests/hostile", 1),
+    ("tests/faults", 1),
+    ("tests/cli", 1),
+    ("crates/worker/lib", 1),
+    ("crates/worker/sim", 1),
 ];
 
 /// Time limit of one binary, in seconds: far more than any needs. It ends one that hangs, so that its output is shown.
@@ -88,10 +89,9 @@ pub(crate) fn run(
         println!("{}", report.as_deref().unwrap_or_else(|why| why));
         report.is_err().then(|| job.name.clone())
     };
-    let cpus = thread::available_parallelism().map_or(1, |count| count.get());
     let (other, mut failed) = thread::scope(|scope| {
         let other = scope.spawn(meanwhile);
-        let ended = side_by_side(&crowd, cpus + 2, execute);
+        let ended = side_by_side(&crowd, cpus() + 2, execute);
         (other.join(), ended)
     });
     failed.extend(side_by_side(&alone, 1, execute));
@@ -103,6 +103,10 @@ pub(crate) fn run(
     Err(format!(
         "failed: {names}; their output stands above and in {logs}"
     ))
+}
+
+fn cpus() -> usize {
+    thread::available_parallelism().map_or(1, |count| count.get())
 }
 
 /// Runs `work` on every job, `width` at a time, in the order given; the results come as they end.
@@ -142,6 +146,9 @@ fn execute(job: &Job<'_>, logs: &Path, environment: &[String]) -> Result<String>
     let mut line = [words("env", &[]), environment.to_vec(), timeout].concat();
     if artifact.kind == ArtifactKind::Test {
         line.extend(filters.iter().map(|word| (*word).to_owned()));
+        if let Some((_, per_cpu)) = LONGEST.iter().find(|row| row.0 == *name) {
+            line.extend(words("--test-threads {}", &[&(per_cpu * cpus())]));
+        }
     }
     let start = Instant::now();
     let ended = logged(&artifact.package, &log, &line);
@@ -187,7 +194,7 @@ fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 2] {
     }
     // A test that starts late should be short. Then the other integration tests.
     crowd.sort_by_key(|job| {
-        let rank = LONGEST.iter().position(|name| *name == job.name);
+        let rank = LONGEST.iter().position(|row| row.0 == job.name);
         let is_unit = !job.name.starts_with("tests/");
         (rank.unwrap_or(LONGEST.len()), is_unit)
     });

@@ -104,7 +104,11 @@ impl Frontend {
             stream,
             remote,
             device,
-            thread: std::thread::spawn(move || session.run()),
+            thread: std::thread::spawn(move || {
+                let ending = session.run();
+                println!("a session ended: {ending:?}");
+                ending
+            }),
             memory: memory_file(MEM_BYTES),
         }
     }
