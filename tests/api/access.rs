@@ -27,6 +27,12 @@ fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
 }
 
+/// Waits until a new socket has this mode: it listens before that, for its owner only.
+fn assert_opened(socket: &Path, wanted: u32) {
+    let is_open = wait_until(|| mode(socket) == wanted);
+    assert!(is_open, "{:o} instead of {wanted:o}", mode(socket));
+}
+
 /// The folder of a node, whose RUN every user may enter and whose group is that of the unit.
 fn folder() -> Scratch {
     let scratch = Scratch::in_memory();
@@ -244,7 +250,7 @@ fn a_control_socket_can_be_for_a_group() {
     let options = ["--control-group", "64100"].map(std::ffi::OsStr::new);
     let node = Node::start_with(folder(), &options);
     let socket = node.daemon.socket();
-    assert_eq!(mode(socket) & 0o777, 0o660);
+    assert_opened(socket, 0o660);
     assert!(can_connect(OTHER, "64100", socket));
     assert!(!can_connect(OTHER, "64056", socket));
     node.daemon.finish();
@@ -281,7 +287,7 @@ fn the_socket_of_the_metrics_shows_them_and_takes_no_orders() {
     let node = Node::start_with(scratch, &options.map(AsRef::as_ref));
     node.add("a", &ram());
     assert!(wait_until(|| cleave_tests::has_listener(&metrics)));
-    assert_eq!(mode(&metrics), 0o660);
+    assert_opened(&metrics, 0o660);
     assert!(can_connect(OTHER, "64100", &metrics));
     assert!(!can_connect(MEMBER, "64056", &metrics));
     let shown = cleave_tests::http::fetch(&metrics, "GET", "/metrics", "");
@@ -315,7 +321,7 @@ fn a_single_disk_has_a_socket_for_its_metrics() {
     let metrics = scratch.join("metrics");
     let line = ["--disk", "ram:1M", "--metrics", metrics.to_str().unwrap()];
     let daemon = cleave_tests::Daemon::serve(&line);
-    assert_eq!(mode(&metrics), 0o666);
+    assert_opened(&metrics, 0o666);
     let shown = cleave_tests::http::fetch(&metrics, "GET", "/metrics", "");
     assert_eq!(shown.status, 200, "{}", shown.body);
     assert!(shown.body.contains("cleave_disk_info"), "{}", shown.body);
