@@ -27,8 +27,6 @@ const ALONE: &[(&str, &str)] = &[
     // A frontend that dies has to be followed by the next one within 100 ms.
     ("tests/hostile", "promptness"),
     ("tests/hostile", "our_daemon_passes_a_row_of_each_table"),
-    // An end within half a second of its deadline.
-    ("tests/faults", "storage::a_hanging_"),
     // Compares latencies.
     ("tests/node", "scale::the_faults_of_two_disks"),
     // Hundreds of threads open disks at once.
@@ -37,13 +35,19 @@ const ALONE: &[(&str, &str)] = &[
     ("tests/node", "pool::neighbours_do_not_feel"),
     ("tests/node", "do_not_hold_up_others"),
     ("tests/node", "delays_its_disk_alone"),
-    // Count what goes over a connection in two seconds.
-    ("tests/nbd", "speed::short_answers_over_tcp"),
-    ("tests/nbd", "speed::several_connections_hide"),
-    // Compares rates that it measures.
+];
+
+/// Tests that judge times of milliseconds and wait for most of their time: two of them run at a time, before those that run alone.
+const PAIRED: &[(&str, &str)] = &[
+    // Compares rates that it measures, with a server that takes its time.
     ("tests/nbd", "speed::a_probe_finds_that_pieces_pay"),
     // A client that is late leaves its share to the others.
     ("tests/api", "limits::disks_of_a_group_share_its_limits"),
+    // An end within half a second of its deadline.
+    ("tests/faults", "storage::a_hanging_"),
+    // Count what goes over a connection in two seconds.
+    ("tests/nbd", "speed::several_connections_hide"),
+    ("tests/nbd", "speed::short_answers_over_tcp"),
 ];
 
 /// The binaries that take longest, longest first, and how many of their tests run at a time for each CPU: more than one where
@@ -83,7 +87,7 @@ pub(crate) fn run(
 ) -> Result {
     let logs = root.join("target/ci/tests");
     std::fs::create_dir_all(&logs).at(&logs)?;
-    let [crowd, alone] = jobs(root, artifacts);
+    let [crowd, paired, alone] = jobs(root, artifacts);
     let execute = |job: &Job<'_>| {
         let report = execute(job, &logs, environment);
         println!("{}", report.as_deref().unwrap_or_else(|why| why));
@@ -94,6 +98,7 @@ pub(crate) fn run(
         let ended = side_by_side(&crowd, cpus() + 2, execute);
         (other.join(), ended)
     });
+    failed.extend(side_by_side(&paired, 2, execute));
     failed.extend(side_by_side(&alone, 1, execute));
     let failed: Vec<String> = failed.into_iter().flatten().collect();
     if failed.is_empty() {
@@ -167,38 +172,48 @@ fn execute(job: &Job<'_>, logs: &Path, environment: &[String]) -> Result<String>
     ))
 }
 
-/// Returns a filter of `ALONE` that selects no test: its test was renamed, and runs among the others.
+/// Returns a filter of `ALONE` or `PAIRED` that selects no test: its test was renamed, and runs among the others.
 fn unmatched(filters: &[&str], output: &str) -> Option<String> {
     let filter = filters.first().filter(|word| **word != "--skip")?;
     let is_empty = output.contains("test result: ok. 0 passed");
     is_empty.then(|| format!("`{filter}` selects no test"))
 }
 
-/// Sorts the jobs into those that run side by side and those that run alone.
-fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 2] {
-    let (mut crowd, mut alone) = (Vec::new(), Vec::new());
-    for artifact in artifacts {
+/// Sorts the jobs into those that run side by side, two at a time, and alone.
+fn jobs<'a>(root: &Path, artifacts: &[&'a Artifact]) -> [Vec<Job<'a>>; 3] {
+    let name = |artifact: &Artifact| {
         let package = artifact.package.strip_prefix(root);
         let package = package.unwrap_or(&artifact.package).display();
-        let name = format!("{package}/{}", artifact.target);
-        let filters = ALONE.iter().filter(|row| row.0 == name).map(|row| row.1);
-        let rest = filters.clone().flat_map(|filter| ["--skip", filter]);
-        let alone_here = filters.map(|filter| vec![filter]);
-        let job = |filters, name| Job {
+        format!("{package}/{}", artifact.target)
+    };
+    let selected = |table: &[(&str, &'static str)]| {
+        let rows = table.iter().flat_map(|(binary, filter)| {
+            let found = artifacts.iter().filter(|found| name(found) == *binary);
+            found.map(|artifact| Job {
+                artifact,
+                name: name(artifact),
+                filters: vec![*filter],
+            })
+        });
+        rows.collect::<Vec<_>>()
+    };
+    let rest = artifacts.iter().map(|artifact| {
+        let name = name(artifact);
+        let apart = ALONE.iter().chain(PAIRED).filter(|row| row.0 == name);
+        Job {
             artifact,
+            filters: apart.flat_map(|row| ["--skip", row.1]).collect(),
             name,
-            filters,
-        };
-        alone.extend(alone_here.map(|filters| job(filters, name.clone())));
-        crowd.push(job(rest.collect(), name.clone()));
-    }
+        }
+    });
+    let mut crowd: Vec<Job<'_>> = rest.collect();
     // A test that starts late should be short. Then the other integration tests.
     crowd.sort_by_key(|job| {
         let rank = LONGEST.iter().position(|row| row.0 == job.name);
         let is_unit = !job.name.starts_with("tests/");
         (rank.unwrap_or(LONGEST.len()), is_unit)
     });
-    [crowd, alone]
+    [crowd, selected(PAIRED), selected(ALONE)]
 }
 
 /// Returns the tests that could not run here, and libtest's result, each on a line of its own.
@@ -235,13 +250,14 @@ mod tests {
             ("/w/tests", "data"),
         ];
         let all = all.map(|(package, target)| artifact(package, target, ""));
-        let [crowd, alone] = jobs(Path::new("/w"), &all.each_ref());
+        let [crowd, paired, alone] = jobs(Path::new("/w"), &all.each_ref());
         let names = |jobs: Vec<Job<'_>>| jobs.into_iter().map(|job| job.name).collect::<Vec<_>>();
         assert_eq!(
             names(crowd),
             ["tests/data", "tests/serve", "crates/blk/lib"]
         );
-        assert_eq!(names(alone), ["tests/serve", "tests/data", "tests/data"]);
+        assert_eq!(names(alone), ["tests/data", "tests/data", "tests/serve"]);
+        assert!(paired.is_empty());
     }
 
     #[test]

@@ -68,10 +68,14 @@ pub(super) fn tax(desk: &mut Desk) -> Result {
             cases.extend(desk.cases(&point, &store, &load, &subjects)?);
         }
     }
-    for wait in [LoadWait::Sleep, LoadWait::Poll] {
-        let load = mixed(4, 1, wait, seconds);
+    let waits_at_one = [LoadWait::Sleep, LoadWait::Poll];
+    for wait in desk
+        .pace
+        .pick(&waits_at_one[..], &waits_at_one, &[LoadWait::Poll])
+    {
+        let load = mixed(4, 1, *wait, seconds);
         let subjects = [&subjects[..], &[POLL]].concat();
-        cases.extend(desk.cases(&waits(1, wait), &store, &load, &subjects)?);
+        cases.extend(desk.cases(&waits(1, *wait), &store, &load, &subjects)?);
     }
     desk.rounds_anew("tax", &cases)?;
     legs(desk, seconds)
@@ -96,14 +100,15 @@ fn legs(desk: &mut Desk, seconds: f64) -> Result {
     let many = (0..COUNT).map(|leg| file(format!("leg-{mib}-{leg}.img"), leg_bytes));
     let many = many.collect::<Result<Vec<PathBuf>>>()?;
     let mut cases = Vec::new();
-    for depth in [20, 64] {
+    let depths: &[u32] = desk.pace.pick(&[20, 64], &[20, 64], &[20]);
+    for depth in depths {
         for (subject, options, disks) in [
             ("1 leg", "--queues 1", &one[..]),
             ("28 legs", "--queues 1 --stripe 64K --stripe-raw", &many),
         ] {
             let daemons = vec![serve(&desk.cleave, options, disks)];
             let point = format!("{depth} in flight");
-            let load = mixed(4, depth, LoadWait::Sleep, seconds);
+            let load = mixed(4, *depth, LoadWait::Sleep, seconds);
             cases.push(Case::new(point, subject.to_owned(), daemons, load));
         }
     }
@@ -183,7 +188,7 @@ fn study_a(desk: &mut Desk, spec: &str) -> Result {
     let outstanding = pace.pick(&all[..], &[64 << 10, 512 << 10, 4 << 20], &[512 << 10]);
     let depths: &[u32] = &[1, 2, 4, 8, 16, 32, 64, 128];
     let cells = cells(outstanding, pace.pick(depths, depths, &[1, 64]));
-    let (profile, found) = probe(desk, spec, pace.pick(60, 12, 2))?;
+    let (profile, found) = probe(desk, spec, pace.pick(60, 12, 1))?;
     let measured = found["sides"][0]["measured"].as_array();
     for measured in measured.into_iter().flatten() {
         let number = |name: &str| measured[name].as_f64();
