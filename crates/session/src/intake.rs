@@ -30,8 +30,6 @@ pub(crate) const MESSAGE_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum time until there is room for an answer. A frontend that sends requests and never reads is
 /// disconnected.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Maximum wait for earlier descriptors to be closed, before new ones are refused.
-const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 /// Maximum number of descriptors in one control message of Linux (SCM_MAX_FD).
 const SCM_FDS_MAX: usize = 253;
 
@@ -148,7 +146,7 @@ impl Connection {
                 "descriptors of a message were lost: raise the limit of open files (LimitNOFILE)",
             ));
         }
-        if self.fds.len() > 0 && self.offload.stays_full(CLOSE_WITHIN) {
+        if self.fds.len() > 0 && self.offload.stays_full() {
             return Err(MessageRefusal::lost(
                 "descriptors of its frontends that cannot be closed block all threads that close them",
             ));

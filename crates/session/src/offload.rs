@@ -20,6 +20,8 @@ use rustix::net::{Shutdown, shutdown};
 
 const THREADS_MAX: usize = 8;
 const WAITING_MAX: usize = 64;
+/// Maximum wait for jobs that do not block: they may only have had no CPU yet.
+const FREE_WITHIN: Duration = Duration::from_secs(2);
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -38,8 +40,8 @@ impl Jobs {
 #[derive(Default)]
 struct JobQueue {
     jobs: Mutex<Jobs>,
-    /// Notified when a job leaves the queue.
-    taken: Condvar,
+    /// Notified when a job leaves the queue, and when a thread ends.
+    freed: Condvar,
 }
 
 /// Called by each thread when it starts.
@@ -78,12 +80,9 @@ impl Offload {
         self.lock().is_full()
     }
 
-    /// Waits for at most `time` until it is no longer full, since jobs that do not block finish soon. Returns
-    /// whether it is still full.
-    pub(crate) fn stays_full(&self, time: Duration) -> bool {
-        let taken = &self.0.taken;
-        let waited = taken.wait_timeout_while(self.lock(), time, |jobs| jobs.is_full());
-        waited.unwrap_or_else(PoisonError::into_inner).0.is_full()
+    /// Waits until it is no longer full, since jobs that do not block finish soon. Returns true if it is still full.
+    pub(crate) fn stays_full(&self) -> bool {
+        self.wait_while(Jobs::is_full).is_full()
     }
 
     /// Runs a job as soon as a thread is free.
@@ -94,9 +93,9 @@ impl Offload {
         let _ = self.spawn(&mut jobs);
     }
 
-    /// Runs a long job on its own thread, or fails.
+    /// Runs a long job on its own thread, or fails if none becomes free.
     pub(crate) fn start(&self, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        let mut jobs = self.lock();
+        let mut jobs = self.wait_while(|jobs| jobs.threads >= THREADS_MAX);
         jobs.waiting.push_front(Box::new(job));
         let started = self.spawn(&mut jobs);
         // The lock was held, so the job is still the first one. It is dropped after the lock is released.
@@ -127,10 +126,11 @@ impl Offload {
             let mut jobs = self.lock();
             let Some(job) = jobs.waiting.pop_front() else {
                 jobs.threads -= 1;
-                return;
+                drop(jobs);
+                return self.0.freed.notify_all();
             };
             drop(jobs);
-            self.0.taken.notify_all();
+            self.0.freed.notify_all();
             job();
         }
     }
@@ -141,7 +141,42 @@ impl Offload {
         jobs.threads == 0 && jobs.waiting.is_empty()
     }
 
+    fn wait_while(&self, is_so: impl Fn(&Jobs) -> bool) -> MutexGuard<'_, Jobs> {
+        let freed = &self.0.freed;
+        let waited = freed.wait_timeout_while(self.lock(), FREE_WITHIN, |jobs| is_so(jobs));
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
     fn lock(&self) -> MutexGuard<'_, Jobs> {
         self.0.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// A frontend that sends several pipes on a busy host: the threads that close the first of them have not run yet.
+    #[test]
+    fn a_long_job_waits_for_threads_that_are_not_blocked() {
+        let offload = Offload::default();
+        let (release, released) = channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        for _ in 0..THREADS_MAX {
+            let released = released.clone();
+            offload.run(move || {
+                let _ = released.lock().map(|released| released.recv());
+            });
+        }
+        let (done, is_done) = channel();
+        let late = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            drop(release);
+        });
+        offload.start(move || done.send(()).unwrap()).unwrap();
+        is_done.recv().unwrap();
+        late.join().unwrap();
     }
 }
