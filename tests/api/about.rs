@@ -1,4 +1,4 @@
-//! What a node, or a daemon of a single disk, tells of itself.
+//! The report of a node, or of a daemon of a single disk, about itself.
 
 use std::ffi::OsStr;
 

@@ -1,4 +1,4 @@
-//! What the program refuses: in one line that names the thing, and nothing is left behind.
+//! Refusals of the program: each is one line that names the cause, and leaves nothing behind.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;

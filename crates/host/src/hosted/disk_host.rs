@@ -1,4 +1,4 @@
-//! What the life of a disk needs of its host: storage that is opened and served, files that are kept, and a list.
+//! The interface between the life of a disk and its host, which opens and serves storage, keeps files, and has the list of disks.
 
 use std::future::Future;
 use std::io;
@@ -18,7 +18,7 @@ use crate::status::DiskStatus;
 /// Work that goes on while requests are handled.
 pub(crate) type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// What the task of a disk needs of its host.
+/// A host, as the task of a disk uses it.
 pub(crate) trait DiskHost: Send + Sync + 'static {
     /// A disk that is open.
     type Opened: Send;
@@ -79,7 +79,7 @@ pub(crate) trait DiskHost: Send + Sync + 'static {
 /// The result of opening.
 pub(crate) type OpenResult<H> = Result<(<H as DiskHost>::Opened, OpenFiles), Failure>;
 
-/// What is known of the content of a disk that is to be opened.
+/// Knowledge about the content of a disk that is to be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Past {
     /// Nothing.

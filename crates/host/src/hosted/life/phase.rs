@@ -50,7 +50,7 @@ pub(super) struct RunningServer {
     pub(super) ended: Work<Option<String>>,
 }
 
-/// What follows when a disk has ended.
+/// The next step when a disk has ended.
 pub(super) enum Goal {
     /// The end of the task.
     Stop,
@@ -60,7 +60,7 @@ pub(super) enum Goal {
     Undo(Refusal),
 }
 
-/// What there was before a PUT whose success is not known yet.
+/// The disk as it was before a PUT whose success is not known yet.
 pub(super) struct Before {
     pub(super) was: Was,
     /// The description, which stays in its group until the PUT has succeeded.

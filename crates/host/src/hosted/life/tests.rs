@@ -673,7 +673,7 @@ async fn a_put_that_is_refused_leaves_all_as_it_was() {
     let put = scene.put(&of("ram:3M", json!({"group": "g", "iops-total": 5})));
     assert_eq!(put.await.unwrap().unwrap_err().0, 500);
     assert_eq!((members(), in_force()), (1, 0));
-    // What the guest wrote to the first is still known to be its own.
+    // The content of the first disk is still known to be the guest's.
     scene.host.told();
     scene.host.mend_disk("ram:1M");
     scene.host.openings.let_pass(1);
