@@ -30,13 +30,18 @@ pub(crate) fn strange_descriptors() -> Vec<(&'static str, Make)> {
                 .map_err(|error| error.to_string())
         }),
         ("a pipe without a writer", || {
-            Ok(rustix::pipe::pipe().unwrap().0)
+            Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+                .unwrap()
+                .0)
         }),
         ("a pipe without a reader", || {
-            Ok(rustix::pipe::pipe().unwrap().1)
+            Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+                .unwrap()
+                .1)
         }),
         ("a pipe that is full", || {
-            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            let (reader, writer) =
+                rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
             rustix::io::ioctl_fionbio(&writer, true).unwrap();
             while rustix::io::write(&writer, &[1; 4096]).is_ok() {}
             rustix::io::ioctl_fionbio(&writer, false).unwrap();
