@@ -44,11 +44,8 @@ pub(super) struct ProbeArgs {
     /// (two with --writes), and each figure is a little less certain.
     #[arg(long)]
     full: bool,
-    /// The default. Scripts have it from the time when it was not.
-    #[arg(long, hide = true, conflicts_with = "full")]
-    quick: bool,
     /// Most time that the whole probe may take, in seconds: 1 to 86400
-    #[arg(long, value_name = "N", conflicts_with_all = ["quick", "full"],
+    #[arg(long, value_name = "N", conflicts_with = "full",
           value_parser = clap::value_parser!(u64).range(1..=86400))]
     seconds: Option<u64>,
     /// Measure writes too
