@@ -209,9 +209,9 @@ impl DiskStatus {
 
     async fn drain_and_flush(&self, quiet: Id, until: Instant) -> Result<(), Refusal> {
         while !self.device.is_still() {
-            if Instant::now() >= until {
-                let why = "requests are still in flight, so the disk goes on: see why it is so slow, or give more seconds";
-                return Err(Refusal(ProblemKind::StorageSlow, why.to_owned()));
+            let unsettled = self.device.unsettled_for();
+            if Instant::now() + unsettled.unwrap_or_default() >= until {
+                return Err(Refusal(ProblemKind::StorageSlow, not_still(unsettled)));
             }
             self.refuse_resumed(quiet)?;
             tokio::time::sleep(LOOK_PAUSE).await;
@@ -294,6 +294,18 @@ impl DiskStatus {
 
 fn failed(error: io::Error) -> Refusal {
     Refusal(ProblemKind::StorageFailed, format!("the disk: {error}"))
+}
+
+/// Says why a disk did not become still in time. `unsettled`: for how long an earlier daemon's requests may still be under way.
+fn not_still(unsettled: Option<Duration>) -> String {
+    match unsettled {
+        Some(left) => format!(
+            "the daemon before this one did not end in order, and for {} s the server may still do what that daemon sent, so \
+             the disk goes on: try again then, or give more seconds",
+            left.as_secs() + 1
+        ),
+        None => "requests are still in flight, so the disk goes on: see why it is so slow, or give more seconds".to_owned(),
+    }
 }
 
 fn late() -> Refusal {

@@ -82,6 +82,8 @@ pub struct Device {
     pub(crate) incidents: IncidentHook,
     /// The guest of the frontend has shown a request, now or before it connected: its memory is shared.
     pub(crate) has_shown: AtomicBool,
+    /// A vring has brought requests that an earlier daemon left in flight.
+    pub(crate) has_leftovers: AtomicBool,
     /// A worker was left behind, and the kernel may still do what it had in flight.
     pub(crate) is_lost: AtomicBool,
     /// The threads that serve it beside other disks. `None`: its workers have threads of their own.
@@ -115,6 +117,7 @@ impl Device {
             worker_start: StartHook::default(),
             incidents: IncidentHook::default(),
             has_shown: AtomicBool::new(false),
+            has_leftovers: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             pool: None,
         }
@@ -215,10 +218,19 @@ impl Device {
         self.registry.go_on();
     }
 
-    /// Returns true if the disk is quiesced and nothing is in flight. Requests that are held, or wait for a retry, stay where
-    /// they are.
+    /// Returns true if the disk is quiesced and nothing is in flight, nor left by an earlier daemon. Requests that are held, or
+    /// wait for a retry, stay where they are.
     pub fn is_still(&self) -> bool {
-        self.registry.is_still()
+        self.unsettled_for().is_none() && self.registry.is_still()
+    }
+
+    /// Returns for how long the disk's server may still do what a daemon sent that was killed. `None`: nothing of that kind is
+    /// known, or it has ended.
+    pub fn unsettled_for(&self) -> Option<Duration> {
+        let is_left = self.disk.predecessor_died() || self.has_leftovers.load(Ordering::Relaxed);
+        let settled_at = self.disk.settled_at().filter(|_| is_left)?;
+        let left = settled_at.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
     }
 
     /// Returns true if a worker was left behind with requests in flight, which may still complete at any time. No guest may be

@@ -4,7 +4,6 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
-use std::time::Instant;
 
 use cleave_engine::Store;
 use cleave_guest::{Memory, Vring, VringError};
@@ -278,10 +277,11 @@ impl<S: Store> Worker<S> {
     fn settled_ns(&self, index: u16, count: usize) -> Option<u64> {
         let disk = &self.device.disk;
         let name = disk.name();
+        if count > 0 {
+            self.device.has_leftovers.store(true, Ordering::Relaxed);
+        }
         let waits = count > 0 || disk.predecessor_died();
-        let settled_at = disk.settled_at().filter(|_| waits);
-        let left = settled_at.map(|at| at.saturating_duration_since(Instant::now()));
-        match left.filter(|left| !left.is_zero()) {
+        match self.device.unsettled_for().filter(|_| waits) {
             None if count == 0 => None,
             None => {
                 self.device.logs.repeated.log(|more| {

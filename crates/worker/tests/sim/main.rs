@@ -15,6 +15,7 @@ mod splitting;
 mod stall;
 mod table;
 mod turmoil;
+mod unsettled;
 mod wake;
 
 use std::collections::HashMap;
