@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use cleave_blk::spec::feature;
+use cleave_blk::spec::{feature, request_type as kind};
 use cleave_client::{
     Client, Descriptor, DeviceOptions, DriverRing, Error, Frontend, Queue, ReapWait, Used, all_are,
     first_other,
@@ -131,25 +131,34 @@ impl Parts {
     /// Header, 512 bytes of data and status, as descriptors 0, 1, 2.
     pub(crate) fn usual(self) -> [Descriptor; 3] {
         [
-            Descriptor {
-                addr: self.header,
-                len: 16,
-                flags: NEXT,
-                next: 1,
-            },
-            Descriptor {
-                addr: self.data,
-                len: 512,
-                flags: NEXT | WRITE,
-                next: 2,
-            },
-            Descriptor {
-                addr: self.status,
-                len: 1,
-                flags: WRITE,
-                next: 0,
-            },
+            entry(self.header, 16, NEXT, 1),
+            entry(self.data, 512, NEXT | WRITE, 2),
+            entry(self.status, 1, WRITE, 0),
         ]
+    }
+
+    /// Header, buffers that the device is to write (address and length), and status.
+    pub(crate) fn read_into(
+        self,
+        buffers: impl IntoIterator<Item = (u64, u32)>,
+    ) -> Vec<Descriptor> {
+        let [first, _, status] = self.usual();
+        let mut table = vec![first];
+        for (next, (addr, len)) in (2..).zip(buffers) {
+            table.push(entry(addr, len, NEXT | WRITE, next));
+        }
+        table.push(status);
+        table
+    }
+}
+
+/// A descriptor with these fields, in their order in memory.
+pub(crate) fn entry(addr: u64, len: u32, flags: u16, next: u16) -> Descriptor {
+    Descriptor {
+        addr,
+        len,
+        flags,
+        next,
     }
 }
 
@@ -239,6 +248,23 @@ pub(crate) fn shoot(
 }
 
 impl HostileChain {
+    /// A read with this descriptor table.
+    pub(crate) fn read(table: Vec<Descriptor>) -> HostileChain {
+        HostileChain {
+            kind: kind::IN,
+            table,
+            indirect: Vec::new(),
+        }
+    }
+
+    /// A read through one descriptor, which is to lead to `indirect`.
+    pub(crate) fn read_through(entry: Descriptor, indirect: Vec<Descriptor>) -> HostileChain {
+        HostileChain {
+            indirect,
+            ..HostileChain::read(vec![entry])
+        }
+    }
+
     /// Offset of the chain's last writable byte in the data area, if it lies there.
     fn status_in(&self, parts: Parts) -> Option<usize> {
         let mut all = self.table.iter().chain(&self.indirect);

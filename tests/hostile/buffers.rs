@@ -1,11 +1,13 @@
 //! Chains whose buffers have a wrong length, address or direction, or no room for the status.
 
+use std::iter::repeat_n;
+
 use cleave_blk::spec::request_type as kind;
 use cleave_client::Descriptor;
 use cleave_tests::{Row, ensure, header, row};
 
 use crate::attack::{
-    Expect, HostileChain, NEXT, Parts, WRITE, check_both_vrings, context, open, shoot,
+    Expect, HostileChain, NEXT, Parts, WRITE, check_both_vrings, context, entry, open, shoot,
 };
 use crate::chain::{changed, direct, through};
 
@@ -16,35 +18,9 @@ pub(crate) fn lengths(rows: &mut Vec<Row>) {
             format!("{count} empty data descriptors"),
             Expect::Served(513),
             move |parts| {
-                let mut table = vec![Descriptor {
-                    addr: parts.header,
-                    len: 16,
-                    flags: NEXT,
-                    next: 1,
-                }];
-                for next in 2..=count as u16 + 1 {
-                    // The address of an empty descriptor has no meaning.
-                    table.push(Descriptor {
-                        addr: 0xdead_0000,
-                        len: 0,
-                        flags: NEXT | WRITE,
-                        next,
-                    });
-                }
-                let next = count as u16 + 2;
-                table.push(Descriptor {
-                    addr: parts.data,
-                    len: 512,
-                    flags: NEXT | WRITE,
-                    next,
-                });
-                table.push(Descriptor {
-                    addr: parts.status,
-                    len: 1,
-                    flags: WRITE,
-                    next: 0,
-                });
-                table
+                // The address of an empty descriptor has no meaning.
+                let empty = repeat_n((0xdead_0000, 0), count);
+                parts.read_into(empty.chain([(parts.data, 512)]))
             },
         );
     }
@@ -53,29 +29,7 @@ pub(crate) fn lengths(rows: &mut Vec<Row>) {
             rows,
             format!("{count} empty descriptors in an indirect table"),
             Expect::Any,
-            move |parts| {
-                let mut table = vec![Descriptor {
-                    addr: parts.header,
-                    len: 16,
-                    flags: NEXT,
-                    next: 1,
-                }];
-                for next in 2..=count as u16 + 1 {
-                    table.push(Descriptor {
-                        addr: 0,
-                        len: 0,
-                        flags: NEXT | WRITE,
-                        next,
-                    });
-                }
-                table.push(Descriptor {
-                    addr: parts.status,
-                    len: 1,
-                    flags: WRITE,
-                    next: 0,
-                });
-                table
-            },
+            move |parts| parts.read_into(repeat_n((0, 0), count)),
         );
     }
     direct(
@@ -85,17 +39,7 @@ pub(crate) fn lengths(rows: &mut Vec<Row>) {
         |parts| {
             let [mut first, mut data, status] = parts.usual();
             (first.next, data.next) = (2, 3);
-            vec![
-                Descriptor {
-                    addr: 0,
-                    len: 0,
-                    flags: NEXT,
-                    next: 1,
-                },
-                first,
-                data,
-                status,
-            ]
+            vec![entry(0, 0, NEXT, 1), first, data, status]
         },
     );
     direct(
@@ -105,12 +49,7 @@ pub(crate) fn lengths(rows: &mut Vec<Row>) {
         |parts| {
             let mut table = parts.usual().to_vec();
             (table[2].flags, table[2].next) = (WRITE | NEXT, 3);
-            table.push(Descriptor {
-                addr: 0,
-                len: 0,
-                flags: WRITE,
-                next: 0,
-            });
+            table.push(entry(0, 0, WRITE, 0));
             table
         },
     );
@@ -138,58 +77,14 @@ pub(crate) fn lengths(rows: &mut Vec<Row>) {
         rows,
         "4 GiB and more, all of it mapped",
         Expect::Refused,
-        |parts| {
-            let mut table = vec![Descriptor {
-                addr: parts.header,
-                len: 16,
-                flags: NEXT,
-                next: 1,
-            }];
-            // 1020 times 4.5 MiB; the data area is 4 MiB, and other areas follow it.
-            for next in 2..=1021 {
-                table.push(Descriptor {
-                    addr: parts.data,
-                    len: 0x48_0000,
-                    flags: NEXT | WRITE,
-                    next,
-                });
-            }
-            table.push(Descriptor {
-                addr: parts.status,
-                len: 1,
-                flags: WRITE,
-                next: 0,
-            });
-            table
-        },
+        // 1020 times 4.5 MiB; the data area is 4 MiB, and other areas follow it.
+        |parts| parts.read_into(repeat_n((parts.data, 0x48_0000), 1020)),
     );
     through(
         rows,
         "lengths that wrap 32 bits to a small sum",
         Expect::Refused,
-        |parts| {
-            let mut table = vec![Descriptor {
-                addr: parts.header,
-                len: 16,
-                flags: NEXT,
-                next: 1,
-            }];
-            for next in [2, 3] {
-                table.push(Descriptor {
-                    addr: parts.data,
-                    len: 0x8000_0100,
-                    flags: NEXT | WRITE,
-                    next,
-                });
-            }
-            table.push(Descriptor {
-                addr: parts.status,
-                len: 1,
-                flags: WRITE,
-                next: 0,
-            });
-            table
-        },
+        |parts| parts.read_into([(parts.data, 0x8000_0100); 2]),
     );
 }
 
@@ -234,8 +129,7 @@ pub(crate) fn addresses(rows: &mut Vec<Row>) {
                 table[1].flags = NEXT;
                 HostileChain {
                     kind: kind::OUT,
-                    table,
-                    indirect: Vec::new(),
+                    ..HostileChain::read(table)
                 }
             })
         }));
@@ -262,10 +156,8 @@ pub(crate) fn addresses(rows: &mut Vec<Row>) {
             let region = client.memory().region(0);
             let end = region.guest_addr + region.len_bytes;
             drop(client);
-            shoot(daemon, expect, |parts| HostileChain {
-                kind: kind::IN,
-                table: changed(parts, 1, |entry| entry.addr = place(end)),
-                indirect: Vec::new(),
+            shoot(daemon, expect, |parts| {
+                HostileChain::read(changed(parts, 1, |entry| entry.addr = place(end)))
             })
         });
         rows.push(match expect {
@@ -280,10 +172,8 @@ pub(crate) fn addresses(rows: &mut Vec<Row>) {
             let parts = Parts::of(client.queue(0));
             let user = client.memory().user_addr(parts.data).unwrap_or(0);
             drop(client);
-            shoot(daemon, Expect::Refused, |parts| HostileChain {
-                kind: kind::IN,
-                table: changed(parts, 1, |entry| entry.addr = user),
-                indirect: Vec::new(),
+            shoot(daemon, Expect::Refused, |parts| {
+                HostileChain::read(changed(parts, 1, |entry| entry.addr = user))
             })
         },
     ));
@@ -305,8 +195,7 @@ pub(crate) fn directions(rows: &mut Vec<Row>) {
     rows.push(row("a write from a writable buffer", |daemon| {
         shoot(daemon, Expect::Refused, |parts| HostileChain {
             kind: kind::OUT,
-            table: parts.usual().to_vec(),
-            indirect: Vec::new(),
+            ..HostileChain::read(parts.usual().to_vec())
         })
     }));
     direct(
@@ -336,12 +225,7 @@ pub(crate) fn directions(rows: &mut Vec<Row>) {
         |parts| {
             let mut table = parts.usual().to_vec();
             (table[2].flags, table[2].next) = (WRITE | NEXT, 3);
-            table.push(Descriptor {
-                addr: parts.data,
-                len: 512,
-                flags: 0,
-                next: 0,
-            });
+            table.push(entry(parts.data, 512, 0, 0));
             table
         },
     );

@@ -1,10 +1,9 @@
 //! Rows that send one chain, directly or through an indirect table.
 
-use cleave_blk::spec::request_type as kind;
 use cleave_client::Descriptor;
 use cleave_tests::{Daemon, Outcome, Row, row};
 
-use crate::attack::{Expect, HostileChain, INDIRECT, Parts, shoot};
+use crate::attack::{Expect, HostileChain, INDIRECT, Parts, entry, shoot};
 
 /// A row of which the name says whether its chain is an ordinary one, which has to be served.
 pub(crate) fn chain_row(
@@ -25,11 +24,7 @@ pub(crate) fn direct(
     expect: Expect,
     table: impl Fn(Parts) -> Vec<Descriptor> + Send + 'static,
 ) {
-    let aim = move |parts| HostileChain {
-        kind: kind::IN,
-        table: table(parts),
-        indirect: Vec::new(),
-    };
+    let aim = move |parts| HostileChain::read(table(parts));
     rows.push(chain_row(name, move |daemon| shoot(daemon, expect, &aim)));
 }
 
@@ -42,18 +37,8 @@ pub(crate) fn through(
 ) {
     let aim = move |parts: Parts| {
         let indirect = table(parts);
-        let len = 16 * indirect.len() as u32;
-        let head = Descriptor {
-            addr: parts.table,
-            len,
-            flags: INDIRECT,
-            next: 0,
-        };
-        HostileChain {
-            kind: kind::IN,
-            table: vec![head],
-            indirect,
-        }
+        let head = entry(parts.table, 16 * indirect.len() as u32, INDIRECT, 0);
+        HostileChain::read_through(head, indirect)
     };
     rows.push(chain_row(name, move |daemon| shoot(daemon, expect, &aim)));
 }

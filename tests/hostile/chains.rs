@@ -1,10 +1,12 @@
 //! Invalid descriptor chains.
 
+use std::iter::repeat_n;
+
 use cleave_blk::spec::request_type as kind;
 use cleave_client::{Descriptor, all_are};
 use cleave_tests::{Cut, Random, Row, ensure, header, policy, row, stream};
 
-use crate::attack::{Expect, NEXT, Parts, WRITE, check_both_vrings, context, open};
+use crate::attack::{Expect, NEXT, Parts, WRITE, check_both_vrings, context, entry, open};
 use crate::buffers::{addresses, directions, lengths, statuses};
 use crate::chain::{changed, direct, through};
 use crate::indirect::indirect;
@@ -74,31 +76,13 @@ fn loops(rows: &mut Vec<Row>) {
             rows,
             format!("a loop over the whole table, {what} each"),
             Expect::Refused,
-            move |parts| {
-                (0..64)
-                    .map(|index| Descriptor {
-                        addr: parts.data,
-                        len,
-                        flags: NEXT,
-                        next: (index + 1) % 64,
-                    })
-                    .collect()
-            },
+            move |parts| ring(parts, len),
         );
         through(
             rows,
             format!("a loop in an indirect table, {what} each"),
             Expect::Refused,
-            move |parts| {
-                (0..64)
-                    .map(|index| Descriptor {
-                        addr: parts.data,
-                        len,
-                        flags: NEXT,
-                        next: (index + 1) % 64,
-                    })
-                    .collect()
-            },
+            move |parts| ring(parts, len),
         );
     }
     direct(
@@ -106,47 +90,21 @@ fn loops(rows: &mut Vec<Row>) {
         "a whole table in line, header first and status last",
         Expect::Served(513),
         |parts| {
-            let mut table = vec![Descriptor {
-                addr: parts.header,
-                len: 16,
-                flags: NEXT,
-                next: 1,
-            }];
-            table.push(Descriptor {
-                addr: parts.data,
-                len: 512,
-                flags: NEXT | WRITE,
-                next: 2,
-            });
-            for next in 3..64 {
-                table.push(Descriptor {
-                    addr: parts.data,
-                    len: 0,
-                    flags: NEXT | WRITE,
-                    next,
-                });
-            }
-            table.push(Descriptor {
-                addr: parts.status,
-                len: 1,
-                flags: WRITE,
-                next: 0,
-            });
-            table
+            let empty = repeat_n((parts.data, 0), 61);
+            parts.read_into([(parts.data, 512)].into_iter().chain(empty))
         },
     );
 }
 
+/// A table that links to itself without end.
+fn ring(parts: Parts, len: u32) -> Vec<Descriptor> {
+    let link = |index: u16| entry(parts.data, len, NEXT, (index + 1) % 64);
+    (0..64).map(link).collect()
+}
+
 fn short(rows: &mut Vec<Row>) {
     let one = |addr: fn(Parts) -> u64, len: u32, flags: u16| {
-        move |parts: Parts| {
-            vec![Descriptor {
-                addr: addr(parts),
-                len,
-                flags,
-                next: 0,
-            }]
-        }
+        move |parts: Parts| vec![entry(addr(parts), len, flags, 0)]
     };
     direct(
         rows,

@@ -1,11 +1,13 @@
 //! Invalid indirect tables.
 
+use std::iter::repeat_n;
+
 use cleave_blk::spec::request_type as kind;
-use cleave_client::Descriptor;
 use cleave_tests::{Row, header, row, specified};
 
 use crate::attack::{
-    Expect, HostileChain, INDIRECT, NEXT, Parts, WRITE, check_both_vrings, context, open, shoot,
+    Expect, HostileChain, INDIRECT, NEXT, Parts, WRITE, check_both_vrings, context, entry, open,
+    shoot,
 };
 use crate::chain::{changed, through};
 
@@ -33,15 +35,9 @@ pub(crate) fn indirect(rows: &mut Vec<Row>) {
         rows.push(row(
             format!("an indirect table of {len:#x} bytes"),
             move |daemon| {
-                shoot(daemon, Expect::Refused, |parts| HostileChain {
-                    kind: kind::IN,
-                    table: vec![Descriptor {
-                        addr: parts.table,
-                        len,
-                        flags: INDIRECT,
-                        next: 0,
-                    }],
-                    indirect: parts.usual().to_vec(),
+                shoot(daemon, Expect::Refused, |parts| {
+                    let head = entry(parts.table, len, INDIRECT, 0);
+                    HostileChain::read_through(head, parts.usual().to_vec())
                 })
             },
         ));
@@ -52,12 +48,7 @@ pub(crate) fn indirect(rows: &mut Vec<Row>) {
         Expect::Refused,
         |parts| {
             let mut table = parts.usual().to_vec();
-            table[1] = Descriptor {
-                addr: parts.table,
-                len: 48,
-                flags: INDIRECT | NEXT,
-                next: 2,
-            };
+            table[1] = entry(parts.table, 48, INDIRECT | NEXT, 2);
             table
         },
     );
@@ -65,14 +56,7 @@ pub(crate) fn indirect(rows: &mut Vec<Row>) {
         rows,
         "an indirect table of itself",
         Expect::Refused,
-        |parts| {
-            vec![Descriptor {
-                addr: parts.table,
-                len: 16,
-                flags: INDIRECT,
-                next: 0,
-            }]
-        },
+        |parts| vec![entry(parts.table, 16, INDIRECT, 0)],
     );
     for (name, flags, expect) in [
         ("INDIRECT and NEXT", INDIRECT | NEXT, Expect::Refused),
@@ -85,15 +69,9 @@ pub(crate) fn indirect(rows: &mut Vec<Row>) {
         ),
     ] {
         let made = row(name, move |daemon| {
-            shoot(daemon, expect, |parts| HostileChain {
-                kind: kind::IN,
-                table: vec![Descriptor {
-                    addr: parts.table,
-                    len: 48,
-                    flags,
-                    next: 1,
-                }],
-                indirect: parts.usual().to_vec(),
+            shoot(daemon, expect, |parts| {
+                let head = entry(parts.table, 48, flags, 1);
+                HostileChain::read_through(head, parts.usual().to_vec())
             })
         });
         rows.push(match expect {
@@ -107,17 +85,8 @@ pub(crate) fn indirect(rows: &mut Vec<Row>) {
             let [first, mut data, status] = parts.usual();
             data.next = 1;
             HostileChain {
-                kind: kind::IN,
-                table: vec![
-                    first,
-                    Descriptor {
-                        addr: parts.table,
-                        len: 32,
-                        flags: INDIRECT,
-                        next: 0,
-                    },
-                ],
                 indirect: vec![data, status],
+                ..HostileChain::read(vec![first, entry(parts.table, 32, INDIRECT, 0)])
             }
         })
     });
@@ -129,15 +98,8 @@ pub(crate) fn indirect(rows: &mut Vec<Row>) {
         ("beyond the address space", u64::MAX - 31),
     ] {
         rows.push(row(format!("an indirect table {name}"), move |daemon| {
-            shoot(daemon, Expect::NoStatus, |_| HostileChain {
-                kind: kind::IN,
-                table: vec![Descriptor {
-                    addr,
-                    len: 48,
-                    flags: INDIRECT,
-                    next: 0,
-                }],
-                indirect: Vec::new(),
+            shoot(daemon, Expect::NoStatus, |_| {
+                HostileChain::read(vec![entry(addr, 48, INDIRECT, 0)])
             })
         }));
     }
@@ -150,15 +112,8 @@ pub(crate) fn indirect(rows: &mut Vec<Row>) {
                 let _ = client.queue(0);
                 memory.guest_addr + memory.len_bytes
             };
-            shoot(daemon, Expect::NoStatus, |_| HostileChain {
-                kind: kind::IN,
-                table: vec![Descriptor {
-                    addr: end - 32,
-                    len: 48,
-                    flags: INDIRECT,
-                    next: 0,
-                }],
-                indirect: Vec::new(),
+            shoot(daemon, Expect::NoStatus, |_| {
+                HostileChain::read(vec![entry(end - 32, 48, INDIRECT, 0)])
             })
         },
     ));
@@ -177,12 +132,7 @@ pub(crate) fn indirect(rows: &mut Vec<Row>) {
             Expect::Served(513),
             |parts| {
                 let mut table = parts.usual().to_vec();
-                let garbage = Descriptor {
-                    addr: u64::MAX,
-                    len: u32::MAX,
-                    flags: 0xffff,
-                    next: 0xffff,
-                };
+                let garbage = entry(u64::MAX, u32::MAX, 0xffff, 0xffff);
                 table.extend([garbage; 10]);
                 table
             },
@@ -201,13 +151,8 @@ pub(crate) fn indirect(rows: &mut Vec<Row>) {
             .collect();
         memory.write(parts.table + 3, &bytes);
         let queue = client.queue(0);
-        let entry = Descriptor {
-            addr: parts.table + 3,
-            len: 48,
-            flags: INDIRECT,
-            next: 0,
-        };
-        queue.ring().write_descriptor(0, entry);
+        let head = entry(parts.table + 3, 48, INDIRECT, 0);
+        queue.ring().write_descriptor(0, head);
         queue.ring().push(0);
         queue.ring().publish();
         queue.ring_kick();
@@ -239,29 +184,7 @@ pub(crate) fn indirect(rows: &mut Vec<Row>) {
             rows,
             format!("{count} data descriptors of 512 bytes"),
             expect,
-            move |parts| {
-                let mut table = vec![Descriptor {
-                    addr: parts.header,
-                    len: 16,
-                    flags: NEXT,
-                    next: 1,
-                }];
-                for next in 2..=count as u16 + 1 {
-                    table.push(Descriptor {
-                        addr: parts.data,
-                        len: 512,
-                        flags: NEXT | WRITE,
-                        next,
-                    });
-                }
-                table.push(Descriptor {
-                    addr: parts.status,
-                    len: 1,
-                    flags: WRITE,
-                    next: 0,
-                });
-                table
-            },
+            move |parts| parts.read_into(repeat_n((parts.data, 512), count)),
         );
     }
 }

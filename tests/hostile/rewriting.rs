@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cleave_blk::spec::request_type as kind;
-use cleave_client::{Client, Descriptor, RingLayout};
+use cleave_client::{Client, RingLayout};
 use cleave_tests::{Messages as _, Outcome, Random, Row, header, row, scale};
 
 use crate::attack::{
-    INDIRECT, Parts, check_other_vring, check_served_or_retired, context, open_with, polling,
-    restart, settle_within,
+    INDIRECT, Parts, check_other_vring, check_served_or_retired, context, entry, open_with,
+    polling, restart, settle_within,
 };
 
 /// Time of check to time of use: another thread rewrites the memory that the daemon reads.
@@ -68,13 +68,8 @@ fn rewrite(client: &mut Client, part: usize) -> Outcome {
             let entries: Vec<u8> = usual.iter().flat_map(|entry| entry.to_bytes()).collect();
             memory.write(parts.table, &entries);
             if part == 2 {
-                let entry = Descriptor {
-                    addr: parts.table,
-                    len: 48,
-                    flags: INDIRECT,
-                    next: 0,
-                };
-                queue.ring().write_descriptor(0, entry);
+                let head = entry(parts.table, 48, INDIRECT, 0);
+                queue.ring().write_descriptor(0, head);
             } else {
                 for (index, entry) in (0..).zip(usual) {
                     queue.ring().write_descriptor(index, entry);

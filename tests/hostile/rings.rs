@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cleave_blk::spec::{feature, request_type as kind};
-use cleave_client::{
-    Buffer, Client, Descriptor, DeviceOptions, DriverRing, ReapWait, RingLayout, message,
-};
+use cleave_client::{Buffer, Client, DeviceOptions, DriverRing, ReapWait, RingLayout, message};
 use cleave_tests::{
     Messages as _, Outcome, Random, Row, ensure, exercise_queue, flood, header, policy, row, scale,
     small, time_limit, wait_until,
@@ -15,7 +13,7 @@ use cleave_tests::{
 
 use crate::attack::{
     INDIRECT, NEXT, Parts, WRITE, check_both_vrings, check_other_vring,
-    check_other_vring_or_closed, context, expect_retired, open, open_with, polling, restart,
+    check_other_vring_or_closed, context, entry, expect_retired, open, open_with, polling, restart,
     settle,
 };
 use crate::rewriting::rewriting;
@@ -174,18 +172,8 @@ fn indices(rows: &mut Vec<Row>) {
             let memory = queue.memory();
             memory.write(parts.header, &header(kind::FLUSH, 0));
             let table = [
-                Descriptor {
-                    addr: parts.header,
-                    len: 16,
-                    flags: NEXT,
-                    next: 1,
-                },
-                Descriptor {
-                    addr: parts.status,
-                    len: 1,
-                    flags: WRITE,
-                    next: 0,
-                },
+                entry(parts.header, 16, NEXT, 1),
+                entry(parts.status, 1, WRITE, 0),
             ];
             memory.write(
                 parts.table,
@@ -193,13 +181,8 @@ fn indices(rows: &mut Vec<Row>) {
             );
             for round in 0..3 {
                 for index in 0..64 {
-                    let entry = Descriptor {
-                        addr: parts.table,
-                        len: 32,
-                        flags: INDIRECT,
-                        next: 0,
-                    };
-                    queue.ring().write_descriptor(index, entry);
+                    let head = entry(parts.table, 32, INDIRECT, 0);
+                    queue.ring().write_descriptor(index, head);
                     queue.ring().push(index);
                 }
                 queue.ring().publish();
