@@ -50,9 +50,7 @@ fn a_node_tells_what_it_is_and_what_it_has_room_for() {
 
 #[test]
 fn a_single_disk_tells_what_it_is_as_well() {
-    let scratch = Scratch::in_memory();
-    let control = scratch.join("control");
-    let daemon = Daemon::serve(&["--disk", "ram:1M", "--control", control.to_str().unwrap()]);
+    let (daemon, control) = Daemon::serve_with_control(&["--disk", "ram:1M"]);
     let node = get(&control, "/v1/node");
     assert_eq!(
         (&node["kind"], &node["pid"], &node["disks"]),

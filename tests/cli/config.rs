@@ -19,19 +19,7 @@ fn text(path: &Path) -> &str {
 
 /// A daemon with that file and a control socket, and the path of that socket.
 fn serve(scratch: Scratch, config: &Path) -> (Daemon, PathBuf) {
-    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
-    let line = [
-        "serve",
-        "--config",
-        text(config),
-        "--socket-path",
-        text(&socket),
-        "--control",
-        text(&control),
-    ];
-    let line: Vec<_> = line.map(str::to_owned).to_vec();
-    let daemon = Daemon::with_args(scratch, socket, &line);
-    (daemon, control)
+    Daemon::serve_with_control_in(scratch, &["--config", text(config)])
 }
 
 #[test]

@@ -268,12 +268,7 @@ fn what_cannot_be_is_refused_in_a_line() {
 /// The socket of a `cleave serve` takes the commands for as long as that runs, and has one disk.
 #[test]
 fn the_disk_of_serve_is_named_or_not() {
-    let scratch = Scratch::new();
-    let [socket, control] = ["socket", "control"].map(|name| scratch.join(name));
-    let [listens, control_text] = [&socket, &control].map(|path| path.to_str().unwrap());
-    let mut words = vec!["serve", "--disk", "ram:2M", "--serial", "a"];
-    words.extend(["--socket-path", listens, "--control", control_text]);
-    let daemon = Daemon::with_args(scratch, socket.clone(), &words);
+    let (daemon, control) = Daemon::serve_with_control(&["--disk", "ram:2M", "--serial", "a"]);
     for (line, code, told) in [
         ("list", 0, "\na   serving  2 MiB"),
         ("show", 0, "a\n  state                 serving\n"),

@@ -52,17 +52,8 @@ fn options(region: InflightKind, without: u64) -> DeviceOptions {
 fn serve(queues: u16) -> (Daemon, PathBuf) {
     let scratch = Scratch::in_memory();
     let disk = scratch.image("disk", DISK);
-    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
-    let queues = queues.to_string();
-    let mut line = vec![
-        "serve".into(),
-        "--socket-path".into(),
-        socket.clone().into_os_string(),
-    ];
-    line.extend(["--control".into(), control.clone().into_os_string()]);
-    line.extend(["--disk".into(), disk.into_os_string()]);
-    line.extend(["--queues".into(), queues.into()]);
-    (Daemon::with_args(scratch, socket, &line), control)
+    let (disk, queues) = (disk.to_str().unwrap(), queues.to_string());
+    Daemon::serve_with_control_in(scratch, &["--disk", disk, "--queues", &queues])
 }
 
 /// Where a request lies in the guest's memory: header, data and status byte one after the other.

@@ -31,13 +31,8 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 fn serve(disk: &str, more: &[&str]) -> (Daemon, PathBuf) {
-    let scratch = Scratch::in_memory();
-    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
-    let [socket_text, control_text] = [&socket, &control].map(|path| path.to_str().unwrap());
-    let mut args = vec!["serve", "--socket-path", socket_text, "--disk", disk];
-    args.extend(["--control", control_text, "--serial", "disk"]);
-    args.extend(more);
-    (Daemon::with_args(scratch, socket.clone(), &args), control)
+    let args = ["--disk", disk, "--serial", "disk"];
+    Daemon::serve_with_control_in(Scratch::in_memory(), &[&args, more].concat())
 }
 
 fn post(control: &Path, what: &str, body: &str) -> Response {

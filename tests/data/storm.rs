@@ -297,23 +297,10 @@ fn draw_cuts(random: &mut Random, count: usize) -> Vec<u64> {
 /// Drives a disk. `images`: files that are truncated while they are served.
 fn storm(name: &str, disk: &[String], images: &[&Path]) {
     let random = &mut seeded(name);
-    let scratch = Scratch::new();
-    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
-    let (at, result) = (socket.to_str().unwrap(), control.to_str().unwrap());
-    let args = [
-        "serve",
-        "--serial",
-        "disk",
-        "--socket-path",
-        at,
-        "--control",
-        result,
-    ];
-    let args: Vec<_> = args
-        .into_iter()
-        .chain(disk.iter().map(String::as_str))
-        .collect();
-    let daemon = Daemon::with_args(scratch, socket.clone(), &args);
+    let disk = disk.iter().map(String::as_str);
+    let args: Vec<_> = ["--serial", "disk"].into_iter().chain(disk).collect();
+    let (daemon, control) = Daemon::serve_with_control(&args);
+    let socket = daemon.socket().to_owned();
     let memory = GuestMemory::new(&[
         RegionOptions::new(RAM, RINGS),
         RegionOptions::new(RAM + RINGS, DATA),

@@ -33,15 +33,9 @@ pub(crate) fn cases() -> Vec<Case> {
 
 /// A daemon with this policy and a control socket, and the path of that socket.
 fn serve(on_error: &str, disk: &Path, more: &[&str]) -> (Daemon, PathBuf) {
-    let scratch = Scratch::new();
-    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
-    let [socket_text, control_text, disk] =
-        [&socket, &control, disk].map(|path| path.to_str().unwrap());
-    let mut args = vec!["serve", "--socket-path", socket_text, "--disk", disk];
-    args.extend(["--control", control_text, "--on-error", on_error]);
-    args.extend(["--serial", "disk"]);
-    args.extend(more);
-    (Daemon::with_args(scratch, socket.clone(), &args), control)
+    let disk = disk.to_str().unwrap();
+    let args = ["--disk", disk, "--on-error", on_error, "--serial", "disk"];
+    Daemon::serve_with_control(&[&args, more].concat())
 }
 
 fn stalled(control: &Path) -> Value {

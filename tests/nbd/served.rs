@@ -4,7 +4,7 @@ use cleave_blk::spec::feature;
 use cleave_tests::http::fetch;
 use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, simple};
 use cleave_tests::{
-    Case, Daemon, Model, Scratch, assert_serves, run, run_to_exit, seeded, small, wait_until,
+    Case, Scratch, assert_serves, compare_bytes, run, run_to_exit, small, wait_until,
 };
 use serde_json::json;
 
@@ -25,23 +25,6 @@ pub(crate) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Random operations on two vrings, each byte compared with a model.
-fn compare_bytes(daemon: &Daemon, steps: u64) {
-    let mut random = seeded("nbd");
-    let mut client = daemon.open(&small(2));
-    for index in 0..2 {
-        let mut model = Model::zeroed(index as u64 * (32 << 20), 8 << 20);
-        for _ in 0..steps {
-            let queue = client.queue(index);
-            model.step(queue, &mut random, 512 << 10).unwrap();
-        }
-        let queue = client.queue(index);
-        // Support for it depends on the server.
-        queue.discard(model.offset + (16 << 20), 1 << 20).unwrap();
-        model.compare_all(queue).unwrap();
-    }
-}
-
 fn raw_and_qcow2_images_are_served_over_unix_sockets_and_tcp() {
     for format in ["raw", "qcow2"] {
         for is_unix in [true, false] {
@@ -60,7 +43,7 @@ fn raw_and_qcow2_images_are_served_over_unix_sockets_and_tcp() {
                 if is_unix { "writeback" } else { "writethrough" },
             ];
             let (daemon, control) = serve(&at.uri("a%20b", "connections=2"), &more);
-            compare_bytes(&daemon, 100);
+            compare_bytes(&daemon, "nbd", 100);
             assert_eq!(report(&control)["store"]["kind"], json!("nbd"));
             assert_eq!(report(&control)["store"]["connections"]["lost"], json!(0));
             daemon.finish();
@@ -85,7 +68,7 @@ fn the_reference_server_is_served() {
     // It promises several connections, and in this mode lets one in.
     let (daemon, _) = serve(&at.uri("disk", ""), &["--workers", "2"]);
     assert!(daemon.log_has("connections to the server: 1 instead of 2"));
-    compare_bytes(&daemon, 60);
+    compare_bytes(&daemon, "nbd", 60);
     daemon.finish();
 }
 

@@ -118,13 +118,8 @@ pub(crate) fn qemu_nbd(image: &Path, format: &str, at: &At, more: &[&str]) -> Se
 
 /// A daemon with a control socket, and the path of that socket.
 pub(crate) fn serve(uri: &str, more: &[&str]) -> (Daemon, PathBuf) {
-    let scratch = Scratch::in_memory();
-    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
-    let mut args = vec!["serve", "--socket-path", socket.to_str().unwrap()];
-    args.extend(["--disk", uri, "--serial", "disk"]);
-    args.extend(["--control", control.to_str().unwrap()]);
-    args.extend(more);
-    (Daemon::with_args(scratch, socket.clone(), &args), control)
+    let args = ["--disk", uri, "--serial", "disk"];
+    Daemon::serve_with_control_in(Scratch::in_memory(), &[&args, more].concat())
 }
 
 pub(crate) fn report(control: &Path) -> Value {

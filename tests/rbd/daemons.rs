@@ -5,7 +5,7 @@ use std::sync::{PoisonError, RwLock};
 
 use cleave_tests::ceph::{Cluster, cluster};
 use cleave_tests::http::get;
-use cleave_tests::{Daemon, Model, Scratch, run_to_exit, seeded, small};
+use cleave_tests::{Daemon, Scratch, run_to_exit};
 use serde_json::Value;
 
 /// Shared by the tests that need the cluster, and held alone by the one that takes its OSD away.
@@ -19,34 +19,12 @@ pub(crate) fn with_cluster(test: impl FnOnce(&Cluster)) {
 
 /// A daemon with a control socket, and the path of that socket.
 pub(crate) fn serve(disk: &str, more: &[&str]) -> (Daemon, PathBuf) {
-    let scratch = Scratch::in_memory();
-    let (socket, control) = (scratch.join("socket"), scratch.join("control"));
-    let mut args = vec!["serve", "--socket-path", socket.to_str().unwrap()];
-    args.extend(["--disk", disk, "--serial", "disk"]);
-    args.extend(["--control", control.to_str().unwrap()]);
-    args.extend(more);
-    (Daemon::with_args(scratch, socket.clone(), &args), control)
+    let args = ["--disk", disk, "--serial", "disk"];
+    Daemon::serve_with_control_in(Scratch::in_memory(), &[&args, more].concat())
 }
 
 pub(crate) fn report(control: &Path) -> Value {
     get(control, "/v1/disks/disk")
-}
-
-/// Random operations on two vrings, each byte compared with a model.
-pub(crate) fn compare_bytes(daemon: &Daemon, steps: u64) {
-    let mut random = seeded("rbd");
-    let mut client = daemon.open(&small(2));
-    for index in 0..2 {
-        let mut model = Model::zeroed(index as u64 * (32 << 20), 8 << 20);
-        for _ in 0..steps {
-            let queue = client.queue(index);
-            model.step(queue, &mut random, 512 << 10).unwrap();
-        }
-        let queue = client.queue(index);
-        queue.discard(model.offset + (16 << 20), 8 << 20).unwrap();
-        queue.flush().unwrap();
-        model.compare_all(queue).unwrap();
-    }
 }
 
 /// Makes images and a stripe of them with chunks of 64 KiB; the arguments that serve it, but for the first `--disk`, and the

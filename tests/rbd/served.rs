@@ -6,10 +6,12 @@ use std::time::Duration;
 use cleave_blk::spec::feature;
 use cleave_tests::ceph::CEPH;
 use cleave_tests::http::fetch;
-use cleave_tests::{Case, Node, Scratch, assert_serves, exercise, run_to_exit, small, wait_until};
+use cleave_tests::{
+    Case, Node, Scratch, assert_serves, compare_bytes, exercise, run_to_exit, small, wait_until,
+};
 use serde_json::json;
 
-use crate::daemons::{compare_bytes, report, serve, stripe, with_cluster};
+use crate::daemons::{report, serve, stripe, with_cluster};
 
 /// The tests of this file.
 pub(crate) fn cases() -> Vec<Case> {
@@ -36,7 +38,7 @@ fn an_image_is_served() {
         ];
         for more in variants {
             let (daemon, control) = serve(&disk, more);
-            compare_bytes(&daemon, 60);
+            compare_bytes(&daemon, "rbd", 60);
             let store = &report(&control)["store"];
             assert_eq!(store["kind"], json!("rbd"));
             assert_eq!(store["lock"], json!("held"));
@@ -126,7 +128,7 @@ fn a_stripe_of_images_is_served() {
         more.extend(["--limit", "iops-total=100000"]);
         let (daemon, control) = serve(&first, &more);
         // Each vring's part of the disk crosses many chunks, on all legs.
-        compare_bytes(&daemon, 60);
+        compare_bytes(&daemon, "rbd", 60);
         let report = report(&control);
         assert_eq!(report["store"]["kind"], json!("stripe"));
         assert_eq!(report["store"]["lock"], json!("held"));

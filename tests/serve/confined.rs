@@ -125,15 +125,9 @@ fn every_thread_is_confined_under_load() {
     }
     let scratch = Scratch::new();
     let image = scratch.image("disk", 64 << 20);
-    let control = scratch.join("control");
-    let daemon = Daemon::serve(&[
-        "--disk",
-        image.to_str().unwrap(),
-        "--control",
-        control.to_str().unwrap(),
-        "--workers",
-        "2",
-    ]);
+    let disk = image.to_str().unwrap();
+    let (daemon, control) =
+        Daemon::serve_with_control_in(scratch, &["--disk", disk, "--workers", "2"]);
     check_threads(&daemon);
     let names = under_load(&daemon, || {
         daemon.signal(Signal::HUP);

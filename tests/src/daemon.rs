@@ -146,7 +146,11 @@ impl Daemon {
 
     /// Starts `cleave serve --socket-path … --control … ARGS`; the second path is that of the control socket.
     pub fn serve_with_control(args: &[&str]) -> (Daemon, PathBuf) {
-        let scratch = Scratch::new();
+        Daemon::serve_with_control_in(Scratch::new(), args)
+    }
+
+    /// Starts it with both sockets in this folder.
+    pub fn serve_with_control_in(scratch: Scratch, args: &[&str]) -> (Daemon, PathBuf) {
         let (socket, control) = (scratch.join("socket"), scratch.join("control"));
         let mut all = vec![
             "serve".to_owned(),

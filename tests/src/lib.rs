@@ -35,7 +35,7 @@ pub use frontend::{BackendChannel, Messages, closes_within, has_listener};
 pub use killed::{Killed, connect, outliving};
 pub use lateness::{Lateness, unless_late};
 pub use load::{flood, pattern, writes_all};
-pub use model::{Model, seeded};
+pub use model::{Model, compare_bytes, seeded};
 pub use node::{Node, disk_socket};
 pub use outcome::{Outcome, ensure};
 pub use scratch::{LoopDevice, Mount, Scratch, go_first, is_root, run, run_on};

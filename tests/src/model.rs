@@ -2,7 +2,7 @@
 
 use cleave_client::{Error, Queue};
 
-use crate::Random;
+use crate::{Daemon, Random, small};
 
 /// A random generator that prints its seed; `CLEAVE_TEST_SEED` sets it.
 pub fn seeded(test: &str) -> Random {
@@ -17,6 +17,23 @@ pub fn seeded(test: &str) -> Random {
     });
     println!("{test}: CLEAVE_TEST_SEED={seed}");
     Random::new(seed)
+}
+
+/// Random operations on two vrings of a disk that is zeroed, each byte compared with a model. Part of the disk is discarded, too:
+/// what that does depends on the server.
+pub fn compare_bytes(daemon: &Daemon, test: &str, steps: u64) {
+    let mut random = seeded(test);
+    let mut client = daemon.open(&small(2));
+    for index in 0..2 {
+        let mut model = Model::zeroed(index as u64 * (32 << 20), 8 << 20);
+        let queue = client.queue(index);
+        for _ in 0..steps {
+            model.step(queue, &mut random, 512 << 10).unwrap();
+        }
+        queue.discard(model.offset + (16 << 20), 8 << 20).unwrap();
+        queue.flush().unwrap();
+        model.compare_all(queue).unwrap();
+    }
 }
 
 /// The expected contents of one part of the disk.
