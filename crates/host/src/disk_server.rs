@@ -32,11 +32,12 @@ use crate::process::confine::Confinement;
 use crate::resize::Watch;
 use crate::service::Service;
 use crate::socket::Door;
+use crate::socket::hang_up::has_left;
 use crate::socket::path_lock::PathLock;
 use crate::source;
 use crate::status::DiskStatus;
 use crate::tuning::split_for;
-use pending::{PendingConnections, has_left};
+use pending::PendingConnections;
 use server_losses::ServerLosses;
 pub(crate) use size_checks::SizeAsker;
 use size_checks::SizeChecks;
@@ -136,7 +137,7 @@ pub(crate) struct DiskServer {
 struct Guest {
     remote: SessionHandle,
     /// Our own descriptor of its connection, to see it leave before its session has ended.
-    stream: UnixStream,
+    stream: Arc<UnixStream>,
     ending: oneshot::Receiver<Ending>,
 }
 
@@ -399,7 +400,8 @@ impl DiskServer {
                 return Err(error);
             }
         };
-        self.status.begin(remote.clone());
+        let stream = Arc::new(stream);
+        self.status.begin(remote.clone(), &stream);
         Ok(Guest {
             remote,
             stream,

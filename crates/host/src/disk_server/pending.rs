@@ -11,7 +11,6 @@ use std::os::unix::net::UnixStream as StdStream;
 use std::task::{Context, Poll};
 
 use cleave_session::Offload;
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 use tokio::net::UnixStream;
 
@@ -111,15 +110,6 @@ fn peek_input(stream: &UnixStream) -> Input {
     }
 }
 
-/// Returns true if the other end of a connection has closed it.
-pub(crate) fn has_left(stream: &StdStream) -> bool {
-    let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
-    // With a zero time-out, poll does not wait.
-    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
-    poll(&mut polled, Some(&rustix::time::Timespec::default())).is_ok_and(|n| n > 0)
-        && polled.iter().any(|fd| fd.revents().intersects(gone))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,15 +172,5 @@ mod tests {
         theirs.last_mut().unwrap().write_all(b"x").unwrap();
         assert!(comes(pending.next_ready()).await.is_some());
         assert_eq!(pending.clear(), PENDING_MAX - 1);
-    }
-
-    #[test]
-    fn a_hang_up_is_seen_at_once_even_behind_unread_bytes() {
-        let (ours, mut theirs) = StdStream::pair().unwrap();
-        assert!(!has_left(&ours));
-        theirs.write_all(b"unread").unwrap();
-        assert!(!has_left(&ours));
-        drop(theirs);
-        assert!(has_left(&ours));
     }
 }

@@ -422,7 +422,7 @@ impl<H: DiskHost> Life<H> {
         let why = "it is deleted".to_owned();
         let within = (mode == DeleteMode::Hard).then_some(HARD_TIME);
         match &self.phase {
-            LifePhase::Serving(status, _) if mode == DeleteMode::Safe && status.is_connected() => {
+            LifePhase::Serving(status, _) if mode == DeleteMode::Safe && status.has_frontend() => {
                 let why = format!(
                     "a frontend is connected to disk {}: unplug the disk first, or remove it with mode=drain",
                     self.id

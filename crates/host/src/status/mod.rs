@@ -10,8 +10,9 @@ mod quiet;
 mod tests;
 mod usage;
 
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use cleave_api::EventName;
@@ -24,10 +25,11 @@ use tokio::task::AbortHandle;
 
 use crate::events::Events;
 use crate::process::confine::Confinement;
+use crate::socket::hang_up::has_left;
 
 pub(crate) use metrics::{DiskMetrics, write as write_metrics};
 #[cfg(test)]
-pub(crate) use tests::ram as ram_for_tests;
+pub(crate) use tests::{connect as connect_for_tests, ram as ram_for_tests};
 
 /// A time in which the disk does not take requests: what asked for it, and when it ends.
 #[derive(Debug)]
@@ -36,6 +38,14 @@ struct Quiet {
     until: Instant,
     /// Ends it then.
     timer: AbortHandle,
+}
+
+/// The session that has begun and not ended.
+#[derive(Debug)]
+struct CurrentSession {
+    remote: SessionHandle,
+    /// Its connection. The server of the disk keeps it, because it must not be closed here.
+    stream: Weak<UnixStream>,
 }
 
 /// The state that the control interface shows: the disk, and the current session.
@@ -52,7 +62,7 @@ pub(crate) struct DiskStatus {
     auto: Split,
     /// The profile that this state comes from.
     profile: Option<String>,
-    session: Mutex<Option<SessionHandle>>,
+    session: Mutex<Option<CurrentSession>>,
     sessions: AtomicU64,
     /// Set while the disk does not take requests.
     quiet: Mutex<Option<Quiet>>,
@@ -117,10 +127,11 @@ impl DiskStatus {
         self.events.tell(&self.id(), event, more);
     }
 
-    /// Notes that a session has begun.
-    pub(crate) fn begin(&self, remote: SessionHandle) {
+    /// Notes that a session has begun on this connection.
+    pub(crate) fn begin(&self, remote: SessionHandle, stream: &Arc<UnixStream>) {
         self.sessions.fetch_add(1, Ordering::Relaxed);
-        *self.lock() = Some(remote);
+        let stream = Arc::downgrade(stream);
+        *self.lock() = Some(CurrentSession { remote, stream });
         self.tell(EventName::Connected, Value::Null);
     }
 
@@ -130,9 +141,18 @@ impl DiskStatus {
         self.tell(EventName::Disconnected, Value::Null);
     }
 
-    /// Returns true while a frontend is connected.
+    /// Returns true while there is a session.
     pub(crate) fn is_connected(&self) -> bool {
         self.lock().is_some()
+    }
+
+    /// Returns true while a frontend is connected. Its session ends some milliseconds after it has closed the connection.
+    pub(crate) fn has_frontend(&self) -> bool {
+        let session = self.lock();
+        let stream = session
+            .as_ref()
+            .and_then(|session| session.stream.upgrade());
+        stream.is_some_and(|stream| !has_left(&stream))
     }
 
     /// The socket of the frontends, as it is shown.
@@ -141,10 +161,10 @@ impl DiskStatus {
     }
 
     fn session(&self) -> Option<SessionHandle> {
-        self.lock().clone()
+        self.lock().as_ref().map(|session| session.remote.clone())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<SessionHandle>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<CurrentSession>> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,11 +1,13 @@
 //! Reports of an unused disk and of a stripe.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_api::{RequestDirection, RequestVerb, SizeClass, StoreKind};
 use cleave_config::DiskConfig;
 use cleave_disk::{Disk, DiskSpec, OpenOptions, StripeKind};
+use cleave_session::{Offload, Session, SessionConfig};
 use cleave_worker::record::{Kind, Recording};
 use cleave_worker::splitter::{SplitResult, SplitState};
 use cleave_worker::{DataDirection, Device, LegTotals, Split, TrialResult, Tuning, WorkerConfig};
@@ -43,6 +45,23 @@ pub(crate) fn ram(serial: &str) -> Arc<DiskStatus> {
         Disk::open(&"ram:1M".parse().unwrap(), &options()).unwrap(),
         serial,
     )
+}
+
+/// Connects a frontend to the disk. Returns its end of the connection, and what the server of a disk keeps for it: its own end, and the
+/// session, which does not run.
+pub(crate) fn connect(status: &DiskStatus) -> (UnixStream, (Arc<UnixStream>, Session)) {
+    let (theirs, ours) = UnixStream::pair().unwrap();
+    let config = SessionConfig {
+        vrings_max: 1,
+        vring_size_max: 256,
+        workers_max: 1,
+    };
+    let (device, offload) = (status.device.clone(), Offload::default());
+    let copy = ours.try_clone().unwrap();
+    let (session, remote) = Session::new(copy, device, offload, config).unwrap();
+    let ours = Arc::new(ours);
+    status.begin(remote, &ours);
+    (theirs, (ours, session))
 }
 
 /// Names of all fields, nested ones with a dot.

@@ -12,7 +12,7 @@ use super::*;
 use crate::failure::Failure;
 use crate::hosted::disk_host::OpenResult;
 use crate::hosted::generation::Condition;
-use crate::status::ram_for_tests;
+use crate::status::{connect_for_tests, ram_for_tests};
 
 /// Storage and files that do what a test says.
 #[derive(Default)]
@@ -533,6 +533,26 @@ async fn a_disk_that_is_deleted_while_it_is_opened_is_gone() {
     assert_eq!(scene.delete(DeleteMode::Safe).await.unwrap(), Ok(None));
     assert_eq!(told(put.await.ok()).unwrap_err().0, 409);
     settle().await;
+    assert!(scene.disk.is_gone());
+}
+
+/// A VMM that has ended does not count as a frontend, although its session drains for a moment.
+#[tokio::test(start_paused = true)]
+async fn a_disk_in_use_is_not_deleted_safely_until_its_frontend_has_hung_up() {
+    let scene = Scene::added(&disk("ram:1M")).await;
+    let HostedState::Serving(status) = scene.disk.state() else {
+        panic!("{}", scene.state());
+    };
+    let (frontend, _session) = connect_for_tests(&status);
+    let refused = scene.delete(DeleteMode::Safe).await.unwrap();
+    let (code, why) = refused.unwrap_err();
+    assert!(
+        code == 409 && why.contains("a frontend is connected"),
+        "{why}"
+    );
+    drop(frontend);
+    assert!(status.is_connected(), "its session has not ended");
+    assert_eq!(scene.delete(DeleteMode::Safe).await.unwrap(), Ok(None));
     assert!(scene.disk.is_gone());
 }
 
