@@ -209,8 +209,8 @@ disk_options! {
         /// Requests a second below which adaptive does not spin, 0 to 1000000000
         ///
         /// Below that rate it costs as little CPU time as interrupt, and each request waits for a wake-up. 0: it spins at
-        /// any rate if that pays and budget is left; it still sleeps through gaps of more than a millisecond. Refused in
-        /// the same cases as --spin-cpu-max.
+        /// any rate above 4 a second if that pays and budget is left; it still sleeps through gaps of more than a
+        /// millisecond. Refused in the same cases as --spin-cpu-max.
         #[arg(long, value_name = "N")]
         spin_rate_min: Number<0, SPIN_RATE_MAX, { Tuning::SPIN_RATE_MIN }>,
         /// Per cent of a core that adaptive may pay for each per cent that spinning makes the disk faster, 0 to 10000

@@ -83,6 +83,9 @@ impl PacerBench {
     pub fn lap(&mut self, requests: u32, lap_ns: u64) -> bool {
         let wakes = self.sleeps && requests > 0;
         self.now_ns += lap_ns + u64::from(wakes) * WAKE_NS;
+        if wakes {
+            self.pacer.slept();
+        }
         let work = LapWork {
             arrived: requests,
             ended: requests,

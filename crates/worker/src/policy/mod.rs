@@ -19,5 +19,5 @@ pub(crate) use trial::{Comparison, Trial};
 
 /// Time over which a load is looked at: by windows of a trial and of a rest, by the bucket of requests, and by the budget.
 const WINDOW_NS: u64 = 50_000_000;
-/// Laps without work between two readings of the clock.
+/// Laps without work, and without a sleep, between two readings of the clock.
 pub(crate) const CHECK_LAPS: u32 = 32;

@@ -118,6 +118,8 @@ pub(crate) struct Pacer {
     /// When the gap began, and whether something was in flight.
     since_ns: u64,
     waits_for_disk: bool,
+    /// The worker has slept since the last lap.
+    has_slept: bool,
     /// Laps without work; wraps.
     laps: u32,
     /// Requests that arrived and ops that completed since the clock was last read.
@@ -146,6 +148,7 @@ impl Pacer {
             phase: GapPhase::Asleep,
             since_ns: 0,
             waits_for_disk: false,
+            has_slept: false,
             laps: 0,
             arrived: 0,
             ended: 0,
@@ -168,20 +171,28 @@ impl Pacer {
         self.phase = GapPhase::Asleep;
     }
 
+    /// Notes that the worker has slept, beside which reading the clock costs nothing.
+    #[inline]
+    pub(crate) fn slept(&mut self) {
+        self.has_slept = true;
+    }
+
     /// Counts a lap. `None`: [`Pacer::decide`] must be called, which needs the time. Most laps of a busy worker
     /// and most laps of a spin need no clock.
     #[inline]
     pub(crate) fn note_lap(&mut self, work: LapWork) -> Option<LapWait> {
         let tries = self.trial.is_under_way();
+        let has_slept = std::mem::take(&mut self.has_slept);
         if work.any() {
             self.spent.peak = self.spent.peak.max(work.in_flight).max(work.ended);
             self.arrived = self.arrived.saturating_add(work.arrived);
             self.ended = self.ended.saturating_add(work.ended);
         }
-        if self.spins == Err(Reason::Vain) && !tries && self.phase == GapPhase::Asleep {
+        if self.spins == Err(Reason::Vain) && !tries {
             // As a worker with interrupts does, and as cheap.
             self.laps = self.laps.wrapping_add(1);
-            let is_check = self.laps.is_multiple_of(CHECK_LAPS);
+            let ends_batch = self.phase == GapPhase::Busy && !work.more;
+            let is_check = has_slept || ends_batch || self.laps.is_multiple_of(CHECK_LAPS);
             return (!is_check).then_some(match work.more {
                 true => LapWait::Spin,
                 false => LapWait::Sleep,

@@ -22,7 +22,7 @@ impl RateBucket {
             self.is_fast = true;
             return;
         };
-        // A worker that sleeps reports as many at once as it has laps between two readings of the clock.
+        // A worker reports at once what arrived in all laps between two readings of the clock.
         let full_ns = WINDOW_NS.max(u64::from(CHECK_LAPS) * request_ns);
         let left_ns = self.level_ns.saturating_sub(gone_ns);
         let gained_ns = u64::from(requests) * request_ns;

@@ -227,11 +227,12 @@ impl<S: Store> Worker<S> {
         lanes.any(|lane| waits(lane) && lane.vring.has_come(&asked))
     }
 
-    /// Counts a wait, and disarms the vrings of guests without EVENT_IDX. Called when the thread has returned from the kernel.
+    /// Notes a wait, and disarms the vrings of guests without EVENT_IDX. Called when the thread has returned from the kernel.
     #[inline]
     pub(crate) fn entered(&mut self, wait: Wait) {
         self.meters.entered(wait);
         if wait != Wait::No {
+            self.waiting.pacer.slept();
             self.disarm_flags();
         }
     }

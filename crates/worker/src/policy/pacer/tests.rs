@@ -222,6 +222,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
                 }
                 second.cpu_ns += WAKE_CPU_NS;
                 (now_ns, cpu_ns, slice_ns) = (wake_ns + wake_place_ns, cpu_ns + WAKE_CPU_NS, 0);
+                pacer.slept();
             }
             None => break,
         }
@@ -270,6 +271,26 @@ fn a_slow_load_is_slept_for() {
         let totals = &outcome.totals;
         let spun_ns = totals.spin_hit_ns + totals.spin_wasted_ns;
         assert_eq!((spun_ns, totals.experiments), (0, 0), "{per_second}/s");
+    }
+}
+
+/// The wake-up before a request is not saved, because its gap is longer than any spin; the one at its end is.
+#[test]
+fn with_a_minimum_rate_of_zero_a_slow_load_is_spun_for() {
+    let any_rate = Tuning {
+        spin_rate_min: 0,
+        ..tuning()
+    };
+    for per_second in [5, 40, 300] {
+        let moments = even(per_second, 6 * SECOND);
+        let trace = Trace::of(Guest::Clock(&moments), 60 * US, 6 * SECOND);
+        let outcome = run(trace, &any_rate);
+        let late_us = outcome.after(4).latency_us() - 60;
+        assert!(
+            late_us < 35,
+            "{per_second}/s: {late_us} {:?}",
+            outcome.totals
+        );
     }
 }
 
