@@ -43,6 +43,16 @@ pub struct Shape {
     pub writable_bytes: u64,
 }
 
+impl Shape {
+    /// Returns false for a chain of 4 GiB and more, which is refused: a chain may not be longer than 2^32 bytes (virtio 1.3
+    /// §2.7.5), and its used length must fit 32 bits.
+    #[inline]
+    pub fn is_served(self) -> bool {
+        let total_bytes = self.readable_bytes.checked_add(self.writable_bytes);
+        total_bytes.is_some_and(|bytes| bytes <= u64::from(u32::MAX))
+    }
+}
+
 /// The limits for requests at this moment: the disk's, and the features that the guest acknowledged.
 #[derive(Debug, Clone, Copy)]
 pub struct Gate<'a> {
@@ -217,12 +227,10 @@ struct Data {
 }
 
 impl Data {
-    /// Refuses a chain without a whole header or a status, or of 4 GiB and more: a chain may not be longer
-    /// than 2^32 bytes (virtio 1.3 §2.7.5), and its used length must fit 32 bits.
+    /// Refuses a chain without a whole header or a status, or of 4 GiB and more.
     #[inline]
     fn of(shape: Shape) -> Result<Data, Status> {
-        let total_bytes = shape.readable_bytes.checked_add(shape.writable_bytes);
-        if total_bytes.is_none_or(|bytes| bytes > u64::from(u32::MAX)) {
+        if !shape.is_served() {
             return Err(Status::IoErr);
         }
         Ok(Data {

@@ -12,6 +12,7 @@ const _: () = assert!(usize::BITS == 64, "only 64-bit hosts");
 
 mod chain;
 mod descriptor;
+mod dirty;
 mod inflight;
 mod mapping;
 mod memory;
@@ -26,6 +27,7 @@ mod vring;
 mod walk;
 
 pub use chain::{Chain, ChainFault};
+pub use dirty::{DirtyLog, VringLog};
 pub use inflight::{Inflight, InflightError, InflightLayout, Journal, JournalFault};
 pub use memory::{Departure, Epoch, Memory, Spot, Unmapped};
 pub use region::{MapError, RegionSpec};

@@ -269,6 +269,12 @@ impl Memory {
         })
     }
 
+    /// Returns the highest address of the table.
+    pub(crate) fn last_addr(&self) -> Option<u64> {
+        let last = self.regions.last()?;
+        Some(last.guest_addr + (last.len_bytes - 1))
+    }
+
     /// Returns true if a memory file was cut while mapped and a page of it was replaced by zeroes: this connection cannot
     /// continue. Costs one load as long as no connection has lost memory.
     #[inline]

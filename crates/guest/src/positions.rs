@@ -104,6 +104,16 @@ impl Positions {
         entry
     }
 
+    /// Returns the number of used entries that were added and not published.
+    pub(crate) fn added(&self) -> u16 {
+        self.next_used.wrapping_sub(self.published)
+    }
+
+    /// Returns the entry of the used ring that was added `step` entries after those that are published.
+    pub(crate) fn added_entry(&self, step: u16) -> u16 {
+        self.published.wrapping_add(step) & self.mask
+    }
+
     /// Publishes all added entries: the used index before and after. `None`: none was added.
     #[inline]
     pub(crate) fn publish(&mut self) -> Option<(u16, u16)> {

@@ -5,6 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use cleave_blk::spec::feature;
 
 use crate::descriptor::DESCRIPTOR_BYTES;
+use crate::dirty::VringLog;
 use crate::inflight::{Journal, JournalFault};
 use crate::positions::Positions;
 use crate::signals::{RingWords, VringSignals};
@@ -106,6 +107,11 @@ const PREFETCH_ENTRIES: u16 = 3;
 /// Prefetch distance of a chain's first bytes, in entries.
 const HEADERS_AHEAD: u16 = 1;
 
+/// Returns the offset of an entry of the used ring. After the last one is the event field.
+fn used_entry_offset(entry: u16) -> usize {
+    ENTRIES_OFFSET + USED_ENTRY_BYTES * usize::from(entry)
+}
+
 /// The three parts of a vring on the host.
 #[derive(Debug, Clone, Copy)]
 struct Parts {
@@ -172,6 +178,21 @@ impl Parts {
             .wrapping_add(usize::from(head) * DESCRIPTOR_BYTES as usize)
     }
 
+    /// Returns the descriptor table. Requests of the vring may have been taken in another memory table, `memory`.
+    #[inline]
+    fn table<'a>(&'a self, memory: &'a Memory) -> DescriptorTable<'a> {
+        // SAFETY: the table lies wholly in memory that the caller's place keeps mapped.
+        unsafe { DescriptorTable::direct(memory, self.desc, self.size) }
+    }
+
+    /// Returns the head in an entry (below the ring's size) of the used ring, masked, because the guest may have overwritten it.
+    fn used_head_at(&self, entry: u16) -> u16 {
+        // SAFETY: an entry of the ring, which lies wholly in memory that the caller's place keeps mapped; entries are as aligned
+        // as the ring. The head is little-endian and below 2^16.
+        let head = unsafe { racy::read_u16(self.used.add(used_entry_offset(entry))) };
+        head & (self.size - 1)
+    }
+
     /// Returns the used index that the guest sees.
     fn used_index(&self) -> u16 {
         // SAFETY: inside the used ring, which lies wholly in memory that the caller's place keeps mapped; even.
@@ -223,7 +244,7 @@ impl RingWords for Parts {
 
     #[inline]
     fn set_avail_event(&self, position: u16) {
-        let offset_bytes = ENTRIES_OFFSET + USED_ENTRY_BYTES * usize::from(self.size);
+        let offset_bytes = used_entry_offset(self.size);
         // SAFETY: the last field of the used ring, as above.
         unsafe { racy::write_u16(self.used.add(offset_bytes), position) };
     }
@@ -270,6 +291,8 @@ pub struct Vring {
     has_begun: bool,
     /// The record of the requests in flight.
     journal: Option<Journal>,
+    /// Set while the guest moves to another host.
+    log: Option<Box<VringLog>>,
     /// The part of the in-flight region that is too small for such a record, and is marked as such.
     marked: Option<Journal>,
     /// Requests that a dead daemon had taken, to be taken before any other; the first of them is last.
@@ -306,6 +329,7 @@ impl Vring {
             positions: Positions::new(layout.size, base),
             has_begun: false,
             journal: None,
+            log: None,
             marked: None,
             again: Vec::new(),
             drains: false,
@@ -394,6 +418,7 @@ impl Vring {
         let parts = Parts::find(epoch, self.layout)?;
         if self.place.is_none() {
             self.signals.restart(&parts, self.positions.next_avail());
+            self.log_fields();
         }
         let epoch = epoch.clone();
         self.place = Some(RingPlace { epoch, parts });
@@ -485,9 +510,7 @@ impl Vring {
         if PREFETCH_ENTRIES <= available {
             parts.prefetch_at(self.positions.entry(PREFETCH_ENTRIES - 1));
         }
-        // SAFETY: the table lies wholly in memory that the epoch keeps mapped.
-        let table = unsafe { DescriptorTable::direct(epoch, parts.desc, size) };
-        let fault = walk(table, head, chain).err();
+        let fault = walk(parts.table(epoch), head, chain).err();
         Ok(Some(TakenChain { head, fault }))
     }
 
@@ -525,9 +548,7 @@ impl Vring {
         let Some(RingPlace { epoch, parts }) = self.place.as_ref().filter(|_| head < size) else {
             return Err(VringFault::Head { head, size });
         };
-        // SAFETY: the table lies wholly in memory that the epoch keeps mapped.
-        let table = unsafe { DescriptorTable::direct(epoch, parts.desc, size) };
-        let fault = walk(table, head, chain).err();
+        let fault = walk(parts.table(epoch), head, chain).err();
         Ok(TakenChain { head, fault })
     }
 
@@ -563,8 +584,7 @@ impl Vring {
         if let Some(journal) = &mut self.journal {
             journal.end(head);
         }
-        let entry = usize::from(self.positions.push_used());
-        let offset_bytes = ENTRIES_OFFSET + USED_ENTRY_BYTES * entry;
+        let offset_bytes = used_entry_offset(self.positions.push_used());
         // SAFETY: masked to an entry of the ring, which lies wholly in memory that the epoch keeps
         // mapped; entries are as aligned as the ring.
         unsafe {
@@ -578,6 +598,14 @@ impl Vring {
     /// `false` if none was added.
     #[inline]
     pub fn publish(&mut self) -> bool {
+        match self.log {
+            None => self.show(),
+            Some(_) => self.log_and_show(),
+        }
+    }
+
+    #[inline]
+    fn show(&mut self) -> bool {
         let Some(RingPlace { parts, .. }) = &self.place else {
             return false;
         };
@@ -600,6 +628,7 @@ impl Vring {
         if let Some(RingPlace { parts, .. }) = &self.place {
             self.signals.ask(parts, self.positions.next_avail());
         }
+        self.log_fields();
     }
 
     /// Returns true if there is work that needs no kick, so take it; else the guest kicks for the next. [`Vring::ask`] comes
@@ -627,11 +656,68 @@ impl Vring {
         if let Some(RingPlace { parts, .. }) = &self.place {
             self.signals.disarm(parts, self.positions.next_avail());
         }
+        self.log_fields();
     }
 
     /// Returns the position of the next available entry: the answer to GET_VRING_BASE.
     pub fn base(&self) -> u16 {
         self.positions.next_avail()
+    }
+}
+
+/// The dirty log.
+impl Vring {
+    /// Marks what is written from now on in this log, and in no other. Answers that were added and are not published yet are
+    /// written from now on too.
+    pub fn set_log(&mut self, log: Option<Box<VringLog>>) {
+        self.log = log;
+    }
+
+    /// Marks the answer to a request that was taken in another memory table. The table in force may lack its indirect table.
+    #[inline]
+    pub fn log_answer(&mut self, epoch: &Epoch, head: u16) {
+        if let Some(log) = &mut self.log
+            && let Some(place) = &self.place
+            && place.epoch != *epoch
+        {
+            log.begin();
+            log.answer(place.parts.table(epoch), head & (self.layout.size - 1));
+        }
+    }
+
+    /// Publishes what was added, and marks all that was written for it. Answers before the index: as soon as the guest sees that,
+    /// it may use their descriptors for other chains.
+    #[cold]
+    fn log_and_show(&mut self) -> bool {
+        let before = self.positions;
+        let entries = (0..before.added()).map(|step| before.added_entry(step));
+        if let (Some(log), Some(RingPlace { epoch, parts })) = (&mut self.log, &self.place) {
+            log.begin();
+            for entry in entries.clone() {
+                log.answer(parts.table(epoch), parts.used_head_at(entry));
+            }
+        }
+        // It makes a full fence after it has stored the index.
+        let call = self.show();
+        if let Some(log) = &self.log
+            && before.added() > 0
+        {
+            for entry in entries {
+                log.used(used_entry_offset(entry), USED_ENTRY_BYTES);
+            }
+            log.used(INDEX_OFFSET, 2);
+        }
+        call
+    }
+
+    /// Marks the fields of the used ring by which we say if we want kicks.
+    #[inline]
+    fn log_fields(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.begin();
+            log.used(0, 2);
+            log.used(used_entry_offset(self.layout.size), 2);
+        }
     }
 }
 

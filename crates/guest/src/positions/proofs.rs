@@ -25,11 +25,6 @@ impl Positions {
         self.mask + 1
     }
 
-    /// Returns the number of used entries that were added and not published.
-    fn added(&self) -> u16 {
-        self.next_used.wrapping_sub(self.published)
-    }
-
     /// Holds between any two steps of a vring whose worker returns no more chains than it took.
     fn is_sound(&self) -> bool {
         u32::from(self.left()) == distance(self.next_avail, self.seen_avail)
