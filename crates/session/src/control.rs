@@ -234,6 +234,7 @@ impl SessionState {
             layout,
             base: settings.base,
             journal,
+            log: None,
             features,
             kick: std::mem::take(&mut settings.kick).into_fd(),
             call,

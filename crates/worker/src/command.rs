@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use cleave_engine::BellFd;
-use cleave_guest::{Journal, Memory, VringError, VringLayout};
+use cleave_guest::{Journal, Memory, VringError, VringLayout, VringLog};
 
 /// A vring that is handed to a worker.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub struct VringStart {
     /// The vring's part of the in-flight region. Requests that an earlier daemon left there are repeated first;
     /// `base` is ignored in that case.
     pub journal: Option<Journal>,
+    /// What it marks in the dirty log. `None`: the guest stays on this host.
+    pub log: Option<Box<VringLog>>,
     /// Feature bits that the guest acknowledged.
     pub features: u64,
     /// Kick eventfd. `None`: the guest never kicks, so its ring is polled.
@@ -78,6 +80,7 @@ pub(crate) enum Command {
     Stop(u16, SyncSender<Stopped>),
     Enable(u16, bool, SyncSender<()>),
     Signal(u16, VringDescriptor, SyncSender<()>),
+    Log(u16, Option<Box<VringLog>>, SyncSender<()>),
     Bind(Arc<Memory>, SyncSender<()>),
     Pass(SyncSender<()>),
     /// The operator wants the store to be flushed.

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::time::Duration;
 
 use cleave_engine::BellFd;
-use cleave_guest::{Memory, VringError};
+use cleave_guest::{Memory, VringError, VringLog};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::command::{Command, Handed, VringDescriptor};
@@ -111,6 +111,11 @@ impl Control {
     /// Changes the err eventfd of a running vring.
     pub fn set_err(&self, index: u16, err: Option<OwnedFd>) -> Pending<()> {
         self.ask(|done| Command::Signal(index, VringDescriptor::Err(err.map(BellFd::new)), done))
+    }
+
+    /// Changes what a running vring marks in a dirty log. Answered when it writes to no earlier log any more.
+    pub fn set_log(&self, index: u16, log: Option<Box<VringLog>>) -> Pending<()> {
+        self.ask(|done| Command::Log(index, log, done))
     }
 
     /// Puts a new memory table in force. Answered when requests are taken in it. The old table is released when

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
 use cleave_engine::Store;
-use cleave_guest::{Memory, Vring, VringError};
+use cleave_guest::{Memory, Vring, VringError, VringLog};
 
 use super::complete::OPERATOR;
 use super::inbox::{CommandInbox, SYNC_WAITERS_MAX};
@@ -127,6 +127,10 @@ impl<S: Store> Worker<S> {
                 self.set_signal(index, signal);
                 reply(&done, ());
             }
+            Command::Log(index, log, done) => {
+                self.set_log(index, log);
+                reply(&done, ());
+            }
             Command::Bind(memory, done) => {
                 self.bind(memory);
                 reply(&done, ());
@@ -212,6 +216,9 @@ impl<S: Store> Worker<S> {
             let lost = vring.keep(journal);
             self.warn_of_unrecorded(start.index, &vring, lost);
         }
+        vring.set_log(start.log.take());
+        // Once more: what it has announced so far is not in the log.
+        vring.ask();
         if vring.base() != 0 || vring.again() > 0 {
             self.device.has_shown.store(true, Ordering::Relaxed);
         }
@@ -359,6 +366,14 @@ impl<S: Store> Worker<S> {
             lane.leave_limits(&self.device);
         }
         lane.enable(enabled);
+    }
+
+    fn set_log(&mut self, index: u16, log: Option<Box<VringLog>>) {
+        if let Some(number) = self.number_of(index)
+            && let Some(lane) = &mut self.lanes[number]
+        {
+            lane.vring.set_log(log);
+        }
     }
 
     fn set_signal(&mut self, index: u16, signal: VringDescriptor) {

@@ -117,6 +117,7 @@ impl<S: Store> Worker<S> {
         // Through the epoch in which the request was taken: the table in force may have other memory at this
         // address.
         let used = write_status(&ended.epoch, ended.status_addr, ended.outcome);
+        lane.vring.log_answer(&ended.epoch, token.head);
         lane.push_used(token.head, used);
     }
 

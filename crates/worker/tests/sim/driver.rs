@@ -12,11 +12,11 @@ use rustix::fs::{MemfdFlags, memfd_create};
 /// Entries of the ring.
 pub(crate) const SIZE: u16 = 32;
 /// Guest-physical address of the memory.
-const BASE: u64 = 0x4000_0000;
+pub(crate) const BASE: u64 = 0x4000_0000;
 const MEMORY_BYTES: u64 = 16 << 20;
 const DESC: u64 = 0;
 const AVAIL: u64 = 0x4000;
-const USED: u64 = 0x5000;
+pub(crate) const USED: u64 = 0x5000;
 /// Each head has its own area: header, status, indirect table, data.
 const AREAS: u64 = 0x10000;
 const AREA_BYTES: u64 = 0x40000;
@@ -122,10 +122,16 @@ impl Driver {
         }
     }
 
-    /// Moves to a copy of the memory. Returns the old file.
-    pub(crate) fn move_to_a_copy(&mut self) -> File {
+    /// Returns a copy of its memory.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; MEMORY_BYTES as usize];
         self.file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
+    /// Moves to a copy of the memory. Returns the old file.
+    pub(crate) fn move_to_a_copy(&mut self) -> File {
+        let bytes = self.bytes();
         let copy = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
         copy.write_all_at(&bytes, 0).unwrap();
         std::mem::replace(&mut self.file, copy)

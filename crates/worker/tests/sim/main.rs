@@ -9,6 +9,7 @@ mod cache;
 mod control;
 mod crash;
 mod driver;
+mod log;
 mod model;
 mod panic;
 mod splitting;
@@ -73,6 +74,7 @@ fn vring(index: u16) -> VringStart {
         layout: Driver::layout(),
         base: 0,
         journal: None,
+        log: None,
         features: FEATURES,
         kick: Some(event()),
         call: Some(event()),

@@ -1,0 +1,140 @@
+//! The dirty log: whatever a request is, however it ends and whatever changes meanwhile, every page of guest memory that the
+//! worker has written is marked when the guest sees the answer.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::FileExt;
+
+use cleave_guest::{DirtyLog, VringLog};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::driver::{BASE, Part, USED};
+use crate::*;
+
+const PAGE_BYTES: usize = 4096;
+/// Bytes of a log for all addresses of the driver's memory.
+const LOG_BYTES: u64 = (BASE + (16 << 20)) / PAGE_BYTES as u64 / 8;
+
+struct Log {
+    file: std::fs::File,
+    log: Arc<DirtyLog>,
+}
+
+impl Log {
+    fn new() -> Log {
+        let file = std::fs::File::from(memfd_create("log", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(LOG_BYTES).unwrap();
+        let log = DirtyLog::map(file.try_clone().unwrap(), 0, LOG_BYTES).unwrap();
+        Log { file, log }
+    }
+
+    fn vring(&self) -> Option<Box<VringLog>> {
+        let log = VringLog::new(self.log.clone(), Some(BASE + USED), true);
+        Some(Box::new(log))
+    }
+
+    /// Returns the marked pages, counted from the start of the driver's memory.
+    fn pages(&self) -> BTreeSet<usize> {
+        let mut bytes = vec![0; LOG_BYTES as usize];
+        self.file.read_exact_at(&mut bytes, 0).unwrap();
+        let is_marked = |page: &usize| bytes[page / 8] & 1 << (page % 8) != 0;
+        let first = BASE as usize / PAGE_BYTES;
+        let marked = (0..8 * bytes.len()).filter(is_marked);
+        marked.map(|page| page - first).collect()
+    }
+}
+
+fn put(bench: &mut Bench, log: &Log) {
+    let set = bench.control.set_log(0, log.vring());
+    bench.carry_out(set);
+}
+
+fn bind(bench: &mut Bench, parts: &[Part]) {
+    let regions = parts.iter().map(|part| bench.driver.region(*part));
+    let memory = cleave_guest::Memory::new(regions.collect()).unwrap();
+    let bound = bench.control.bind(memory);
+    bench.carry_out(bound);
+}
+
+fn ask(random: &mut Random) -> Ask {
+    let sector = random.below(SECTORS + 8);
+    let bytes = [1, 512, 4096, 32768][random.below(4) as usize];
+    let cut = [100, 512, 4096, 65536][random.below(4) as usize];
+    // A chain of direct descriptors has to fit the ring.
+    let indirect = random.below(4) > 0 || bytes / cut > 8;
+    match random.below(6) {
+        0 => Ask::flush(),
+        1 => Ask::zero(sector, 8, random.below(2) == 0),
+        2 => Ask {
+            kind: [request_type::GET_ID, 77][random.below(2) as usize],
+            ..Ask::read(sector, 20, 20, indirect)
+        },
+        3 => Ask::write(sector, vec![7; bytes as usize], cut, indirect),
+        _ => Ask::read(sector, bytes, cut, indirect),
+    }
+}
+
+#[test]
+fn every_page_that_changed_is_marked_in_the_logs_that_were_in_force() {
+    for seed in seeds(0..20) {
+        let mut random = Random::new(seed);
+        let config = SimConfig {
+            fail_per_mille: 50,
+            delay_max: 20,
+            ..quiet(seed)
+        };
+        let mut bench = Bench::new(config, FEATURES);
+        for _ in 0..20 {
+            let mut log = Log::new();
+            put(&mut bench, &log);
+            let mut replaced = Vec::new();
+            for _ in 0..1 + random.below(8) {
+                bench.driver.submit(&ask(&mut random));
+            }
+            let before = bench.driver.bytes();
+            while bench.driver.in_flight() > 0 {
+                match random.below(16) {
+                    0 => {
+                        let next = Log::new();
+                        put(&mut bench, &next);
+                        let old = std::mem::replace(&mut log, next);
+                        replaced.push((old.pages(), old));
+                    }
+                    1 => bind(&mut bench, &[Part::Rings]),
+                    2 => bind(&mut bench, &[Part::Rings, Part::Requests]),
+                    _ => drop(bench.lap()),
+                }
+                bench.driver.collect(|_| 0);
+            }
+            let mut marked = log.pages();
+            for (pages, old) in &replaced {
+                assert_eq!(*pages, old.pages(), "seed {seed}: a log after the swap");
+                marked.extend(pages);
+            }
+            let after = bench.driver.bytes();
+            let pages = before.chunks(PAGE_BYTES).zip(after.chunks(PAGE_BYTES));
+            let changed = pages.enumerate().filter(|(_, (old, new))| old != new);
+            for (page, _) in changed {
+                assert!(marked.contains(&page), "seed {seed}: page {page:#x}");
+            }
+            // What the driver alone writes is not marked: descriptors and the available ring.
+            let first = marked.first().copied();
+            assert_eq!(first, Some(USED as usize / PAGE_BYTES), "seed {seed}");
+        }
+    }
+}
+
+/// What a vring announces in its ring when it starts is written while the guest moves.
+#[test]
+fn a_vring_that_starts_with_a_log_marks_its_announcement() {
+    let mut bench = Bench::new(quiet(1), FEATURES);
+    let stopped = bench.control.stop(0);
+    bench.carry_out(stopped);
+    let log = Log::new();
+    let started = bench.control.start(VringStart {
+        log: log.vring(),
+        ..vring(0)
+    });
+    bench.carry_out(started).unwrap();
+    let ring = USED as usize / PAGE_BYTES;
+    assert_eq!(log.pages().into_iter().collect::<Vec<_>>(), [ring]);
+}
