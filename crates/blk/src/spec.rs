@@ -47,6 +47,8 @@ pub mod feature {
     pub const MQ: u64 = 1 << 12;
     pub const DISCARD: u64 = 1 << 13;
     pub const WRITE_ZEROES: u64 = 1 << 14;
+    /// Bit 26 belongs to the transport: what the device writes to memory is marked in the dirty log.
+    pub const LOG_ALL: u64 = 1 << 26;
     pub const INDIRECT_DESC: u64 = 1 << 28;
     pub const EVENT_IDX: u64 = 1 << 29;
     /// Bit 30 belongs to the transport: the frontend speaks vhost-user protocol features.

@@ -1,5 +1,6 @@
 //! Messages that configure, start and stop vrings.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use cleave_blk::spec::feature;
@@ -44,7 +45,8 @@ impl SessionState {
         Ok(())
     }
 
-    /// Stores the addresses of a vring. May be repeated for a running vring with the addresses that it has.
+    /// Stores the addresses of a vring. May be repeated for a running vring with the addresses that it has; only that of the dirty
+    /// log may change.
     pub(crate) fn set_vring_addrs(
         &mut self,
         index: u64,
@@ -54,7 +56,8 @@ impl SessionState {
         if let Some(layout) = entry.running {
             if addrs.layout(layout.size, &self.memory) == Ok(layout) {
                 entry.settings.addrs = Some(addrs);
-                return Ok(());
+                let log = self.log.of_vring(addrs);
+                return answer(self.workers.get(index)?.set_log(index, log));
             }
             return Err(MessageRefusal::message(format!(
                 "vring {index} cannot move while it runs"
@@ -151,6 +154,7 @@ impl SessionState {
         if entry.running.take().is_some() {
             let stopped = answer(self.workers.get(index)?.stop(index))?;
             entry.settings.stopped(stopped);
+            self.log.check_kept()?;
         }
         // A position would claim that nothing is in flight.
         if entry.settings.has_left {
@@ -234,7 +238,7 @@ impl SessionState {
             layout,
             base: settings.base,
             journal,
-            log: None,
+            log: self.log.of_vring(addrs),
             features,
             kick: std::mem::take(&mut settings.kick).into_fd(),
             call,
@@ -250,6 +254,34 @@ impl SessionState {
         if let Ok((_, entry)) = self.vrings.get(u64::from(index)) {
             change(&mut entry.settings);
         }
+    }
+}
+
+/// The dirty log.
+impl SessionState {
+    /// Puts a log in force. Returns when no vring writes to the one before it any more.
+    pub(crate) fn set_log(
+        &mut self,
+        file: File,
+        file_offset: u64,
+        len_bytes: u64,
+    ) -> Result<(), MessageRefusal> {
+        let log = &mut self.log;
+        let before = log.replace(file, file_offset, len_bytes, &self.memory)?;
+        self.mark_in_log()?;
+        before.check_kept()
+    }
+
+    /// Has the running vrings mark what the log and the features say. They are asked before the first is waited for.
+    pub(crate) fn mark_in_log(&mut self) -> Result<(), MessageRefusal> {
+        let mut answers = Vec::new();
+        for (index, entry) in self.vrings.iter_mut() {
+            if let (Some(_), Some(addrs)) = (entry.running, entry.settings.addrs) {
+                let log = self.log.of_vring(addrs);
+                answers.push(self.workers.get(index)?.set_log(index, log));
+            }
+        }
+        answers.into_iter().try_for_each(answer)
     }
 }
 

@@ -29,6 +29,9 @@ const CONFIG_BYTES: usize = 12;
 /// Sizes of the messages about requests in flight, without and with padding.
 const INFLIGHT_BYTES: [usize; 2] = [20, 24];
 
+/// Size of SET_LOG_BASE: length of the log, its offset in the file.
+const LOG_BYTES: usize = 16;
+
 /// Serves one message.
 pub(crate) fn serve(relay: &mut Relay, message: Message) -> ServedMessage {
     match message.request() {
@@ -41,6 +44,7 @@ pub(crate) fn serve(relay: &mut Relay, message: Message) -> ServedMessage {
             | FrontendReq::SET_BACKEND_REQ_FD
             | FrontendReq::SET_INFLIGHT_FD,
         ) => acknowledged(relay, message, with_fds),
+        Some(FrontendReq::SET_LOG_BASE) => set_log(relay, message),
         // A descriptor is legal here and has no meaning (vhost-user "REM_MEM_REG").
         Some(FrontendReq::REM_MEM_REG) => relay.pass(&message),
         Some(request) if message.fds.len() > 0 => refused(format!(
@@ -225,6 +229,29 @@ fn set_features(relay: &mut Relay, message: Message) -> ServedMessage {
         None => relay.pass(&message),
         Some(refusal) => acknowledged(relay, message, |_, _| Err(refusal)),
     }
+}
+
+/// Serves SET_LOG_BASE. It is answered whether an acknowledgement was asked for or not, with the payload that came: QEMU looks at the
+/// kind of the answer alone, and Cloud Hypervisor reads as many bytes.
+///
+/// Neither understands a refusal: it would go on, and pages that are written here would be old on the other host. So a refusal ends
+/// the connection.
+fn set_log(relay: &Relay, mut message: Message) -> ServedMessage {
+    let outcome = read_log(&mut relay.state(), &mut message);
+    let reply = match &outcome {
+        Ok(()) => reply(message.header.request, &message.payload),
+        Err(_) => Vec::new(),
+    };
+    ServedMessage::with(reply, outcome)
+}
+
+fn read_log(state: &mut SessionState, message: &mut Message) -> Result<(), MessageRefusal> {
+    state.require(VhostUserProtocolFeatures::LOG_SHMFD)?;
+    if message.payload.len() != LOG_BYTES {
+        return Err(message.malformed());
+    }
+    let file = message.only_fd()?.into_memory(state.backing())?;
+    state.set_log(file, long(&message.payload, 8), long(&message.payload, 0))
 }
 
 fn set_status(state: &mut SessionState, message: &mut Message) -> Result<(), MessageRefusal> {

@@ -50,11 +50,13 @@ impl VhostUserBackendReqHandlerMut for SessionState {
     /// that sends it expects that its memory is not accessed any more.
     fn reset_owner(&mut self) -> Result<()> {
         let done = self.stop_all();
+        self.log.forget();
         self.keep_refusal(done)
     }
 
     fn reset_device(&mut self) -> Result<()> {
         let done = self.reset();
+        self.log.forget();
         self.keep_refusal(done)
     }
 
@@ -107,20 +109,16 @@ impl VhostUserBackendReqHandlerMut for SessionState {
         descriptor: u64,
         used: u64,
         available: u64,
-        _log: u64,
+        log: u64,
     ) -> Result<()> {
+        let is_logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
         let addrs = UserAddrs {
             desc: descriptor,
             avail: available,
             used,
+            used_log: is_logged.then_some(log),
         };
-        let done = if flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG) {
-            Err(MessageRefusal::message(
-                "a vring with a dirty log, which was not offered",
-            ))
-        } else {
-            self.set_vring_addrs(index.into(), addrs)
-        };
+        let done = self.set_vring_addrs(index.into(), addrs);
         self.keep_refusal(done)
     }
 

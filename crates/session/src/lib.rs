@@ -9,6 +9,7 @@
 mod channel;
 mod config;
 mod control;
+mod dirty;
 mod fd;
 mod filter;
 mod foreign;

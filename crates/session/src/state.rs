@@ -16,6 +16,7 @@ use cleave_worker::Device;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
 use crate::channel::{Channel, Notified};
+use crate::dirty::SessionLog;
 use crate::foreign::{Foreign, MemoryBacking};
 use crate::forward::Forwarder;
 use crate::offload::Offload;
@@ -47,6 +48,7 @@ pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
         | VhostUserProtocolFeatures::STATUS
         | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+        | VhostUserProtocolFeatures::LOG_SHMFD
 }
 
 #[derive(Debug)]
@@ -57,9 +59,10 @@ pub(crate) struct SessionState {
     pub(crate) memory: Arc<Memory>,
     /// The region in which the frontend keeps the requests in flight.
     pub(crate) inflight: Option<Inflight>,
+    pub(crate) log: SessionLog,
     pub(crate) vrings: Vrings,
     pub(crate) workers: Workers,
-    /// Features that the guest acknowledged. `None` until then.
+    /// Features that the guest acknowledged, without bit 26, which is in `log`. `None` until then.
     pub(crate) features: Option<u64>,
     /// Protocol features that the frontend acknowledged.
     protocol: VhostUserProtocolFeatures,
@@ -93,6 +96,7 @@ impl SessionState {
             vring_size_max: config.vring_size_max,
             memory: Memory::new(Vec::new())?,
             inflight: None,
+            log: SessionLog::default(),
             vrings: Vrings::new(config.vrings_max),
             workers: Workers::new(workers_max, alarm),
             features: None,
@@ -134,18 +138,23 @@ impl SessionState {
 
     pub(crate) fn offered(&mut self) -> u64 {
         self.features_seen = true;
-        self.config().features() | feature::VHOST_USER_PROTOCOL
+        self.features_offered()
     }
 
-    /// Refuses features that SET_FEATURES must not set.
-    pub(crate) fn check_features(&self, features: u64) -> Result<(), MessageRefusal> {
-        let offered = self.config().features() | feature::VHOST_USER_PROTOCOL;
-        if features & !offered != 0 {
-            let wrong = features & !offered;
+    fn features_offered(&self) -> u64 {
+        self.config().features() | feature::VHOST_USER_PROTOCOL | feature::LOG_ALL
+    }
+
+    /// Refuses features that SET_FEATURES must not set. Returns those of the guest: bit 26 is the frontend's, may come at any time
+    /// and says nothing about the driver.
+    pub(crate) fn check_features(&self, features: u64) -> Result<u64, MessageRefusal> {
+        let wrong = features & !self.features_offered();
+        if wrong != 0 {
             return Err(MessageRefusal::message(format!(
                 "features {wrong:#x} were not offered"
             )));
         }
+        let features = features & !feature::LOG_ALL;
         // Bit 30 alone comes from a frontend whose driver has not started yet. A driver that acknowledges any
         // feature without VERSION_1 is a legacy driver, which virtio 1.3 §6.2 lets the device refuse.
         if features & !feature::VHOST_USER_PROTOCOL != 0 && features & feature::VERSION_1 == 0 {
@@ -158,13 +167,13 @@ impl SessionState {
                 "features changed while a vring runs",
             ));
         }
-        Ok(())
+        Ok(features)
     }
 
     pub(crate) fn set_features(&mut self, features: u64) -> Result<(), MessageRefusal> {
-        self.check_features(features)?;
-        self.features = Some(features);
-        Ok(())
+        self.features = Some(self.check_features(features)?);
+        self.log.marks_all = features & feature::LOG_ALL != 0;
+        self.mark_in_log()
     }
 
     /// Stores the protocol features that the frontend takes. If it took a feature that was not offered, the meaning of every
@@ -246,6 +255,7 @@ impl SessionState {
     /// was removed, whatever is in flight.
     fn adopt(&mut self, memory: Result<Arc<Memory>, MapError>) -> Result<(), MessageRefusal> {
         let memory = memory.map_err(|error| MessageRefusal::message(error.to_string()))?;
+        self.log.check_covers(&memory)?;
         let before = std::mem::replace(&mut self.memory, memory);
         let departure = before.departing(&self.memory);
         drop(before);

@@ -16,6 +16,8 @@ pub(crate) struct UserAddrs {
     pub(crate) desc: u64,
     pub(crate) avail: u64,
     pub(crate) used: u64,
+    /// Where the dirty log has the used ring, as a guest address. `None`: writes to it are not marked.
+    pub(crate) used_log: Option<u64>,
 }
 
 impl UserAddrs {
@@ -229,6 +231,7 @@ mod tests {
             desc: 0,
             avail: 0,
             used: 0,
+            used_log: None,
         };
         for bits in 0..8 {
             let settings = VringSettings {

@@ -84,7 +84,7 @@ impl Driver {
         assert_eq!(status, [0]);
     }
 
-    fn request(&mut self) {
+    pub(super) fn request(&mut self) {
         self.make();
         self.kick();
         self.finish();
@@ -101,7 +101,7 @@ impl Driver {
 
 impl Frontend {
     /// Starts a vring with all its descriptors, and enables it.
-    fn drive(&mut self, index: u32) -> Driver {
+    pub(super) fn drive(&mut self, index: u32) -> Driver {
         let driver = Driver::new(self, index);
         self.configure_with(&driver);
         assert_eq!(
@@ -135,7 +135,7 @@ impl Frontend {
         }
     }
 
-    fn kick_on(&mut self, driver: &Driver) -> Answer {
+    pub(super) fn kick_on(&mut self, driver: &Driver) -> Answer {
         let number = longs(&[driver.index.into()]);
         self.request_fds(Req::SET_VRING_KICK, &number, &[driver.kick.as_fd()])
     }

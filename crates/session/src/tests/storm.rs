@@ -5,6 +5,8 @@ use super::*;
 
 const CONNECTIONS: u64 = 150;
 const MESSAGES: usize = 200;
+/// Bytes of a dirty log for the memory of one region.
+const LOG_BYTES: u64 = MEM_BYTES / 4096 / 8;
 
 /// xorshift64*: the seed determines the whole storm.
 struct Dice(u64);
@@ -48,7 +50,9 @@ impl Dice {
     fn message(&mut self) -> (u32, Vec<u8>, usize) {
         let index = self.index();
         let number = self.pick(&[0, 1, 3, 8, 8, 64, 256, 65535, 65536, u32::MAX]);
-        let request = self.pick(&[1, 2, 3, 4, 5, 8, 8, 9, 9, 9, 10, 11, 12, 12, 12, 13, 14, 15]);
+        let request = self.pick(&[
+            1, 2, 3, 4, 5, 6, 8, 8, 9, 9, 9, 10, 11, 12, 12, 12, 13, 14, 15,
+        ]);
         let request = if self.one_in(3) {
             self.pick(&[
                 16, 17, 18, 18, 18, 21, 24, 25, 34, 36, 37, 37, 37, 38, 39, 40,
@@ -62,6 +66,7 @@ impl Dice {
                     FEATURES,
                     FEATURES,
                     FEATURES | feature::EVENT_IDX,
+                    FEATURES | feature::LOG_ALL,
                     0,
                     1 << 34,
                 ];
@@ -73,11 +78,21 @@ impl Dice {
                 (0..count).for_each(|_| payload.extend(self.region()));
                 (request, payload, count)
             }
+            6 if self.one_in(20) => {
+                let bytes = self.pick(&[0, 1, LOG_BYTES - 1, 1 << 62, u64::MAX]);
+                (request, longs(&[bytes, self.pick(&[0, 1, u64::MAX])]), 1)
+            }
+            6 => (request, longs(&[LOG_BYTES << 4, self.pick(&[0, 4096])]), 1),
             8 | 10 => (request, words(&[index, number]), 0),
             18 => (request, words(&[index, u32::from(!self.one_in(4))]), 0),
             9 => {
                 let shift = self.pick(&[0, 0, 0, 16, MEM_BYTES, u64::MAX - USER - 0x10_0000]);
-                (request, addrs(index % 16, shift & !0xf), 0)
+                let mut payload = addrs(index % 16, shift & !0xf);
+                if self.one_in(2) {
+                    payload[4] = 1;
+                    payload[32..].copy_from_slice(&self.roll().to_ne_bytes());
+                }
+                (request, payload, 0)
             }
             11 if self.one_in(50) => (request, words(&[index, 0]), 0),
             11 => (request, words(&[index % 4, 0]), 0),

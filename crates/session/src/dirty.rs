@@ -1,0 +1,86 @@
+//! The dirty log, while the guest moves to another host: which of its vrings mark what, and when that changes (vhost-user
+//! "Migration").
+//!
+//! Bit 26 of the features has everything marked that requests write, and a flag of SET_VRING_ADDR has writes to that vring's used
+//! ring marked. QEMU sets and clears the feature first, Cloud Hypervisor clears it last. No message takes a log away: when the
+//! guest stays here after all, nothing is marked in it any more. Cloud Hypervisor replaces the log for each pass over the
+//! guest's memory.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use cleave_guest::{DirtyLog, Memory, VringLog};
+
+use crate::MessageRefusal;
+use crate::vrings::UserAddrs;
+
+/// The log of a device.
+#[derive(Debug, Default)]
+pub(crate) struct SessionLog {
+    /// QEMU starts vrings again without one if the guest's move fails at its end, and a guest may acknowledge bit 26 by itself: then
+    /// nothing is marked.
+    log: Option<Arc<DirtyLog>>,
+    /// The frontend set bit 26.
+    pub(crate) marks_all: bool,
+}
+
+impl SessionLog {
+    /// Returns the log if everything that requests write is marked there, which means that the guest moves.
+    pub(crate) fn in_force(&self) -> Option<&DirtyLog> {
+        self.log.as_deref().filter(|_| self.marks_all)
+    }
+
+    /// Maps a log and takes it in place of the one that was there, which is returned.
+    pub(crate) fn replace(
+        &mut self,
+        file: File,
+        file_offset: u64,
+        len_bytes: u64,
+        memory: &Memory,
+    ) -> Result<SessionLog, MessageRefusal> {
+        let log = DirtyLog::map(file, file_offset, len_bytes);
+        let log = log.map_err(|error| MessageRefusal::message(format!("a dirty log: {error}")))?;
+        if !log.covers(memory) {
+            return Err(MessageRefusal::message(format!(
+                "a dirty log of {len_bytes} bytes, which has no bits for the end of the guest's memory"
+            )));
+        }
+        let next = SessionLog {
+            log: Some(log),
+            marks_all: self.marks_all,
+        };
+        Ok(std::mem::replace(self, next))
+    }
+
+    /// Forgets the log. Bit 26 stays with the other features.
+    pub(crate) fn forget(&mut self) {
+        self.log = None;
+    }
+
+    /// Returns what a vring marks.
+    pub(crate) fn of_vring(&self, addrs: UserAddrs) -> Option<Box<VringLog>> {
+        let log = self.log.as_ref()?;
+        let marks = self.marks_all || addrs.used_log.is_some();
+        marks.then(|| Box::new(VringLog::new(log.clone(), addrs.used_log, self.marks_all)))
+    }
+
+    /// Refuses a memory table with pages that have no bit in the log in force: writes to them would be missing on the other host.
+    pub(crate) fn check_covers(&self, memory: &Memory) -> Result<(), MessageRefusal> {
+        match self.in_force().is_none_or(|log| log.covers(memory)) {
+            true => Ok(()),
+            false => Err(MessageRefusal::message(
+                "memory beyond the end of the dirty log",
+            )),
+        }
+    }
+
+    /// Refuses to go on if marks were lost, because the guest would continue elsewhere without what was written here.
+    pub(crate) fn check_kept(&self) -> Result<(), MessageRefusal> {
+        match self.log.as_ref().is_some_and(|log| log.is_lost()) {
+            false => Ok(()),
+            true => Err(MessageRefusal::connection(
+                "the file of the dirty log was cut, or its file system is full",
+            )),
+        }
+    }
+}
