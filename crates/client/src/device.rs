@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cleave_blk::spec::feature;
 
-use crate::message::{VringAddr, protocol};
+use crate::message::{VRING_LOG, VringAddr, protocol};
 use crate::queue::{Arena, CONTROL_BYTES};
 use crate::{
     DeviceConfig, DriverRing, Error, Frontend, GuestMemory, InflightRegion, Notifier, Queue,
@@ -361,21 +361,10 @@ impl Client {
     /// Sends the set-up of a vring in QEMU's order, and enables it.
     fn announce(&self, queue: &Queue, base: u16) -> Result<(), Error> {
         let index = u32::from(queue.index);
-        let layout = queue.ring.layout();
-        let user = |addr| {
-            let found = self.memory.user_addr(addr);
-            found.ok_or_else(|| Error::Memory(format!("no ring at {addr:#x}")))
-        };
-        self.frontend.set_vring_num(index, layout.size.into())?;
+        let size = queue.ring.size();
+        self.frontend.set_vring_num(index, size.into())?;
         self.frontend.set_vring_base(index, base.into())?;
-        self.frontend.set_vring_addr(VringAddr {
-            index,
-            flags: 0,
-            desc: user(layout.desc)?,
-            used: user(layout.used)?,
-            avail: user(layout.avail)?,
-            log: 0,
-        })?;
+        self.frontend.set_vring_addr(self.addr_of(queue)?)?;
         self.frontend
             .set_vring_err(index, Some(queue.err.as_fd()))?;
         self.frontend
@@ -386,6 +375,39 @@ impl Client {
             self.frontend.set_vring_enable(index, true)?;
         }
         Ok(())
+    }
+}
+
+/// Addresses of vrings, with and without the dirty log.
+impl Client {
+    /// Returns the addresses of a vring, as SET_VRING_ADDR has them.
+    pub fn vring_addr(&self, index: usize) -> Result<VringAddr, Error> {
+        self.addr_of(&self.queues[index])
+    }
+
+    /// Returns the addresses of a vring whose used ring is in the dirty log.
+    pub fn logged_vring_addr(&self, index: usize) -> Result<VringAddr, Error> {
+        Ok(VringAddr {
+            flags: VRING_LOG,
+            log: self.queues[index].ring.layout().used,
+            ..self.vring_addr(index)?
+        })
+    }
+
+    fn addr_of(&self, queue: &Queue) -> Result<VringAddr, Error> {
+        let layout = queue.ring.layout();
+        let user = |addr| {
+            let found = self.memory.user_addr(addr);
+            found.ok_or_else(|| Error::Memory(format!("no ring at {addr:#x}")))
+        };
+        Ok(VringAddr {
+            index: queue.index.into(),
+            flags: 0,
+            desc: user(layout.desc)?,
+            used: user(layout.used)?,
+            avail: user(layout.avail)?,
+            log: 0,
+        })
     }
 }
 

@@ -12,7 +12,7 @@ use crate::message::{
     self, FLAG_NEED_REPLY, FLAG_REPLY, RegionBytes, VERSION, VRING_NO_FD, VringAddr, protocol,
     request,
 };
-use crate::{Error, ReceivedMessage, Socket};
+use crate::{Error, ReceivedMessage, Socket, WriteLog};
 
 /// A connection to a daemon. Once REPLY_ACK has been negotiated, setters request an acknowledgement: `Ok` then means
 /// "accepted", and before that only "sent".
@@ -173,6 +173,17 @@ impl Frontend {
     /// Sends ADD_MEM_REG.
     pub fn add_mem_reg(&self, region: RegionBytes, fd: BorrowedFd<'_>) -> Result<(), Error> {
         self.send(request::ADD_MEM_REG, &message::mem_reg(region), &[fd])
+    }
+}
+
+/// The dirty log.
+impl Frontend {
+    /// Sends SET_LOG_BASE. It has a reply whether acknowledgements were negotiated or not, whose contents mean nothing: after it
+    /// the daemon writes to no earlier log.
+    pub fn set_log(&self, log: &WriteLog) -> Result<(), Error> {
+        let payload = message::log_base(log.len_bytes(), 0);
+        self.request(request::SET_LOG_BASE, &payload, &[log.fd()])
+            .map(drop)
     }
 }
 

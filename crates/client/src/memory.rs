@@ -4,8 +4,10 @@
 //! references into them: bytes move by raw copies between the mapping and private memory. A mapping lives as long as
 //! its [`GuestMemory`], which every owner of a pointer keeps in an `Arc`.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, ftruncate, memfd_create};
@@ -14,7 +16,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use crate::message::RegionBytes;
 use crate::{Error, pattern_word};
 
-const PAGE_BYTES: u64 = 4096;
+/// Bytes of a page of regions and of the dirty log.
+pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// Parameters of a region.
 #[derive(Debug, Clone, Copy)]
@@ -175,6 +178,48 @@ impl GuestMemory {
         let mut out = vec![0; len];
         self.read(addr, &mut out);
         out
+    }
+
+    /// Returns some bytes and replaces them by zeroes, each in a single access.
+    pub(crate) fn take_bytes(&self, addr: u64, len: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(len);
+        self.pieces(addr, len, |host, _, len| {
+            for at in 0..len {
+                // SAFETY: the range lies inside one mapping; the daemon's accesses are atomic as well.
+                let byte = unsafe { AtomicU8::from_ptr(host.add(at).as_ptr()) };
+                out.push(byte.swap(0, Ordering::SeqCst));
+            }
+        });
+        out
+    }
+
+    /// Returns the address after the last region.
+    pub fn end(&self) -> u64 {
+        let ends = self
+            .regions
+            .iter()
+            .map(|region| region.guest_addr + region.len_bytes);
+        ends.max().unwrap_or(0)
+    }
+
+    /// Returns a copy of all regions.
+    pub fn copy(&self) -> Vec<Vec<u8>> {
+        let regions = self.regions.iter();
+        regions
+            .map(|region| self.bytes(region.guest_addr, region.len_bytes as usize))
+            .collect()
+    }
+
+    /// Returns the pages, as the dirty log numbers them, that differ from a copy.
+    pub fn changed_pages(&self, before: &[Vec<u8>]) -> BTreeSet<u64> {
+        let mut changed = BTreeSet::new();
+        for ((region, old), new) in self.regions.iter().zip(before).zip(self.copy()) {
+            let pages = old.chunks(PAGE_BYTES as usize);
+            let pages = pages.zip(new.chunks(PAGE_BYTES as usize));
+            let differing = (0..).zip(pages).filter(|(_, (old, new))| old != new);
+            changed.extend(differing.map(|(page, _)| region.guest_addr / PAGE_BYTES + page));
+        }
+        changed
     }
 
     /// Truncates a region's file to `keep` bytes. Private memory replaces the lost part of our own mapping first, so

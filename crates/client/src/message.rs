@@ -10,6 +10,7 @@ pub mod request {
     pub const SET_OWNER: u32 = 3;
     pub const RESET_OWNER: u32 = 4;
     pub const SET_MEM_TABLE: u32 = 5;
+    pub const SET_LOG_BASE: u32 = 6;
     pub const SET_VRING_NUM: u32 = 8;
     pub const SET_VRING_ADDR: u32 = 9;
     pub const SET_VRING_BASE: u32 = 10;
@@ -37,6 +38,7 @@ pub mod request {
 /// Protocol feature bits that concern a block device, as masks.
 pub mod protocol {
     pub const MQ: u64 = 1 << 0;
+    pub const LOG_SHMFD: u64 = 1 << 1;
     pub const REPLY_ACK: u64 = 1 << 3;
     pub const BACKEND_REQ: u64 = 1 << 5;
     pub const CONFIG: u64 = 1 << 9;
@@ -52,6 +54,8 @@ pub const FLAG_REPLY: u32 = 1 << 2;
 pub const FLAG_NEED_REPLY: u32 = 1 << 3;
 /// Flag in the payload of a vring descriptor message: no descriptor is attached.
 pub const VRING_NO_FD: u64 = 1 << 8;
+/// Flag of SET_VRING_ADDR: writes to the used ring are marked in the dirty log.
+pub const VRING_LOG: u32 = 1 << 0;
 /// Bytes of a message header.
 pub const HEADER_BYTES: usize = 12;
 
@@ -77,6 +81,14 @@ pub fn inflight(vrings: u16, vring_size: u16) -> [u8; 24] {
     let mut bytes = [0; 24];
     bytes[16..18].copy_from_slice(&vrings.to_le_bytes());
     bytes[18..20].copy_from_slice(&vring_size.to_le_bytes());
+    bytes
+}
+
+/// Returns the payload of SET_LOG_BASE.
+pub fn log_base(len_bytes: u64, file_offset: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[0..8].copy_from_slice(&len_bytes.to_le_bytes());
+    bytes[8..16].copy_from_slice(&file_offset.to_le_bytes());
     bytes
 }
 
