@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::too_many_lines)] // a mistake in the test ends the test
 
 mod device;
+mod dirty;
 mod kinds;
 mod larger_vrings;
 mod pacing;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         pacing,
         second_opinion,
         quiet,
+        dirty,
         storm,
     ])
 }
