@@ -4,7 +4,9 @@ use std::hint::black_box;
 use std::num::NonZeroU32;
 
 use cleave_blk::spec::{feature, request_type};
-use cleave_blk::{Config, Cut, Gate, Limits, Outcome, Plan, Request, Segment, Shape, Stripe, Verb};
+use cleave_blk::{
+    Config, Cut, Face, Gate, Limits, Outcome, Plan, Request, Segment, Shape, Stripe, Verb,
+};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion};
 
@@ -15,14 +17,11 @@ fn limits() -> Limits {
     Limits {
         capacity_bytes: DISK_BYTES,
         block_bytes: 512,
-        physical_block_bytes: 4096,
-        optimal_io_bytes: 64 << 10,
         offset_align_bytes: 512,
         memory_align_bytes: 512,
         read_only: false,
         discard: true,
         discard_align_bytes: 512,
-        discard_granularity_bytes: 4096,
         rotational: false,
     }
 }
@@ -151,12 +150,13 @@ pub(crate) fn outcome(c: &mut Criterion) {
 
 pub(crate) fn config(c: &mut Criterion) {
     let config = Config {
+        face: Face::V1,
         capacity_bytes: DISK_BYTES,
+        block_bytes: 512,
+        read_only: false,
         segments_max: 126,
-        segment_bytes_max: None,
         vrings: 4,
         writeback: true,
-        limits: limits(),
     };
     let mut group = c.benchmark_group("config");
     group.bench_function("bytes", |b| b.iter(|| black_box(&config).bytes()));

@@ -38,6 +38,7 @@ fn help_and_version_are_printed() {
         "--cpus",
         "--read-only",
         "--serial",
+        "--face",
         "--block-size",
         "--cache",
         "--direct",

@@ -4,6 +4,7 @@
 
 mod device;
 mod dirty;
+mod face;
 mod kinds;
 mod larger_vrings;
 mod pacing;
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
         kinds,
         requests,
         device,
+        face,
         setup,
         stripe,
         larger_vrings,

@@ -4,7 +4,8 @@ use cleave_blk::spec::feature;
 use cleave_tests::http::fetch;
 use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, simple};
 use cleave_tests::{
-    Case, Scratch, assert_serves, compare_bytes, run, run_to_exit, small, wait_until,
+    Case, Scratch, assert_face_v1, assert_serves, compare_bytes, run, run_to_exit, small,
+    wait_until,
 };
 use serde_json::json;
 
@@ -16,6 +17,7 @@ pub(crate) fn cases() -> Vec<Case> {
         raw_and_qcow2_images_are_served_over_unix_sockets_and_tcp: QEMU,
         the_reference_server_is_served: NBD_SERVER,
         a_read_only_export_is_served_read_only: QEMU,
+        every_export_has_the_same_face_and_ignores_discards_that_it_cannot_take,
         an_operator_has_the_server_flush_with_and_without_a_guest,
         what_a_connection_moves_and_what_waits_for_it_is_shown,
         a_guest_sees_a_larger_export_after_a_reconnect,
@@ -70,6 +72,44 @@ fn the_reference_server_is_served() {
     assert!(daemon.log_has("connections to the server: 1 instead of 2"));
     compare_bytes(&daemon, "nbd", 60);
     daemon.finish();
+}
+
+fn every_export_has_the_same_face_and_ignores_discards_that_it_cannot_take() {
+    let scratch = Scratch::in_memory();
+    let able = Export::able(8 << 20);
+    let exports = [
+        ("able", able),
+        (
+            "large preferred blocks",
+            Export {
+                blocks: Some([512, 65_536, 1 << 20]),
+                ..Export::able(8 << 20)
+            },
+        ),
+        (
+            "reads, writes and flushes alone",
+            Export {
+                flags: 1 | 4,
+                ..Export::able(8 << 20)
+            },
+        ),
+    ];
+    for (name, export) in exports {
+        let server = NbdServer::start(&scratch.join(&name.replace(' ', "-")), export);
+        let (daemon, _) = serve(&server.uri(""), &[]);
+        assert_face_v1(&daemon, name);
+        let mut client = daemon.open(&small(1));
+        let queue = client.queue(0);
+        queue.write(0, &[7; 12 << 10]).unwrap();
+        queue.discard(4 << 20, 1 << 20).unwrap();
+        queue.write_zeroes(4 << 10, 4 << 10, true).unwrap();
+        let mut back = vec![0; 12 << 10];
+        queue.read(0, &mut back).unwrap();
+        let wanted = [[7; 4 << 10], [0; 4 << 10], [7; 4 << 10]].concat();
+        assert!(back == wanted, "{name}");
+        drop(client);
+        daemon.finish();
+    }
 }
 
 fn a_read_only_export_is_served_read_only() {

@@ -7,7 +7,8 @@ use cleave_blk::spec::feature;
 use cleave_tests::ceph::CEPH;
 use cleave_tests::http::fetch;
 use cleave_tests::{
-    Case, Node, Scratch, assert_serves, compare_bytes, exercise, run_to_exit, small, wait_until,
+    Case, Node, Scratch, assert_face_v1, assert_serves, compare_bytes, exercise, run_to_exit, small,
+    wait_until,
 };
 use serde_json::json;
 
@@ -38,6 +39,9 @@ fn an_image_is_served() {
         ];
         for more in variants {
             let (daemon, control) = serve(&disk, more);
+            if !more.contains(&"writethrough") {
+                assert_face_v1(&daemon, "image");
+            }
             compare_bytes(&daemon, "rbd", 60);
             let store = &report(&control)["store"];
             assert_eq!(store["kind"], json!("rbd"));
@@ -127,6 +131,7 @@ fn a_stripe_of_images_is_served() {
         more.extend(["--workers", "2", "--split", "16K"]);
         more.extend(["--limit", "iops-total=100000"]);
         let (daemon, control) = serve(&first, &more);
+        assert_face_v1(&daemon, "stripe of images");
         // Each vring's part of the disk crosses many chunks, on all legs.
         compare_bytes(&daemon, "rbd", 60);
         let report = report(&control);

@@ -1,23 +1,43 @@
 //! The device's configuration space (virtio 1.3 §5.2.4).
 
-use crate::Limits;
 use crate::spec::{SECTOR_BYTES, feature};
+
+/// The device that a guest sees, by version: which features are offered, and the fields that neither the operator nor the size
+/// decides. It never depends on what holds the bytes, so a guest may move to another host whose storage is of another kind. What is
+/// added later gets a version of its own, because a guest cannot move to a host that offers less than it uses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Face {
+    /// Discards and write-zeroes unless the disk is read-only, physical blocks of 4 KiB, segments of any length.
+    #[default]
+    V1,
+}
+
+impl Face {
+    /// Returns the number of the version.
+    pub fn version(self) -> u32 {
+        match self {
+            Face::V1 => 1,
+        }
+    }
+}
 
 /// Configuration space of one disk. Its bytes are generated on demand, so they always match these fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
+    /// What the guest sees besides the other fields.
+    pub face: Face,
     /// Current size.
     pub capacity_bytes: u64,
+    /// Logical block size; a power of two ≥ 512.
+    pub block_bytes: u32,
+    /// The guest may only read.
+    pub read_only: bool,
     /// Most data segments of a request, as stated to the guest.
     pub segments_max: u32,
-    /// Most bytes of one data segment, if the guest is given a limit.
-    pub segment_bytes_max: Option<u32>,
     /// Number of vrings offered.
     pub vrings: u16,
     /// True if the cache is write-back (the `writeback` field, which a guest may set with CONFIG_WCE).
     pub writeback: bool,
-    /// The disk.
-    pub limits: Limits,
 }
 
 impl Config {
@@ -36,11 +56,14 @@ impl Config {
     pub const ZERO_SECTORS_MAX: u32 = 1 << 18;
     /// Most ranges in one discard or write-zeroes request. Linux sends one unless the limit is higher.
     pub const RANGES_MAX: u32 = 1;
+    /// Physical block, and unit of discards: that of most devices and file systems. Requests in such units are never slower where the
+    /// real unit is smaller.
+    const PHYSICAL_BYTES: u32 = 4096;
 
     /// Returns the features of the block device and its vrings. The session adds those of the transport (`VHOST_USER_PROTOCOL`).
     pub fn features(&self) -> u64 {
         // MQ is offered even with one vring: `vrings` is 1 then. CONFIG_WCE requires FLUSH (virtio 1.3 §5.2.5.2).
-        let mut bits = feature::SEG_MAX
+        const ALWAYS: u64 = feature::SEG_MAX
             | feature::BLK_SIZE
             | feature::TOPOLOGY
             | feature::FLUSH
@@ -49,61 +72,38 @@ impl Config {
             | feature::INDIRECT_DESC
             | feature::EVENT_IDX
             | feature::VERSION_1;
-        if self.segment_bytes_max.is_some() {
-            bits |= feature::SIZE_MAX;
+        match (self.face, self.read_only) {
+            (Face::V1, true) => ALWAYS | feature::RO,
+            (Face::V1, false) => ALWAYS | feature::DISCARD | feature::WRITE_ZEROES,
         }
-        if self.limits.read_only {
-            bits |= feature::RO;
-        } else {
-            bits |= feature::WRITE_ZEROES;
-        }
-        if self.offers_discard() {
-            bits |= feature::DISCARD;
-        }
-        bits
     }
 
     /// Returns the space as bytes, little-endian. Fields of features that are not offered are zero.
     pub fn bytes(&self) -> [u8; Self::BYTES] {
         let mut space = Space([0; Self::BYTES]);
         space.put::<0, 8>((self.capacity_bytes / SECTOR_BYTES).to_le_bytes());
-        space.put::<8, 4>(self.segment_bytes_max.unwrap_or(0).to_le_bytes());
         space.put::<12, 4>(self.segments_max.to_le_bytes());
-        space.put::<20, 4>(self.limits.block_bytes.to_le_bytes());
-        self.put_topology(&mut space);
+        space.put::<20, 4>(self.block_bytes.to_le_bytes());
+        // The topology is in logical blocks. Example: 512-byte blocks on 4 KiB sectors are exponent 3, minimum 8. The best size is
+        // unknown (28), and the disk begins at the start of a physical block (25).
+        let physical_bytes = Self::PHYSICAL_BYTES.max(self.block_bytes);
+        let blocks = (physical_bytes / self.block_bytes.max(1)).max(1);
+        // An exponent below 32 always fits a byte, and a physical block is at most 8 blocks.
+        space.put::<24, 1>([u8::try_from(blocks.ilog2()).unwrap_or(0)]);
+        space.put::<26, 2>(u16::try_from(blocks).unwrap_or(u16::MAX).to_le_bytes());
         space.put::<{ Self::WRITEBACK_OFFSET }, 1>([u8::from(self.writeback)]);
         space.put::<34, 2>(self.vrings.to_le_bytes());
-        if self.offers_discard() {
+        if !self.read_only {
+            let physical_sectors = physical_bytes / SECTOR_BYTES as u32;
             space.put::<36, 4>(Self::DISCARD_SECTORS_MAX.to_le_bytes());
             space.put::<40, 4>(Self::RANGES_MAX.to_le_bytes());
-            space.put::<44, 4>(self.discard_sector_alignment().to_le_bytes());
-        }
-        if !self.limits.read_only {
+            space.put::<44, 4>(physical_sectors.to_le_bytes());
             space.put::<48, 4>(Self::ZERO_SECTORS_MAX.to_le_bytes());
             space.put::<52, 4>(Self::RANGES_MAX.to_le_bytes());
-            space.put::<56, 1>([u8::from(self.limits.discard)]);
+            // "May": a store that cannot give space back writes zeroes.
+            space.put::<56, 1>([1]);
         }
         space.0
-    }
-
-    fn offers_discard(&self) -> bool {
-        self.limits.discard && !self.limits.read_only
-    }
-
-    /// Writes the topology. All values are in logical blocks. Example: 512-byte blocks on 4 KiB sectors with a best size of 64
-    /// KiB are exponent 3, minimum 8, optimum 128.
-    fn put_topology(&self, space: &mut Space) {
-        let blocks = |bytes: u32| bytes.checked_div(self.limits.block_bytes).unwrap_or(0);
-        let physical = blocks(self.limits.physical_block_bytes).max(1);
-        // An exponent below 32 always fits a byte.
-        space.put::<24, 1>([u8::try_from(physical.ilog2()).unwrap_or(0)]);
-        // 25: alignment_offset is 0, because the disk begins at the start of a physical block.
-        space.put::<26, 2>(u16::try_from(physical).unwrap_or(u16::MAX).to_le_bytes());
-        space.put::<28, 4>(blocks(self.limits.optimal_io_bytes).to_le_bytes());
-    }
-
-    fn discard_sector_alignment(&self) -> u32 {
-        (self.limits.discard_granularity_bytes / SECTOR_BYTES as u32).max(1)
     }
 }
 
@@ -123,24 +123,13 @@ mod tests {
 
     fn config() -> Config {
         Config {
+            face: Face::V1,
             capacity_bytes: 0x0102_0304_0506 * 512,
+            block_bytes: 512,
+            read_only: false,
             segments_max: 0x0a0b_0c0d,
-            segment_bytes_max: None,
             vrings: 0x1112,
             writeback: true,
-            limits: Limits {
-                capacity_bytes: 1 << 30,
-                block_bytes: 512,
-                physical_block_bytes: 4096,
-                optimal_io_bytes: 64 << 10,
-                offset_align_bytes: 512,
-                memory_align_bytes: 512,
-                read_only: false,
-                discard: true,
-                discard_align_bytes: 512,
-                discard_granularity_bytes: 4096,
-                rotational: false,
-            },
         }
     }
 
@@ -163,7 +152,7 @@ mod tests {
             ("physical_block_exp", 24, 1, 3),
             ("alignment_offset", 25, 1, 0),
             ("min_io_size", 26, 2, 8),
-            ("opt_io_size", 28, 4, 128),
+            ("opt_io_size", 28, 4, 0),
             ("writeback", 32, 1, 1),
             ("unused0", 33, 1, 0),
             ("num_queues", 34, 2, 0x1112),
@@ -195,85 +184,40 @@ mod tests {
         assert_eq!(next, Config::BYTES);
     }
 
+    /// A guest that runs has these bits, and does not start again with a daemon that offers fewer.
     #[test]
-    fn features_and_fields_follow_the_limits() {
-        let base = feature::SEG_MAX
-            | feature::BLK_SIZE
-            | feature::TOPOLOGY
-            | feature::FLUSH
-            | feature::CONFIG_WCE
-            | feature::MQ
-            | feature::INDIRECT_DESC
-            | feature::EVENT_IDX
-            | feature::VERSION_1;
-        // read_only, discard; features in addition to the base; discard, write-zeroes, may_unmap fields.
-        let table = [
-            (
-                false,
-                true,
-                feature::DISCARD | feature::WRITE_ZEROES,
-                [1, 1, 1],
-            ),
-            (false, false, feature::WRITE_ZEROES, [0, 1, 0]),
-            (true, true, feature::RO, [0, 0, 0]),
-            (true, false, feature::RO, [0, 0, 0]),
-        ];
-        for (read_only, discard, features, present) in table {
-            let mut config = config();
-            config.limits.read_only = read_only;
-            config.limits.discard = discard;
-            assert_eq!(config.features(), base | features);
-            let bytes = config.bytes();
-            assert_eq!([40, 52, 56].map(|at| bytes[at]), present);
-            assert_eq!(field(&bytes, 36, 4) != 0, present[0] == 1);
-            assert_eq!(field(&bytes, 44, 4) != 0, present[0] == 1);
-            assert_eq!(field(&bytes, 48, 4) != 0, present[1] == 1);
-        }
-    }
-
-    #[test]
-    fn size_max_is_offered_if_segments_are_bounded() {
+    fn the_features_of_a_face_are_fixed() {
         let mut config = config();
-        assert_eq!(config.features() & feature::SIZE_MAX, 0);
-        config.segment_bytes_max = Some(0x0003_4000);
-        assert_ne!(config.features() & feature::SIZE_MAX, 0);
-        assert_eq!(field(&config.bytes(), 8, 4), 0x0003_4000);
+        assert_eq!(config.features(), 0x1_3000_7e44);
+        config.read_only = true;
+        assert_eq!(config.features(), 0x1_3000_1e64);
+        let bytes = config.bytes();
+        assert_eq!(
+            bytes[36..],
+            [0; 60],
+            "fields of features that are not offered"
+        );
     }
 
     #[test]
-    fn topology_is_in_logical_blocks() {
-        // block, physical, optimal; exponent, minimum, optimum.
+    fn topology_and_discards_are_in_physical_blocks() {
+        // block; exponent, minimum, optimum, sectors of a discard's unit.
         let table = [
-            (512, 512, 0, [0, 1, 0]),
-            (512, 4096, 1 << 20, [3, 8, 2048]),
-            (4096, 4096, 1 << 20, [0, 1, 256]),
-            (4096, 512, 0, [0, 1, 0]),
-            (512, 1 << 31, 0, [22, 0xffff, 0]),
-            (4096, 16384, 1000, [2, 4, 0]),
-            (0, 4096, 4096, [0, 1, 0]),
+            (512, [3, 8, 0, 8]),
+            (2048, [1, 2, 0, 8]),
+            (4096, [0, 1, 0, 8]),
+            (65_536, [0, 1, 0, 128]),
         ];
-        for (block_bytes, physical_block_bytes, optimal_io_bytes, expected) in table {
-            let mut config = config();
-            config.limits.block_bytes = block_bytes;
-            config.limits.physical_block_bytes = physical_block_bytes;
-            config.limits.optimal_io_bytes = optimal_io_bytes;
-            let bytes = config.bytes();
-            let found = [
-                field(&bytes, 24, 1),
-                field(&bytes, 26, 2),
-                field(&bytes, 28, 4),
-            ];
-            assert_eq!(found, expected, "{block_bytes} {physical_block_bytes}");
+        for (block_bytes, expected) in table {
+            let bytes = Config {
+                block_bytes,
+                ..config()
+            }
+            .bytes();
+            let found =
+                [(24, 1), (26, 2), (28, 4), (44, 4)].map(|(at, len)| field(&bytes, at, len));
+            assert_eq!(found, expected, "{block_bytes}");
             assert_eq!(field(&bytes, 20, 4), u64::from(block_bytes));
-        }
-    }
-
-    #[test]
-    fn discard_alignment_is_at_least_a_sector() {
-        for (granularity, sectors) in [(0, 1), (1, 1), (512, 1), (4096, 8), (1 << 20, 2048)] {
-            let mut config = config();
-            config.limits.discard_granularity_bytes = granularity;
-            assert_eq!(field(&config.bytes(), 44, 4), sectors, "{granularity}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use crate::{Request, STRIPE_OPS_MAX, Stripe, Verb};
+use crate::{STRIPE_OPS_MAX, Stripe};
 
 /// Most ops of a plan with one leg and no splitting: a parsed request is shorter than 4 GiB, which is 4
 /// pieces if it begins at a multiple, otherwise 5. [`Cut::ops_max`] is the bound of any plan.
@@ -24,25 +24,13 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Returns the most ops of any request that this cut [`takes`](Cut::takes), for which slots and engines need room.
+    /// Returns the most ops of any request, for which slots and engines need room.
     #[inline]
     pub fn ops_max(&self) -> usize {
         match (self.stripe, self.chunk_bytes) {
             (Some(_), _) => STRIPE_OPS_MAX,
             (None, Some(_)) => SPLIT_OPS_MAX,
             (None, None) => PLAIN_OPS_MAX,
-        }
-    }
-
-    /// Returns true if a request's plan has at most `ops_max` ops. Otherwise the request must be refused; the guest
-    /// knows the limits (SIZE_MAX and SEG_MAX).
-    #[inline]
-    pub fn takes(&self, request: &Request) -> bool {
-        match (self.stripe, request.verb) {
-            (Some(stripe), Verb::Read | Verb::Write) => {
-                request.len_bytes <= stripe.transfer_max_bytes()
-            }
-            _ => true,
         }
     }
 }

@@ -16,11 +16,11 @@ pub mod spec;
 mod status;
 mod stripe;
 
-pub use config::Config;
+pub use config::{Config, Face};
 pub use cut::{Cut, PLAIN_OPS_MAX, SPLIT_OPS_MAX};
 pub use limits::Limits;
 pub use outcome::Outcome;
 pub use plan::{Op, OpKind, Plan};
 pub use request::{Gate, Request, Segment, Shape, Verb};
 pub use status::Status;
-pub use stripe::{STRIPE_OPS_MAX, Stripe};
+pub use stripe::{OP_CHUNKS_MAX, STRIPE_OPS_MAX, Stripe};

@@ -7,10 +7,6 @@ pub struct Limits {
     pub capacity_bytes: u64,
     /// Logical block size for the guest (`blk_size`); a power of two ≥ 512.
     pub block_bytes: u32,
-    /// Physical block size for the guest, in the topology fields; ≥ `block_bytes`.
-    pub physical_block_bytes: u32,
-    /// Best transfer size; 0 if unknown.
-    pub optimal_io_bytes: u32,
     /// The store's unit of offsets and lengths (1 for buffered files and RAM); a power of two. A smaller
     /// request of the guest becomes a read-modify-write.
     pub offset_align_bytes: u32,
@@ -18,13 +14,11 @@ pub struct Limits {
     pub memory_align_bytes: u32,
     /// No write of any kind reaches the store.
     pub read_only: bool,
-    /// The store can deallocate space, and the operator allows it.
+    /// The store can deallocate space, and the operator allows it. Otherwise a discard succeeds and does nothing.
     pub discard: bool,
     /// Alignment of discards, a power of two. The store leaves the unaligned ends of a discard unchanged,
     /// even if it reads and writes smaller units.
     pub discard_align_bytes: u32,
-    /// Best size and alignment of a discard (≥ 512).
-    pub discard_granularity_bytes: u32,
     /// The device reports that it is rotational, as do many virtual disks and loop devices that are not.
     pub rotational: bool,
 }

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use crate::{Cut, Request, SPLIT_OPS_MAX, Segment, Stripe, Verb};
+use crate::{Cut, Request, SPLIT_OPS_MAX, STRIPE_OPS_MAX, Segment, Stripe, Verb};
 
 /// The operation of an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,10 +43,33 @@ pub struct Op<'a> {
     pub segments: &'a [Segment],
     /// Bytes of `segments[0]` that belong to an earlier op: 0, or less than `segments[0].len`.
     pub skip_bytes: u32,
+    /// Set if the op covers several chunks of a stripe's leg. Between two of them, its memory has those of the other legs: see
+    /// [`chunks`](Op::chunks).
+    pub stripe: Option<Stripe>,
 }
 
-/// The ops of one request, as an iterator that owns nothing. Ops of a read or write are in order of disk
-/// offset, so of several errors the one of the lowest op is the first by offset.
+impl<'a> Op<'a> {
+    /// Returns the parts of an op over several chunks of a stripe, the memory of each of which is contiguous in the segments.
+    pub fn chunks(&self, stripe: Stripe) -> impl Iterator<Item = Op<'a>> {
+        let chunk_bytes = u64::from(stripe.chunk_bytes());
+        Plan {
+            kind: Some(self.kind),
+            offset_bytes: self.offset_bytes,
+            left_bytes: self.len_bytes,
+            piece_bytes: chunk_bytes,
+            segments: self.segments,
+            skip_bytes: self.skip_bytes,
+            leg: self.leg,
+            course: Course::Chunks {
+                gap_bytes: chunk_bytes * (u64::from(stripe.legs()) - 1),
+            },
+            ..Plan::empty()
+        }
+    }
+}
+
+/// The ops of one request, as an iterator that owns nothing. Ops of a read or write are in order of the disk offset
+/// at which they begin, so of several errors the one of the lowest op is the first by offset.
 ///
 /// # Without a stripe
 ///
@@ -73,6 +96,10 @@ pub struct Op<'a> {
 /// No op of a read or write crosses a border of the stripe's chunks. A smaller chunk for splitting cuts those
 /// pieces further, at its multiples. A discard or write-zeroes is one range, and so one op, on each leg that
 /// it touches. A flush is one op for every leg.
+///
+/// A read or write of so many chunks that this would give more than [`STRIPE_OPS_MAX`] ops is cut into equal parts,
+/// each with the same number of chunks on every leg, as few as possible. A part has one op on each leg, whose memory
+/// lies in pieces ([`Op::chunks`]).
 ///
 /// Example with three legs and stripe chunks of 64 KiB: 320 KiB at 32 KiB touch chunks 0 to 5. A read has six
 /// ops, on legs 0, 1, 2, 0, 1, 2, the first and the last of 32 KiB. A discard has three: leg 0 from 32 KiB to
@@ -102,18 +129,22 @@ enum Course {
     Plain,
     /// Chunk by chunk, from leg to leg.
     Striped(Stripe),
-    /// One range per leg: those of the disk's chunks from `chunk` to before `until`, each of which is on another leg.
+    /// One range of at most `rows` chunks per leg: those that begin with the disk's chunks from `chunk` to before `until`, each of
+    /// which is on another leg. Then the next part of the request in the same way.
     Ranges {
         stripe: Stripe,
         chunk: u64,
         until: u64,
+        rows: u64,
     },
+    /// Chunk by chunk on one leg. In memory so many bytes lie between two of them.
+    Chunks { gap_bytes: u64 },
     /// Every leg, starting at the plan's.
     EachLeg { legs: u16 },
 }
 
-/// A request that begins on a multiple of this may be cut from its start on. A store's block is not larger,
-/// unless the guest was told of the larger block and keeps to it.
+/// A request that begins on a multiple of this may be cut from its start on. Few stores have a larger block, and there such a cut
+/// costs time, not data.
 const BLOCK_BYTES: u64 = 4096;
 
 impl<'a> Plan<'a> {
@@ -121,8 +152,7 @@ impl<'a> Plan<'a> {
     /// two below that keeps every op but a request's first aligned to any possible block.
     const PIECE_BYTES_MAX: u64 = 1 << 30;
 
-    /// Plans `request`, which `cut` must accept ([`Cut::takes`]), over `data`, the chain's data segments. A
-    /// get-id has no ops. For a read or write `data` must hold at least the request's length, which it does
+    /// Plans `request` over `data`, the chain's data segments. A get-id has no ops. For a read or write `data` must hold at least the request's length, which it does
     /// if both come from the same chain.
     #[inline]
     pub fn new(request: &Request, data: &'a [Segment], cut: &Cut) -> Plan<'a> {
@@ -184,6 +214,7 @@ impl<'a> Plan<'a> {
             len_bytes: request.len_bytes,
             segments: data,
             skip_bytes: 0,
+            stripe: None,
         })
     }
 
@@ -235,6 +266,12 @@ impl<'a> Plan<'a> {
     fn distribute(&mut self, stripe: Stripe, chunk_bytes: Option<NonZeroU32>) {
         match self.kind {
             Some(OpKind::Read | OpKind::Write { .. }) => {
+                let chunks = self.chunks_touched(stripe);
+                if chunks > STRIPE_OPS_MAX as u64 {
+                    let legs = u64::from(stripe.legs());
+                    let parts_max = STRIPE_OPS_MAX as u64 / legs;
+                    return self.range(stripe, chunks.div_ceil(parts_max * legs));
+                }
                 self.piece_bytes = self.piece_on(stripe, chunk_bytes);
                 (self.leg, self.offset_bytes) = stripe.place(self.offset_bytes);
                 self.course = Course::Striped(stripe);
@@ -245,18 +282,28 @@ impl<'a> Plan<'a> {
                 };
             }
             Some(OpKind::Discard | OpKind::Zero { .. }) => {
-                let chunk = self.offset_bytes >> stripe.chunk_shift();
-                // `left_bytes` is not 0 here.
-                let last = (self.offset_bytes + (self.left_bytes - 1)) >> stripe.chunk_shift();
-                let until = (last + 1).min(chunk + u64::from(stripe.legs()));
-                self.course = Course::Ranges {
-                    stripe,
-                    chunk,
-                    until,
-                };
+                self.range(stripe, self.chunks_touched(stripe));
             }
             None => {}
         }
+    }
+
+    /// Returns the number of the stripe's chunks that the request touches. It has bytes.
+    fn chunks_touched(&self, stripe: Stripe) -> u64 {
+        let last_bytes = self.offset_bytes + (self.left_bytes - 1);
+        (last_bytes >> stripe.chunk_shift()) - (self.offset_bytes >> stripe.chunk_shift()) + 1
+    }
+
+    /// Distributes the request in ranges of at most `rows` chunks on each leg.
+    fn range(&mut self, stripe: Stripe, rows: u64) {
+        let chunk = self.offset_bytes >> stripe.chunk_shift();
+        let until = chunk + self.chunks_touched(stripe).min(stripe.legs().into());
+        self.course = Course::Ranges {
+            stripe,
+            chunk,
+            until,
+            rows,
+        };
     }
 
     /// Returns the piece size for a read or write on a stripe: the stripe's chunk, or a smaller one for splitting that gives at
@@ -279,15 +326,16 @@ impl<'a> Plan<'a> {
         self.piece_bytes - behind
     }
 
-    /// Returns the op of a request that is one range on each leg; continues with the next leg.
-    fn next_range(&mut self, stripe: Stripe, chunk: u64, until: u64) -> Option<Op<'a>> {
+    /// Returns the op of a request that is a range on each leg; continues with the next leg, or with the next part.
+    fn next_range(&mut self, stripe: Stripe, chunk: u64, until: u64, rows: u64) -> Option<Op<'a>> {
         let kind = self.kind?;
         let shift = stripe.chunk_shift();
+        let legs = u64::from(stripe.legs());
         let (leg, row) = stripe.chunk_place(chunk);
         let end_bytes = self.offset_bytes + self.left_bytes;
         let last = (end_bytes - 1) >> shift;
-        let last_here = last - (last - chunk) % u64::from(stripe.legs());
-        // All rows are full except at the request's own ends.
+        let last_here = (last - (last - chunk) % legs).min(chunk + (rows - 1) * legs);
+        // All chunks are whole except at the request's own ends.
         let start = match chunk == self.offset_bytes >> shift {
             true => stripe.place(self.offset_bytes).1,
             false => row << shift,
@@ -296,22 +344,33 @@ impl<'a> Plan<'a> {
             true => stripe.place(end_bytes - 1).1 + 1,
             false => (stripe.chunk_place(last_here).1 + 1) << shift,
         };
-        if chunk + 1 == until {
-            self.kind = None;
-        }
-        self.course = Course::Ranges {
-            stripe,
-            chunk: chunk + 1,
-            until,
-        };
-        Some(Op {
+        let op = Op {
             kind,
             leg,
             offset_bytes: start,
             len_bytes: end - start,
-            segments: &[],
-            skip_bytes: 0,
-        })
+            segments: self.segments,
+            skip_bytes: self.skip_bytes,
+            stripe: (!self.segments.is_empty()).then_some(stripe),
+        };
+        let (mut next, mut until) = (chunk + 1, until);
+        if next == until {
+            // The part has a chunk of each leg before `until`, unless the request ends there.
+            next = until + (rows - 1) * legs;
+            until = (next + legs).min(last + 1);
+        }
+        if next > last {
+            self.kind = None;
+        } else {
+            self.advance_memory((next << shift) - (chunk << shift).max(self.offset_bytes));
+        }
+        self.course = Course::Ranges {
+            stripe,
+            chunk: next,
+            until,
+            rows,
+        };
+        Some(op)
     }
 
     /// Moves to the next leg after an op that is not the last.
@@ -334,6 +393,11 @@ impl<'a> Plan<'a> {
     fn advance(&mut self, len_bytes: u64) {
         self.offset_bytes = self.offset_bytes.saturating_add(len_bytes);
         self.left_bytes = self.left_bytes.saturating_sub(len_bytes);
+        self.advance_memory(len_bytes);
+    }
+
+    /// Moves past bytes of the segments.
+    fn advance_memory(&mut self, len_bytes: u64) {
         let mut skip_bytes = u64::from(self.skip_bytes).saturating_add(len_bytes);
         while let Some((first, rest)) = self.segments.split_first() {
             let Some(beyond) = skip_bytes.checked_sub(u64::from(first.len)) else {
@@ -364,6 +428,7 @@ impl<'a> Iterator for Plan<'a> {
             len_bytes: self.left_bytes,
             segments: self.segments,
             skip_bytes: self.skip_bytes,
+            stripe: None,
         };
         match self.course {
             // Most requests end here, without a division or a walk along the segments.
@@ -382,7 +447,14 @@ impl<'a> Iterator for Plan<'a> {
                 stripe,
                 chunk,
                 until,
-            } => return self.next_range(stripe, chunk, until),
+                rows,
+            } => return self.next_range(stripe, chunk, until, rows),
+            Course::Chunks { .. } if self.left_bytes <= self.to_border() => self.kind = None,
+            Course::Chunks { gap_bytes } => {
+                op.len_bytes = self.to_border();
+                self.advance(op.len_bytes);
+                self.advance_memory(gap_bytes);
+            }
             Course::EachLeg { legs } => {
                 self.leg += 1;
                 if self.leg >= legs {

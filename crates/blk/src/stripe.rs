@@ -66,26 +66,13 @@ impl Stripe {
     pub(crate) fn chunk_shift(self) -> u32 {
         u32::from(self.chunk_shift)
     }
-
-    /// Returns the longest read or write that has at most [`STRIPE_OPS_MAX`] ops at any offset.
-    #[inline]
-    pub fn transfer_max_bytes(self) -> u64 {
-        (STRIPE_OPS_MAX as u64 - 1) << self.chunk_shift
-    }
-
-    /// Returns the most bytes of one segment for a guest that sends at most `segments_max` of them, so that no request is longer
-    /// than `transfer_max_bytes`: whole pages of 4 KiB.
-    pub fn segment_max_bytes(self, segments_max: u32) -> u32 {
-        const PAGE: u64 = 4096;
-        let most = self.transfer_max_bytes() / u64::from(segments_max.max(1));
-        u32::try_from(most.min(u64::from(u32::MAX)) / PAGE * PAGE)
-            .unwrap_or(u32::MAX)
-            .max(PAGE as u32)
-    }
 }
 
-/// Most ops of a request to a stripe. Longer reads and writes are refused.
+/// Most ops of a request to a stripe. A read or write of more chunks has ops over several of them.
 pub const STRIPE_OPS_MAX: usize = 1024;
+/// Most chunks of one such op: the longest request has 2^20 chunks and one more, which go to 64 legs or fewer in parts, as many as
+/// [`STRIPE_OPS_MAX`] has room for.
+pub const OP_CHUNKS_MAX: usize = 1100;
 
 #[cfg(test)]
 mod tests {
@@ -117,25 +104,6 @@ mod tests {
         ];
         for (legs, chunk, is_one) in table {
             assert_eq!(Stripe::new(legs, chunk).is_some(), is_one, "{legs} {chunk}");
-        }
-    }
-
-    #[test]
-    fn segment_limits_keep_requests_below_the_bound() {
-        // chunk, segments; the bytes for the guest.
-        let table = [
-            (4 << 10, 254, 16_384),
-            (64 << 10, 254, 256 << 10),
-            (4 << 10, 1 << 20, 4096),
-            (4 << 20, 1, 1023 * (4 << 20)),
-        ];
-        for (chunk, segments, told) in table {
-            let stripe = Stripe::new(2, chunk).unwrap();
-            assert_eq!(
-                stripe.segment_max_bytes(segments),
-                told,
-                "{chunk} {segments}"
-            );
         }
     }
 

@@ -51,9 +51,7 @@ impl DiskConfig {
         let chunk_bytes = self.stripe.map(|size| size.bytes());
         let specs: Vec<_> = self.disk.iter().map(|disk| disk.spec().clone()).collect();
         let storage = Storage::new(&specs, chunk_bytes, kind, names)?;
-        if let Some(block) = self.block_size {
-            storage.check_block(block.bytes(), names)?;
-        }
+        storage.check_block(self.block_size.get().bytes(), names)?;
         Ok(storage)
     }
 }

@@ -22,7 +22,7 @@ use crate::values::serial::Serial;
 use crate::values::size::Size;
 use crate::values::spec::WrittenSpec;
 use crate::values::split::SplitOption;
-use crate::values::words::{Cache, CompletionOption, Persistent, Switch, When};
+use crate::values::words::{Cache, CompletionOption, FaceVersion, Persistent, Switch, When};
 
 /// The CPU time of 256 workers that never sleep, in per cent of one core.
 const SPIN_MAX: u32 = 25_600;
@@ -83,12 +83,18 @@ disk_options! {
         /// A Linux guest shows it as /dev/disk/by-id/virtio-TEXT. Without it the disk has none.
         #[arg(long, value_name = "TEXT", default_value_t, hide_default_value = true)]
         serial: Given<Serial>,
-        /// Logical block size that the guest sees, instead of the disk's own
+        /// The version of the device that the guest sees: its features, whatever the storage is
         ///
-        /// A power of two from 512 to 64K. If the guest writes less than a block of the disk, that block is read, changed
-        /// and written.
-        #[arg(long, value_name = "SIZE")]
-        block_size: Option<Size<512, 65_536>>,
+        /// A guest can move between hosts whose disks have the same face, block size, vrings and read-only flag. v1: discard and
+        /// write-zeroes unless the disk is read-only, physical blocks of 4K. A later version of Cleave offers more only with a later face.
+        #[arg(long, value_name = "VERSION", default_value_t)]
+        face: Given<FaceVersion>,
+        /// Logical block size that the guest sees
+        ///
+        /// A power of two from 512 to 64K, whatever the blocks of the disk are. If the guest writes less than a block of the disk, that
+        /// block is read, changed and written.
+        #[arg(long, value_name = "SIZE", default_value_t)]
+        block_size: Given<Size<512, 65_536>>,
         /// Cache mode, which decides when a completed write is durable
         ///
         /// writeback: a write is durable when the guest flushes. writethrough: when it completes. The guest may change it.
@@ -108,7 +114,9 @@ disk_options! {
         /// interrupts, and so does an I/O that the device refuses to poll for.
         #[arg(long, value_name = "SWITCH", default_value_t)]
         iopoll: Given<Switch<false>>,
-        /// Let the guest give space back
+        /// Give space back that the guest discards
+        ///
+        /// off: a discard succeeds and does nothing, as it does on a disk that cannot give space back.
         #[arg(long, value_name = "SWITCH", default_value_t)]
         discard: Given<Switch<true>>,
         /// Most vrings offered, 1 to 256; a worker starts only for one that the guest uses

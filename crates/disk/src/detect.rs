@@ -15,8 +15,8 @@ use crate::{Direct, FileKind, OpenError, OpenOptions};
 const BLOCK_BYTES_MIN: u32 = 512;
 /// Largest logical block for a guest.
 const BLOCK_BYTES_MAX: u32 = 65536;
-/// Block size for memory, and for file systems that report an unusable one.
-const FILE_BLOCK_BYTES: u32 = 4096;
+/// The block of devices that have large ones.
+const LARGE_BLOCK_BYTES: u32 = 4096;
 /// The kernel and virtio count the bytes of a file in an `i64`.
 const CAPACITY_MAX: u64 = i64::MAX as u64;
 /// FUSE_SUPER_MAGIC (linux/magic.h): FUSE, and virtiofs, which shares its file operations.
@@ -27,27 +27,21 @@ struct Geometry {
     size_bytes: u64,
     /// Logical block of a device; 512 for anything else.
     logical_bytes: u32,
-    physical_bytes: u32,
-    optimal_io_bytes: u32,
     align: Align,
     can_discard: bool,
-    discard_granularity_bytes: u32,
     rotational: bool,
     /// The kernel lets us open the device for writing but refuses every write.
     write_protected: bool,
 }
 
 impl Geometry {
-    /// Describes a file or memory that is kept in blocks of this size.
-    fn plain(size_bytes: u64, block_bytes: u32) -> Geometry {
+    /// Describes a file or memory.
+    fn plain(size_bytes: u64) -> Geometry {
         Geometry {
             size_bytes,
             logical_bytes: BLOCK_BYTES_MIN,
-            physical_bytes: block_bytes,
-            optimal_io_bytes: 0,
             align: Align::NONE,
             can_discard: true,
-            discard_granularity_bytes: block_bytes,
             rotational: false,
             write_protected: false,
         }
@@ -93,7 +87,7 @@ pub(crate) fn probe_memory(
     if options.direct == Direct::On {
         return Err(OpenError::NoCache(name.to_owned()));
     }
-    let geometry = Geometry::plain(size_bytes, FILE_BLOCK_BYTES);
+    let geometry = Geometry::plain(size_bytes);
     let remedy = |_: u64| "write another size".to_owned();
     limits(name, &geometry, options, remedy)
 }
@@ -101,10 +95,6 @@ pub(crate) fn probe_memory(
 /// The properties of a remote disk, as its server gives them.
 pub(crate) struct RemoteProperties {
     pub(crate) size_bytes: u64,
-    pub(crate) physical_bytes: u32,
-    /// Best transfer size; 0 if unknown.
-    pub(crate) optimal_bytes: u32,
-    pub(crate) discard_bytes: u32,
     pub(crate) can_discard: bool,
     pub(crate) rotational: bool,
     /// The way to give it another size.
@@ -123,9 +113,7 @@ pub(crate) fn probe_remote(
     let geometry = Geometry {
         can_discard: remote.can_discard,
         rotational: remote.rotational,
-        optimal_io_bytes: remote.optimal_bytes,
-        discard_granularity_bytes: remote.discard_bytes,
-        ..Geometry::plain(remote.size_bytes, remote.physical_bytes)
+        ..Geometry::plain(remote.size_bytes)
     };
     let remedy = |multiple: u64| format!("{} a multiple of {multiple}", remote.remedy);
     limits(name, &geometry, options, remedy)
@@ -165,8 +153,7 @@ fn limits(
     remedy: impl Fn(u64) -> String,
 ) -> Result<Limits, OpenError> {
     let size_bytes = geometry.size_bytes;
-    let natural = geometry.logical_bytes.max(geometry.align.offset_bytes);
-    let block_bytes = options.block_bytes.unwrap_or(natural);
+    let block_bytes = options.block_bytes;
     if !block_bytes.is_power_of_two() || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&block_bytes)
     {
         return Err(OpenError::BlockSize(block_bytes));
@@ -198,15 +185,12 @@ fn limits(
     Ok(Limits {
         capacity_bytes: size_bytes,
         block_bytes,
-        physical_block_bytes: geometry.physical_bytes.max(block_bytes),
-        optimal_io_bytes: geometry.optimal_io_bytes,
         offset_align_bytes: geometry.align.offset_bytes,
         memory_align_bytes: geometry.align.memory_bytes,
         read_only: options.read_only,
         discard: options.discard && geometry.can_discard && !options.read_only,
-        // The device's own block, even if the page cache hides it and the guest gets another.
-        discard_align_bytes: natural,
-        discard_granularity_bytes: geometry.discard_granularity_bytes.max(BLOCK_BYTES_MIN),
+        // The device's own block, even if the page cache hides it.
+        discard_align_bytes: geometry.logical_bytes.max(geometry.align.offset_bytes),
         rotational: geometry.rotational,
     })
 }
@@ -221,30 +205,22 @@ fn geometry(file: &File, kind: FileKind) -> io::Result<Geometry> {
     let stat = rustix::fs::fstat(file)?;
     let size_bytes = size_bytes(file, kind)?;
     if kind == FileKind::Regular {
-        let block = u32::try_from(stat.st_blksize).ok();
-        let block = block.filter(|size| plausible_block(*size));
         return Ok(Geometry {
             rotational: queue_number(stat.st_dev, "rotational") == Some(1),
             // Support for punching holes is known only after one was punched; the engine handles a refusal.
-            ..Geometry::plain(size_bytes, block.unwrap_or(FILE_BLOCK_BYTES))
+            ..Geometry::plain(size_bytes)
         });
     }
     let logical = rustix::fs::ioctl_blksszget(file)?;
-    let physical = rustix::fs::ioctl_blkpbszget(file).unwrap_or(logical);
     let number = |name| queue_number(stat.st_rdev, name);
-    let small = |name| number(name).and_then(|value| u32::try_from(value).ok());
-    let or = |block, other| if plausible_block(block) { block } else { other };
     Ok(Geometry {
         size_bytes,
-        logical_bytes: or(logical, BLOCK_BYTES_MIN),
-        physical_bytes: or(physical, logical),
-        optimal_io_bytes: small("optimal_io_size").unwrap_or(0),
+        logical_bytes: match plausible_block(logical) {
+            true => logical,
+            false => BLOCK_BYTES_MIN,
+        },
         align: Align::NONE,
         can_discard: number("discard_max_bytes").is_some_and(|bytes| bytes > 0),
-        discard_granularity_bytes: small("discard_granularity")
-            .filter(|bytes| bytes % BLOCK_BYTES_MIN == 0)
-            .unwrap_or(0)
-            .max(logical),
         rotational: number("rotational") == Some(1),
         write_protected: sysfs_number(stat.st_rdev, "ro") == Some(1),
     })
@@ -294,7 +270,7 @@ fn choose_direct(
     let Some(align) = probe_align(file, geometry).map_err(failed)? else {
         return buffered("no alignment was accepted");
     };
-    let multiple = granule(options.block_bytes.unwrap_or(0), align.offset_bytes);
+    let multiple = granule(options.block_bytes, align.offset_bytes);
     if !geometry.size_bytes.is_multiple_of(u64::from(multiple)) {
         // The last piece can be read and written only through the page cache.
         return buffered(&format!(
@@ -346,7 +322,7 @@ fn probe_align(file: &File, geometry: &Geometry) -> Result<Option<Align>, Errno>
 fn guesses(file: &File, geometry: &Geometry) -> impl Iterator<Item = Align> {
     let weak = (!begins_with_hole(file)).then_some(geometry.logical_bytes);
     weak.into_iter()
-        .chain([FILE_BLOCK_BYTES])
+        .chain([LARGE_BLOCK_BYTES])
         .map(|bytes| Align {
             offset_bytes: bytes,
             memory_bytes: bytes,
@@ -407,7 +383,7 @@ mod tests {
         ] {
             let options = OpenOptions {
                 direct,
-                block_bytes: Some(block_bytes),
+                block_bytes,
                 ..OpenOptions::default()
             };
             let mut geometry = geometry(&file, FileKind::Regular).unwrap();

@@ -13,7 +13,7 @@ use cleave_blk::{Limits, Stripe};
 use vm_memory::MmapRegion;
 
 use crate::detect::{granule, probe_memory};
-use crate::format::image_format;
+use crate::format::{image_format, other_partition_block};
 use crate::model::SharedDrive;
 use crate::open::open_path;
 use crate::serial::{ascii_serial, hashed_serial, path_serial};
@@ -68,8 +68,13 @@ impl Disk {
                 if matches!(spec, DiskSpec::Path(_)) {
                     options.content.judge(refuse_format(path, &file))?;
                 }
+                let is_judged = matches!(spec, DiskSpec::Path(_)) && !options.read_only;
+                if is_judged {
+                    let blocks = refuse_partitions(&name, &file, options.block_bytes);
+                    options.content.judge(blocks)?;
+                }
                 let mut backing = Backing::file(file, kind);
-                if matches!(spec, DiskSpec::Path(_)) && !options.read_only {
+                if is_judged {
                     let raw = format!("raw:{name}");
                     options.content.judge(refuse_leg(&name, &backing, &raw))?;
                 }
@@ -480,6 +485,10 @@ impl ContentOrigin {
                     name, leg, legs, ..
                 }),
             ) => (name, format!("leg {leg} of {legs} of a stripe")),
+            (ContentOrigin::Guest, Err(OpenError::Partitions(name, block, _))) => (
+                name,
+                format!("one with partitions in blocks of {block} bytes"),
+            ),
             _ => return verdict,
         };
         tracing::warn!(
@@ -494,6 +503,15 @@ fn refuse_format(path: &Path, file: &File) -> Result<(), OpenError> {
         Ok(None) => Ok(()),
         Ok(Some(format)) => Err(OpenError::Format(path.display().to_string(), format)),
         Err(error) => Err(OpenError::io(path, error)),
+    }
+}
+
+/// Refuses partitions that the guest would not find. A guest with other blocks might take the disk for an empty one.
+fn refuse_partitions(name: &str, file: &File, block_bytes: u32) -> Result<(), OpenError> {
+    match other_partition_block(file, block_bytes) {
+        Ok(Some(other)) => Err(OpenError::Partitions(name.to_owned(), other, block_bytes)),
+        // What cannot be read here is refused when its limits are found.
+        _ => Ok(()),
     }
 }
 

@@ -16,6 +16,29 @@ const FORMATS: [(&str, usize, &[u8]); 8] = [
     ("VDI", 64, b"\x7f\x10\xda\xbe"),
 ];
 
+/// Blocks in which partitions are counted.
+const PARTITION_BLOCKS: [u32; 2] = [512, 4096];
+/// The beginning of the header of a GPT, in block 1 (UEFI 2.10 §5.3.2).
+const PARTITIONS: &[u8] = b"EFI PART";
+
+/// Returns the block in which the partitions of a disk are counted, if it has any and `block_bytes` is another one.
+pub(crate) fn other_partition_block(file: &File, block_bytes: u32) -> io::Result<Option<u32>> {
+    let has_partitions = |block_bytes: u32| {
+        let mut head = [0; PARTITIONS.len()];
+        file.read_at(&mut head, block_bytes.into())?;
+        Ok::<_, io::Error>(head == *PARTITIONS)
+    };
+    if has_partitions(block_bytes)? {
+        return Ok(None);
+    }
+    for other in PARTITION_BLOCKS {
+        if has_partitions(other)? {
+            return Ok(Some(other));
+        }
+    }
+    Ok(None)
+}
+
 /// Returns the image format of a file, unless it is raw. Read through the page cache.
 pub(crate) fn image_format(file: &File) -> io::Result<Option<&'static str>> {
     let mut head = [0; 128];

@@ -20,14 +20,11 @@ pub(crate) fn open(
     if promised.has(export::READ_ONLY) && !options.read_only {
         return Err(OpenError::ReadOnlyExport(name.to_owned()));
     }
-    if promised.block_min > options.block_bytes.unwrap_or(512) {
+    if promised.block_min > options.block_bytes {
         return Err(OpenError::LargeBlock(name.to_owned(), promised.block_min));
     }
     let remote = RemoteProperties {
         size_bytes: promised.size_bytes,
-        physical_bytes: promised.block_preferred,
-        optimal_bytes: 0,
-        discard_bytes: promised.block_preferred,
         can_discard: promised.has(export::TRIM),
         rotational: promised.has(export::ROTATIONAL),
         remedy: "let the server export",

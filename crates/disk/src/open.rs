@@ -41,9 +41,9 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Use of the page cache.
     pub direct: Direct,
-    /// Logical block size for the guest instead of the probed one.
-    pub block_bytes: Option<u32>,
-    /// Offer discard and unmapping write-zeroes if the store supports them.
+    /// Logical block size for the guest.
+    pub block_bytes: u32,
+    /// Discards and unmapping write-zeroes give space back if the store supports them.
     pub discard: bool,
     /// Most workers that will serve it at the same time.
     pub workers: u16,
@@ -68,7 +68,7 @@ impl Default for OpenOptions {
         OpenOptions {
             read_only: false,
             direct: Direct::Auto,
-            block_bytes: None,
+            block_bytes: 512,
             discard: true,
             workers: 1,
             content: ContentOrigin::Unknown,
@@ -143,6 +143,12 @@ pub enum OpenError {
          (qemu-img convert -O raw), or use --disk raw:{0} to give the guest the file itself"
     )]
     Format(String, &'static str),
+    /// Its partitions are counted in other blocks than those that the guest is to see.
+    #[error(
+        "disk {0} has partitions in blocks of {1} bytes, and a guest with blocks of {2} would not find them; serve it with \
+         --block-size {1}"
+    )]
+    Partitions(String, u32, u32),
     /// One leg of a stripe, to be written to without the others.
     #[error(
         "disk {name} is leg {leg} of {legs} of a stripe; serve all of them (--stripe {chunk} and a --disk for each leg), or \

@@ -310,38 +310,27 @@ fn combined(a: Limits, b: &Limits) -> Limits {
     Limits {
         capacity_bytes: a.capacity_bytes.min(b.capacity_bytes),
         block_bytes: a.block_bytes.max(b.block_bytes),
-        physical_block_bytes: a.physical_block_bytes.max(b.physical_block_bytes),
-        optimal_io_bytes: 0,
         offset_align_bytes: a.offset_align_bytes.max(b.offset_align_bytes),
         memory_align_bytes: a.memory_align_bytes.max(b.memory_align_bytes),
         read_only: a.read_only || b.read_only,
         discard: a.discard && b.discard,
         discard_align_bytes: a.discard_align_bytes.max(b.discard_align_bytes),
-        discard_granularity_bytes: a.discard_granularity_bytes.max(b.discard_granularity_bytes),
         rotational: a.rotational || b.rotational,
     }
 }
 
-/// Returns the stripe's limits, from the limits that hold on every leg. The best transfer size keeps all legs busy; the best
-/// discard size covers the units of every leg.
+/// Returns the stripe's limits, from the limits that hold on every leg.
 fn over_all(leg: Limits, data_bytes: u64, stripe: Stripe) -> Result<Limits, StripeError> {
-    let legs = u32::from(stripe.legs());
     let capacity_bytes = data_bytes
-        .checked_mul(legs.into())
+        .checked_mul(stripe.legs().into())
         .filter(|bytes| *bytes <= i64::MAX as u64)
         .ok_or_else(|| {
             StripeError(
                 "the legs together have 2^63 bytes or more; use smaller or fewer ones".to_owned(),
             )
         })?;
-    let unit = leg.discard_granularity_bytes;
     Ok(Limits {
         capacity_bytes,
-        optimal_io_bytes: stripe.chunk_bytes().saturating_mul(legs),
-        discard_granularity_bytes: match unit <= stripe.chunk_bytes() {
-            true => unit,
-            false => unit.saturating_mul(legs),
-        },
         ..leg
     })
 }

@@ -32,6 +32,7 @@ pub fn probe_iopoll(disk: &Arc<Disk>) -> Result<(), EngineError> {
             len_bytes: unit,
             segments: &segments,
             skip_bytes: 0,
+            stripe: None,
         };
         store[0].push(&mut reactor, &epoch, op, 0);
         let source = match only_result(&mut reactor, &mut store)? {

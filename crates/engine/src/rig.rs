@@ -108,6 +108,7 @@ pub(crate) fn op(kind: OpKind, offset_bytes: u64, len_bytes: u64, segments: &[Se
         len_bytes,
         segments,
         skip_bytes: 0,
+        stripe: None,
     }
 }
 
@@ -522,6 +523,7 @@ fn begin<S: Store>(
                 &[]
             },
             skip_bytes: one.skip,
+            stripe: None,
         },
         token,
     );

@@ -74,13 +74,14 @@ impl Service {
             open: OpenOptions {
                 read_only: config.read_only,
                 direct: config.direct.get().into(),
-                block_bytes: config.block_size.map(|size| size.bytes()),
+                block_bytes: config.block_size.get().bytes(),
                 discard: config.discard.get().is_on(),
                 // A vring has one worker.
                 workers: workers.min(queues),
                 content: ContentOrigin::Unknown,
             },
             session: SessionConfig {
+                face: config.face.get().into(),
                 vrings_max: queues,
                 vring_size_max: queue_size,
                 workers_max: workers,
@@ -160,6 +161,7 @@ fn usable(CpuList(wanted): &CpuList, names: Names) -> Result<Vec<usize>, Failure
 
 #[cfg(test)]
 mod tests {
+    use cleave_blk::Face;
     use cleave_config::Cache;
     use cleave_disk::Direct;
     use cleave_worker::CompletionPolicy;
@@ -197,7 +199,8 @@ mod tests {
         assert!(with("read_only = true").open.read_only);
         let serial = with("serial = 'abc'").config.serial.get().padded();
         assert_eq!(&serial[..4], b"abc\0");
-        assert_eq!(with("block_size = '4K'").open.block_bytes, Some(4096));
+        assert_eq!(with("face = 'v1'").session.face, Face::V1);
+        assert_eq!(with("block_size = '4K'").open.block_bytes, 4096);
         assert_eq!(with("direct = 'on'").open.direct, Direct::On);
         assert_eq!(with("direct = 'off'").open.direct, Direct::Off);
         assert!(!with("discard = 'off'").open.discard);

@@ -39,10 +39,8 @@ pub(crate) fn split_for(config: &DiskConfig, disk: &Disk, names: Names) -> Resul
         (SplitOption::Auto, Some(path)) => path,
     };
     let profile = Profile::load(path, disk).map_err(Failure::input)?;
-    if let Some(block) = config
-        .block_size
-        .filter(|block| block.bytes() > profile.device.block_bytes)
-    {
+    let block = config.block_size.get();
+    if block.bytes() > profile.device.block_bytes {
         return Err(Failure::input(format!(
             "profile {} was measured with blocks of {}, and {} is {block}: leave one of the two out",
             path.display(),
@@ -79,13 +77,14 @@ pub(crate) fn fixed(chunk: NonZeroU32, disk: &Disk, names: Names) -> Result<Spli
 mod tests {
     use std::path::PathBuf;
 
+    use cleave_config::Size;
     use cleave_disk::OpenOptions;
 
     use super::*;
 
     fn disk(block_bytes: u32) -> Disk {
         let options = OpenOptions {
-            block_bytes: Some(block_bytes),
+            block_bytes,
             ..OpenOptions::default()
         };
         Disk::open(&"ram:1M".parse().unwrap(), &options).unwrap()
@@ -112,17 +111,17 @@ mod tests {
              kind = \"ram\"\nsize_bytes = 1048576\nblock_bytes = 512\ndirect = true\n"
         );
         std::fs::write(&path, text).unwrap();
-        let split = |bytes: u32, is_given: bool| {
+        let split = |bytes: u32| {
+            let block_size: Size<512, 65_536> = bytes.to_string().parse().unwrap();
             let config = DiskConfig {
-                block_size: is_given.then(|| bytes.to_string().parse().unwrap()),
+                block_size: block_size.into(),
                 profile: Some(path.clone()),
                 ..DiskConfig::default()
             };
             split_for(&config, &disk(bytes), Names::Options)
         };
-        assert!(split(512, false).is_ok());
-        assert!(split(512, true).is_ok());
-        let failure = split(4096, true).unwrap_err();
+        assert!(split(512).is_ok());
+        let failure = split(4096).unwrap_err();
         assert!(
             failure
                 .to_string()

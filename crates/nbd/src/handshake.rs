@@ -17,8 +17,6 @@ pub struct Export {
     pub flags: u16,
     /// Smallest unit of offsets and lengths, a power of two.
     pub block_min: u32,
-    /// Preferred unit, a power of two, at least the smallest.
-    pub block_preferred: u32,
     /// Largest payload, a multiple of the smallest unit.
     pub payload_max: u32,
     /// Replies to reads are structured.
@@ -168,14 +166,10 @@ fn describe(size: Option<(u64, u16)>, blocks: Option<[u32; 3]>) -> Result<Export
     if flags & export::HAS_FLAGS == 0 {
         return Err(NbdError::Breach("the flags of the export are not valid"));
     }
-    let [least, preferred, most] = blocks.unwrap_or([1, 4096, wire::PAYLOAD_MAX]);
+    let [least, _preferred, most] = blocks.unwrap_or([1, 4096, wire::PAYLOAD_MAX]);
     if !least.is_power_of_two() || least > BLOCK_MAX || most < least.max(512) {
         return Err(NbdError::Breach("its sizes of blocks are not possible"));
     }
-    let preferred = match preferred.is_power_of_two() {
-        true => preferred.clamp(least.max(512), BLOCK_MAX),
-        false => least.max(512),
-    };
     let most = most.min(wire::PAYLOAD_MAX);
     // Whole pages where possible, so that every part of a cut request but the last is aligned.
     let unit = if most >= 4096 { 4096 } else { 512 }.max(least);
@@ -183,7 +177,6 @@ fn describe(size: Option<(u64, u16)>, blocks: Option<[u32; 3]>) -> Result<Export
         size_bytes,
         flags,
         block_min: least,
-        block_preferred: preferred,
         payload_max: most - most % unit,
         structured: false,
     })
@@ -291,7 +284,6 @@ mod tests {
             size_bytes: 1 << 20,
             flags: 0x16d,
             block_min: 512,
-            block_preferred: 4096,
             payload_max: 1 << 20,
             structured: true,
         };

@@ -111,7 +111,6 @@ mod tests {
                 size_bytes: 0,
                 flags: 0,
                 block_min: 1,
-                block_preferred: 1,
                 payload_max: 1,
                 structured: false,
             },

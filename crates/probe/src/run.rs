@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cleave_blk::{Cut, Plan, Request, Segment, Verb};
+use cleave_blk::{Cut, Plan, Request, STRIPE_OPS_MAX, Segment, Verb};
 use cleave_disk::Disk;
 use cleave_engine::{AnyStore, Done, EngineError, Event, Reactor, Store, Wait};
 use cleave_guest::{Epoch, MapError, Memory, RegionSpec};
@@ -138,7 +138,7 @@ pub fn run(
         stripe: disk.stripe(),
         ..Cut::default()
     };
-    let points = points(smallest_op(disk), largest(disk, &cut));
+    let points = points(smallest_op(disk), disk.capacity_bytes());
     let stride = u64::from(disk.limits().memory_align_bytes);
     let stride_of = |point: &Point| point.block_bytes().max(stride);
     let memory_bytes = points.iter().map(|p| stride_of(p) * u64::from(p.depth));
@@ -222,16 +222,11 @@ fn measure_each(
     Ok(true)
 }
 
-/// Returns the maximum length of a request.
-fn largest(disk: &Disk, cut: &Cut) -> u64 {
-    let limit = cut.stripe.map_or(u64::MAX, |s| s.transfer_max_bytes());
-    disk.capacity_bytes().min(limit)
-}
-
-/// Returns the number of ops in flight at a point. On a stripe a request is one op for each chunk that it touches.
+/// Returns the number of ops in flight at a point. On a stripe a request is one op for each chunk that it touches, up to a limit.
 fn ops_of(point: &Point, cut: &Cut) -> u64 {
     let each = cut.stripe.map_or(1, |stripe| {
-        point.block_bytes() / u64::from(stripe.chunk_bytes()) + 2
+        let touched = point.block_bytes() / u64::from(stripe.chunk_bytes()) + 2;
+        touched.min(STRIPE_OPS_MAX as u64)
     });
     u64::from(point.depth) * each
 }

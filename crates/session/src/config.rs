@@ -1,8 +1,12 @@
-//! Limits of a device that is offered to frontends.
+//! What is offered to frontends.
 
-/// Limits of a device that is offered to frontends.
+use cleave_blk::Face;
+
+/// What is offered to frontends.
 #[derive(Debug, Clone)]
 pub struct SessionConfig {
+    /// The device that a guest sees.
+    pub face: Face,
     /// Maximum number of vrings that are offered; at most 256, since messages name them in eight bits.
     pub vrings_max: u16,
     /// Maximum vring size that is accepted.

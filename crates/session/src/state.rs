@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use cleave_blk::Config;
 use cleave_blk::spec::feature;
+use cleave_blk::{Config, Face};
 use cleave_guest::{Inflight, InflightLayout, MapError, Memory, RegionSpec};
 use cleave_worker::Device;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
@@ -55,6 +55,7 @@ pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
 pub(crate) struct SessionState {
     pub(crate) device: Arc<Device>,
     pub(crate) offload: Offload,
+    face: Face,
     pub(crate) vring_size_max: u16,
     pub(crate) memory: Arc<Memory>,
     /// The region in which the frontend keeps the requests in flight.
@@ -93,6 +94,7 @@ impl SessionState {
         Ok(SessionState {
             device,
             offload,
+            face: config.face,
             vring_size_max: config.vring_size_max,
             memory: Memory::new(Vec::new())?,
             inflight: None,
@@ -148,7 +150,10 @@ impl SessionState {
     /// Refuses features that SET_FEATURES must not set. Returns those of the guest: bit 26 is the frontend's, may come at any time
     /// and says nothing about the driver.
     pub(crate) fn check_features(&self, features: u64) -> Result<u64, MessageRefusal> {
-        let wrong = features & !self.features_offered();
+        // Earlier versions told the guests of a stripe of a largest segment. One that runs still has that feature, which binds only
+        // itself.
+        let offered_before = self.device.disk.stripe().map_or(0, |_| feature::SIZE_MAX);
+        let wrong = features & !(self.features_offered() | offered_before);
         if wrong != 0 {
             return Err(MessageRefusal::message(format!(
                 "features {wrong:#x} were not offered"
@@ -310,17 +315,15 @@ impl SessionState {
 
     /// Returns the current configuration space.
     pub(crate) fn config(&self) -> Config {
+        let limits = self.device.disk.limits();
         Config {
+            face: self.face,
             capacity_bytes: self.device.disk.capacity_bytes(),
+            block_bytes: limits.block_bytes,
+            read_only: limits.read_only,
             segments_max: SEGMENTS_TOLD,
-            segment_bytes_max: self
-                .device
-                .disk
-                .stripe()
-                .map(|stripe| stripe.segment_max_bytes(SEGMENTS_TOLD)),
             vrings: self.vrings.count(),
             writeback: self.device.writeback.load(Ordering::Relaxed) && !self.is_without_flush(),
-            limits: self.device.disk.limits().clone(),
         }
     }
 

@@ -14,6 +14,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use vhost::vhost_user::message::FrontendReq as Req;
 
 use super::*;
+use cleave_blk::Face;
 use cleave_blk::spec::feature;
 
 mod dirty;
@@ -93,6 +94,7 @@ impl Frontend {
         };
         let device = Arc::new(Device::new(disk, [0; 20], true, config, tuning));
         let config = SessionConfig {
+            face: Face::V1,
             vrings_max: 4,
             vring_size_max: 256,
             workers_max: 2,

@@ -156,14 +156,11 @@ fn limits() -> Limits {
     Limits {
         capacity_bytes: CAPACITY,
         block_bytes: 512,
-        physical_block_bytes: 4096,
-        optimal_io_bytes: 0,
         offset_align_bytes: 512,
         memory_align_bytes: 512,
         read_only: false,
         discard: true,
         discard_align_bytes: 512,
-        discard_granularity_bytes: 4096,
         rotational: false,
     }
 }

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, LazyLock};
 
+use cleave_blk::Face;
 use cleave_disk::{Disk, DiskSpec, OpenOptions};
 use cleave_session::{Offload, Session, SessionConfig};
 use cleave_worker::{CompletionPolicy, Device, Split, Tuning, WorkerConfig};
@@ -91,6 +92,7 @@ fn run(input: &[u8]) {
     let things = &*THINGS;
     let (ours, theirs) = UnixStream::pair().unwrap();
     let config = SessionConfig {
+        face: Face::V1,
         vrings_max: 4,
         vring_size_max: 256,
         workers_max: 2,

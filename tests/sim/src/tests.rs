@@ -120,6 +120,7 @@ fn op(kind: OpKind, offset_bytes: u64, segments: &[Segment]) -> Op<'_> {
         len_bytes: segments.iter().map(|segment| u64::from(segment.len)).sum(),
         segments,
         skip_bytes: 0,
+        stripe: None,
     }
 }
 
@@ -131,6 +132,7 @@ fn bare(kind: OpKind, offset_bytes: u64, len_bytes: u64) -> Op<'static> {
         len_bytes,
         segments: &[],
         skip_bytes: 0,
+        stripe: None,
     }
 }
 
@@ -243,6 +245,7 @@ fn data_goes_where_segments_and_skip_say_and_nowhere_else() {
             len_bytes,
             segments: &segments,
             skip_bytes,
+            stripe: None,
         };
         run(&mut sim, piece(WRITE)).unwrap();
         let wanted = &pattern[skip_bytes as usize..][..len_bytes as usize];
@@ -312,6 +315,7 @@ fn impossible_ops_fail_alone_and_move_nothing() {
         (
             Op {
                 skip_bytes: 100,
+                stripe: None,
                 ..op(WRITE, 0, &wrapping)
             },
             EFAULT,

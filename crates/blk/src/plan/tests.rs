@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::PLAIN_OPS_MAX;
 use crate::spec::SECTOR_BYTES;
+use crate::{OP_CHUNKS_MAX, PLAIN_OPS_MAX};
 
 fn request(verb: Verb, offset_bytes: u64, len_bytes: u64) -> Request {
     Request {
@@ -110,6 +110,38 @@ fn striped_example_of_the_doc() {
     );
 }
 
+/// 3002 chunks go to three legs in 334 parts, each with three chunks on a leg.
+#[test]
+fn a_request_of_many_chunks_has_ops_over_several() {
+    const K: u64 = 1024;
+    let cut = striped(3, 4 << 10);
+    let long = request(Verb::Read, 2 * K, 3001 * 4 * K);
+    let ops = places(&long, &cut);
+    assert_eq!(ops.len(), 1002);
+    assert_eq!(
+        ops[..4],
+        [
+            (0, 2 * K, 10 * K),
+            (1, 0, 12 * K),
+            (2, 0, 12 * K),
+            (0, 12 * K, 12 * K)
+        ]
+    );
+    let data = [Segment {
+        addr: 1 << 20,
+        len: u32::MAX,
+    }];
+    let op = Plan::new(&long, &data, &cut).nth(1).unwrap();
+    let parts: Vec<_> = op
+        .chunks(cut.stripe.unwrap())
+        .map(|part| (part.offset_bytes, part.skip_bytes))
+        .collect();
+    assert_eq!(
+        parts,
+        [(0, 2 << 10), (4 << 10, 14 << 10), (8 << 10, 26 << 10)]
+    );
+}
+
 #[test]
 fn requests_are_cut_at_the_right_offsets() {
     const K: u64 = 1024;
@@ -182,6 +214,7 @@ fn each_verb_has_its_op() {
             len_bytes: 4096,
             segments: &data[..segments],
             skip_bytes: 0,
+            stripe: None,
         };
         assert_eq!(ops, [expected], "{verb:?}");
     }
@@ -354,7 +387,6 @@ proptest! {
     ) {
         let verb = if write { Verb::Write } else { Verb::Read };
         let request = request(verb, offset, len);
-        prop_assert!(cut.takes(&request));
         let mut next = offset;
         let mut memory = Vec::new();
         let mut count = 0;
@@ -453,9 +485,9 @@ proptest! {
         prop_assert_eq!(places(&request(Verb::Discard, offset, len), &cut), [(0, offset, len)]);
     }
 
-    /// The bound for the sizes of slots and engines.
+    /// The bounds for the sizes of slots and engines.
     #[test]
-    fn no_request_taken_has_more_than_ops_max(
+    fn no_request_has_more_than_ops_max(
         sector in 0..1u64 << 40, sectors in 0..=(u64::from(u32::MAX) / SECTOR_BYTES), cut in any_cut(),
         verb in prop_oneof![Just(Verb::Read), Just(Verb::Discard), Just(Verb::Flush)],
     ) {
@@ -463,12 +495,55 @@ proptest! {
         if verb == Verb::Flush {
             request.len_bytes = 0;
         }
-        if let (Verb::Read, Some(stripe)) = (verb, cut.stripe) {
-            let most = stripe.transfer_max_bytes() / SECTOR_BYTES;
-            prop_assert_eq!(cut.takes(&request), sectors <= most);
-            request.len_bytes = sectors.min(most) * SECTOR_BYTES;
+        let data = [Segment { addr: 0, len: u32::MAX }];
+        let ops: Vec<_> = Plan::new(&request, &data, &cut).collect();
+        prop_assert!(ops.len() <= cut.ops_max());
+        for op in ops {
+            let chunks = op.stripe.map_or(0, |stripe| op.chunks(stripe).count());
+            prop_assert!(chunks <= OP_CHUNKS_MAX);
         }
-        prop_assert!(cut.takes(&request));
-        prop_assert!(Plan::new(&request, &[], &cut).count() <= cut.ops_max());
+    }
+
+    /// A request of more chunks than there may be ops: the chunks of its ops are the request, each byte once, in its memory and at
+    /// its place, and its ops begin in the order of the disk's offsets.
+    #[test]
+    fn chunks_of_a_long_request_are_the_request(
+        legs in 2..=64u16, shift in 12..=14u32, sector in 0..1u64 << 40, sectors in (1u64 << 13)..1 << 18,
+        lens in prop::collection::vec(1..40_000_000u32, 1..6),
+    ) {
+        let cut = striped(legs, 1 << shift);
+        let stripe = cut.stripe.unwrap();
+        let (offset, len) = (sector * SECTOR_BYTES, sectors * SECTOR_BYTES);
+        let mut segments = Vec::new();
+        let mut at = 0;
+        // The address of a byte is its place in the request.
+        for seg_len in lens.into_iter().chain([u32::try_from(len).unwrap()]) {
+            segments.push(Segment { addr: at, len: seg_len });
+            at += u64::from(seg_len);
+        }
+        let mut parts = Vec::new();
+        let mut begins = Vec::new();
+        for op in Plan::new(&request(Verb::Write, offset, len), &segments, &cut) {
+            begins.push(disk_offset(&cut, op.leg, op.offset_bytes));
+            let mut next = op.offset_bytes;
+            for part in op.chunks(stripe) {
+                prop_assert_eq!((part.kind, part.leg, part.offset_bytes), (op.kind, op.leg, next));
+                next += part.len_bytes;
+                let place = disk_offset(&cut, part.leg, part.offset_bytes) - offset;
+                prop_assert_eq!(part.segments[0].addr + u64::from(part.skip_bytes), place);
+                prop_assert!(part.skip_bytes < part.segments[0].len);
+                prop_assert!(part.len_bytes <= u64::from(stripe.chunk_bytes()));
+                parts.push((place, part.len_bytes));
+            }
+            prop_assert_eq!(next, op.offset_bytes + op.len_bytes);
+        }
+        prop_assert!(begins.is_sorted());
+        parts.sort_unstable();
+        let mut next = 0;
+        for (place, bytes) in parts {
+            prop_assert_eq!(place, next);
+            next += bytes;
+        }
+        prop_assert_eq!(next, len);
     }
 }

@@ -18,6 +18,13 @@ impl<const MIN: u32, const MAX: u32> Size<MIN, MAX> {
     }
 }
 
+/// The smallest one.
+impl<const MIN: u32, const MAX: u32> Default for Size<MIN, MAX> {
+    fn default() -> Size<MIN, MAX> {
+        Size(MIN)
+    }
+}
+
 impl<const MIN: u32, const MAX: u32> fmt::Display for Size<MIN, MAX> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&format_size(self.0.into()))

@@ -19,6 +19,14 @@ pub enum Cache {
     Writethrough,
 }
 
+/// The device that a guest sees, by version.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum FaceVersion {
+    /// The first.
+    #[default]
+    V1,
+}
+
 /// When a feature is used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum When {
@@ -124,6 +132,7 @@ macro_rules! as_word {
 }
 
 as_word!([] Cache, "Cache");
+as_word!([] FaceVersion, "FaceVersion");
 as_word!([] When, "When");
 as_word!([] CompletionOption, "CompletionOption");
 as_word!([const DEFAULT: bool] Switch<DEFAULT>, "Switch");
@@ -134,6 +143,14 @@ impl From<When> for cleave_disk::Direct {
             When::On => cleave_disk::Direct::On,
             When::Off => cleave_disk::Direct::Off,
             When::Auto => cleave_disk::Direct::Auto,
+        }
+    }
+}
+
+impl From<FaceVersion> for cleave_blk::Face {
+    fn from(version: FaceVersion) -> cleave_blk::Face {
+        match version {
+            FaceVersion::V1 => cleave_blk::Face::V1,
         }
     }
 }

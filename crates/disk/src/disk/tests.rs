@@ -14,7 +14,7 @@ use crate::{Direct, FileKind};
 const OPTIONS: OpenOptions = OpenOptions {
     read_only: false,
     direct: Direct::Auto,
-    block_bytes: None,
+    block_bytes: 512,
     discard: true,
     workers: 1,
     content: ContentOrigin::Unknown,
@@ -181,7 +181,7 @@ fn limits_of_a_file_are_correct() {
         (1, 1)
     );
     assert_eq!(limits.block_bytes, 512);
-    assert!(limits.physical_block_bytes >= 512 && limits.discard && !limits.read_only);
+    assert!(limits.discard && !limits.read_only);
     assert_eq!(disk.name(), path.display().to_string());
     let flags = flags(&disk);
     assert!(
@@ -245,8 +245,7 @@ fn direct_io_works_as_probed_or_is_not_used() {
         assert_eq!(flags(&disk).contains(OFlags::DIRECT), is_direct(&disk));
         assert!(!flags(&disk).contains(OFlags::NONBLOCK));
         let limits = disk.limits().clone();
-        assert!(limits.block_bytes >= limits.offset_align_bytes);
-        assert!(limits.physical_block_bytes >= limits.block_bytes);
+        assert_eq!(limits.block_bytes, 512, "whatever the file system needs");
         if is_direct(&disk) {
             let align = limits.memory_align_bytes as usize;
             let len = limits.offset_align_bytes as usize;
@@ -301,7 +300,7 @@ fn a_block_size_is_checked_and_used() {
     let dir = TempDir::new().unwrap();
     let path = image(dir.path(), "image", 3 * 4096 + 512);
     let with = |block_bytes| OpenOptions {
-        block_bytes: Some(block_bytes),
+        block_bytes,
         ..OPTIONS
     };
     for asked in [0, 1, 256, 511, 513, 768, 131_072, u32::MAX] {
@@ -318,7 +317,6 @@ fn a_block_size_is_checked_and_used() {
     for asked in [512, 1024, 4096, 65536] {
         let disk = open(&path, &with(asked)).unwrap();
         assert_eq!(disk.limits().block_bytes, asked);
-        assert!(disk.limits().physical_block_bytes >= asked);
     }
     let ram = Disk::open(&DiskSpec::Ram(4096 + 512), &with(4096))
         .unwrap_err()
@@ -329,12 +327,44 @@ fn a_block_size_is_checked_and_used() {
     );
 }
 
+/// A disk that was made with blocks of 4096 bytes keeps them. One that its guest has written to is served as it is.
+#[test]
+fn partitions_in_other_blocks_are_refused_with_the_remedy() {
+    let dir = TempDir::new().unwrap();
+    for (at, other) in [(4096, 512), (512, 4096)] {
+        let path = image(dir.path(), "image", 1 << 20);
+        let file = File::options().write(true).open(&path).unwrap();
+        file.write_at(b"EFI PART", at).unwrap();
+        let with = |block_bytes| OpenOptions {
+            block_bytes,
+            ..OPTIONS
+        };
+        let why = refusal(&path, &with(other));
+        assert!(why.ends_with(&format!("--block-size {at}")), "{why}");
+        for served in [
+            with(u32::try_from(at).unwrap()),
+            OpenOptions {
+                read_only: true,
+                ..with(other)
+            },
+            OpenOptions {
+                content: ContentOrigin::Guest,
+                ..with(other)
+            },
+        ] {
+            drop(open(&path, &served).unwrap());
+        }
+        let raw = DiskSpec::Raw(path);
+        drop(Disk::open(&raw, &with(other)).unwrap());
+    }
+}
+
 #[test]
 fn growth_is_detected_and_a_disk_that_shrinks_keeps_its_size() {
     let dir = TempDir::new().unwrap();
     let path = image(dir.path(), "image", 1 << 20);
     let options = OpenOptions {
-        block_bytes: Some(4096),
+        block_bytes: 4096,
         ..OPTIONS
     };
     let disk = open(&path, &options).unwrap();
@@ -547,23 +577,23 @@ fn limits_of_a_block_device_are_correct() {
             matches!(disk.legs()[0].backing(), Backing::File { kind: found, .. } if *found == kind)
         );
         assert_eq!(disk.limits().capacity_bytes, 1 << 20);
-        assert_eq!(disk.limits().block_bytes, 4096);
+        assert_eq!(disk.limits().block_bytes, 512);
         assert!(disk.limits().discard);
         let align = if is_direct(&disk) { 4096 } else { 1 };
         assert_eq!(disk.limits().offset_align_bytes, align);
         let second = refusal(&device.0, &OPTIONS);
         assert!(second.contains("in use by"), "{second}");
     }
-    let small = open(
+    let large = open(
         &device.0,
         &OpenOptions {
-            block_bytes: Some(512),
+            block_bytes: 4096,
             ..OPTIONS
         },
     )
     .unwrap();
-    assert_eq!(small.limits().block_bytes, 512);
-    drop(small);
+    assert_eq!(large.limits().block_bytes, 4096);
+    drop(large);
     File::options()
         .write(true)
         .open(&path)

@@ -7,11 +7,6 @@ use super::RbdSpec;
 use crate::detect::{RemoteProperties, probe_remote};
 use crate::{OpenError, OpenOptions};
 
-/// The unit in which librbd gives space back (`rbd_discard_granularity_bytes`).
-const DISCARD_BYTES: u64 = 64 << 10;
-/// A block of the cluster's stores (`bluestore_min_alloc_size`).
-const BLOCK_BYTES: u32 = 4096;
-
 /// Opens an image; for writing, with its exclusive lock.
 pub(crate) fn open(spec: &RbdSpec, name: &str, read_only: bool) -> Result<Image, OpenError> {
     let access = match read_only {
@@ -27,12 +22,8 @@ pub(crate) fn open(spec: &RbdSpec, name: &str, read_only: bool) -> Result<Image,
 
 /// Returns the limits of a disk that is this image.
 pub(crate) fn probe(image: &Image, name: &str, options: &OpenOptions) -> Result<Limits, OpenError> {
-    let object_bytes = image.object_bytes();
     let remote = RemoteProperties {
         size_bytes: image.size_bytes(),
-        physical_bytes: BLOCK_BYTES,
-        optimal_bytes: u32::try_from(object_bytes).unwrap_or(0),
-        discard_bytes: DISCARD_BYTES.min(object_bytes) as u32,
         can_discard: true,
         rotational: false,
         remedy: "give it (rbd resize)",

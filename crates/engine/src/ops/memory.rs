@@ -2,7 +2,7 @@
 //!
 //! Unsafe because host ranges are raw memory: the `Memory` that resolved them keeps them mapped.
 
-use cleave_blk::{Op, OpKind, Segment};
+use cleave_blk::{Op, OpKind, Segment, Stripe};
 use cleave_disk::Disk;
 use cleave_guest::Memory;
 
@@ -12,6 +12,31 @@ use super::piece;
 /// if the segments are shorter than the op (our own fault). Ranges before the error have already been reported.
 #[inline]
 pub(crate) fn walk(
+    memory: &Memory,
+    op: &Op<'_>,
+    piece: impl FnMut(*mut u8, usize),
+) -> Result<(), i32> {
+    match op.stripe {
+        None => walk_along(memory, op, piece),
+        Some(stripe) => walk_chunks(memory, op, stripe, piece),
+    }
+}
+
+/// Walks along each chunk of an op that covers several.
+#[cold]
+fn walk_chunks(
+    memory: &Memory,
+    op: &Op<'_>,
+    stripe: Stripe,
+    mut piece: impl FnMut(*mut u8, usize),
+) -> Result<(), i32> {
+    op.chunks(stripe)
+        .try_for_each(|chunk| walk_along(memory, &chunk, &mut piece))
+}
+
+/// Walks along an op whose memory is contiguous in its segments.
+#[inline]
+fn walk_along(
     memory: &Memory,
     op: &Op<'_>,
     mut piece: impl FnMut(*mut u8, usize),

@@ -188,8 +188,6 @@ impl Methods {
 pub(crate) enum StepToStart {
     /// Nothing is left.
     Done,
-    /// The store cannot do it.
-    Unsupported,
     /// Move bytes directly between guest memory and store.
     Direct(Piece),
     /// Read the window into the buffer.
@@ -227,7 +225,8 @@ pub(crate) fn next(entry: &Entry<FileOp>, facts: &Facts, methods: Methods) -> St
         }
         OpKind::Discard if methods.command => StepToStart::Range(Method::Command, whole(at, left)),
         OpKind::Discard if methods.punch => StepToStart::Range(Method::Punch, whole(at, left)),
-        OpKind::Discard => StepToStart::Unsupported,
+        // A hint, which this store does not take.
+        OpKind::Discard => StepToStart::Done,
         OpKind::Zero { unmap, .. } => next_zero(entry, unmap, facts, methods),
     }
 }
@@ -439,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn discard_goes_from_command_to_hole_to_refusal() {
+    fn discard_goes_from_command_to_hole_to_nothing() {
         let op = entry(OpKind::Discard, 0, 8192);
         let device = facts(FileKind::BlockDevice, 512);
         let range = whole(0, 8192);
@@ -454,7 +453,7 @@ mod tests {
             StepToStart::Range(Method::Punch, range)
         );
         methods.forget(Method::Punch);
-        assert_eq!(next(&op, &device, methods), StepToStart::Unsupported);
+        assert_eq!(next(&op, &device, methods), StepToStart::Done);
         assert!(!Methods::at_first(FileKind::Regular).command);
     }
 

@@ -6,16 +6,17 @@
 
 use std::io;
 
-use cleave_blk::OpKind;
 use cleave_blk::spec::SEGMENTS_MAX;
+use cleave_blk::{OP_CHUNKS_MAX, OpKind};
 use cleave_guest::Epoch;
 use libc::iovec;
 
 use super::area::{Access, Area};
 
 /// Most host ranges of one op: a request's segments, plus one for each of the table's 509 regions whose border a
-/// segment may cross. Only segments that overlap each other need more, which no driver makes; they end with EFAULT.
-pub(crate) const RANGES_MAX: usize = SEGMENTS_MAX + 512;
+/// segment may cross, plus one for each chunk of a stripe. Only segments that overlap each other need more, which no driver makes;
+/// they end with EFAULT.
+pub(crate) const RANGES_MAX: usize = SEGMENTS_MAX + 512 + OP_CHUNKS_MAX;
 /// Most host ranges in one system call (UIO_MAXIOV).
 pub(crate) const RANGES_AT_ONCE: usize = 1024;
 const BLOCK_BYTES: usize = RANGES_MAX * size_of::<iovec>();

@@ -222,7 +222,6 @@ impl Files {
         let next = step::next(entry, &leg.facts, leg.methods);
         let (step, window) = match next {
             StepToStart::Done => return self.finish(index, Ok(())),
-            StepToStart::Unsupported => return self.finish(index, Err(libc::EOPNOTSUPP)),
             StepToStart::Sync => return self.begin_sync(reactor, index),
             StepToStart::Direct(piece) => (Step::Direct, piece),
             StepToStart::Fill(piece) => (Step::Fill, piece),
@@ -483,7 +482,7 @@ impl Files {
             (libc::EINVAL, OpKind::Zero { .. }) => entry.own.written = true,
             // A hint that the store does not take for this range.
             (libc::EINVAL, _) if method != Method::Command => {
-                return self.finish(index, Err(libc::EOPNOTSUPP));
+                return self.finish(index, Ok(()));
             }
             _ => self.leg_mut(leg).methods.forget(method),
         }

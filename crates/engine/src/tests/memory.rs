@@ -1,6 +1,7 @@
 //! Guest memory: bad addresses, memory that is cut off, and how long it is kept.
 
 use super::*;
+use cleave_blk::{Op, Stripe};
 
 #[test]
 fn bad_addresses_are_efault_and_touch_nothing() {
@@ -57,10 +58,10 @@ fn many_scattered_segments_complete() {
         guest.put(&segments, &vec![0; 1 << 20]);
         assert_eq!(run(&mut engine, op(READ, 4096, 1 << 20, &segments)), Ok(()));
         assert!(guest.get(&segments, 1 << 20) == bytes, "{direct:?}");
-        // 1024 segments that each cross the border of the regions are 2048 ranges.
-        let crossing: Vec<_> = (0..1024).map(|_| segment(REGION - 512, 1024)).collect();
+        // 1400 segments that each cross the border of the regions are 2800 ranges.
+        let crossing: Vec<_> = (0..1400).map(|_| segment(REGION - 512, 1024)).collect();
         assert_eq!(
-            run(&mut engine, op(READ, 0, 1 << 20, &crossing)),
+            run(&mut engine, op(READ, 0, 1400 << 10, &crossing)),
             Err(libc::EFAULT)
         );
         let fewer = &crossing[..700];
@@ -70,6 +71,37 @@ fn many_scattered_segments_complete() {
             "1400 ranges bounce"
         );
         assert!(guest.get(&fewer[699..], 1024) == bytes[699 << 10..700 << 10]);
+    }
+}
+
+/// Of a long request to a stripe.
+#[test]
+fn an_op_over_several_chunks_leaves_out_those_of_the_other_leg() {
+    for direct in [Direct::Off, Direct::Auto] {
+        let (_dir, _path, disk, guest) = file_rig(direct);
+        let mut engine = engine(&disk, &guest);
+        let segments = [segment(256, 5000), segment(20_000, 40_000)];
+        let bytes: Vec<u8> = (0..40_000_u32).map(|at| (at % 251) as u8).collect();
+        guest.put(&segments, &bytes);
+        let scattered = |kind| Op {
+            skip_bytes: 100,
+            stripe: Stripe::new(2, 4096),
+            ..op(kind, 1024, 12_288, &segments)
+        };
+        // The rest of the first chunk, two whole ones, and the beginning of another; between them 4096 bytes each.
+        let places = [(100, 3072), (7268, 4096), (15_460, 4096), (23_652, 1024)];
+        assert_eq!(run(&mut engine, scattered(WRITE)), Ok(()));
+        let whole = [segment(100_000, 12_288)];
+        assert_eq!(run(&mut engine, op(READ, 1024, 12_288, &whole)), Ok(()));
+        let written = places.map(|(at, len)| &bytes[at..at + len]).concat();
+        assert!(guest.get(&whole, 12_288) == written, "{direct:?}");
+        guest.put(&segments, &[0; 40_000]);
+        assert_eq!(run(&mut engine, scattered(READ)), Ok(()));
+        let mut read = vec![0; 40_000];
+        for (at, len) in places {
+            read[at..at + len].copy_from_slice(&bytes[at..at + len]);
+        }
+        assert!(guest.get(&segments, 40_000) == read, "{direct:?}");
     }
 }
 

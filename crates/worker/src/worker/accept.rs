@@ -111,7 +111,7 @@ impl<S: Store> Acceptance<'_, S> {
             return Begun::Yes;
         };
         let cut = self.device.cut(lane.features);
-        match self.parse(lane, taken, chain, &cut) {
+        match self.parse(lane, taken, chain) {
             Ok(request) if request.verb == Verb::GetId => {
                 let outcome = self.identify(lane, &request, chain);
                 lane.push_used(taken.head, write_status_at(self.epoch, spot, outcome));
@@ -167,20 +167,14 @@ impl<S: Store> Acceptance<'_, S> {
     /// Copies the header (and a range, if there is one) out of guest memory once and parses the copy.
     // Inlined: called once, it costs 32 instructions more for each request.
     #[inline(always)]
-    fn parse(
-        &self,
-        lane: &Lane,
-        taken: TakenChain,
-        chain: &Chain,
-        cut: &Cut,
-    ) -> Result<Request, Status> {
+    fn parse(&self, lane: &Lane, taken: TakenChain, chain: &Chain) -> Result<Request, Status> {
         if taken.fault.is_some() {
             return Err(Status::IoErr);
         }
         let shape = chain.shape();
         let ranged = shape.readable_bytes == (HEADER_BYTES + RANGE_BYTES) as u64;
         if !ranged && let Some(header) = self.epoch.copy_16(chain.readable()) {
-            return self.judge(lane, &header, shape, cut);
+            return self.judge(lane, &header, shape);
         }
         let mut head = [0; HEADER_BYTES + RANGE_BYTES];
         // Only discard and write-zeroes have a range after the header. The data of a write must not be read
@@ -191,23 +185,18 @@ impl<S: Store> Acceptance<'_, S> {
             .epoch
             .copy_in(chain.readable(), head)
             .map_err(|_| Status::IoErr)?;
-        self.judge(lane, head.get(..copied).unwrap_or_default(), shape, cut)
+        self.judge(lane, head.get(..copied).unwrap_or_default(), shape)
     }
 
     // Inlined for the reason given at `Request::parse`.
     #[inline(always)]
-    fn judge(&self, lane: &Lane, head: &[u8], shape: Shape, cut: &Cut) -> Result<Request, Status> {
+    fn judge(&self, lane: &Lane, head: &[u8], shape: Shape) -> Result<Request, Status> {
         let gate = Gate {
             limits: self.device.disk.limits(),
             capacity_bytes: self.device.disk.capacity_bytes(),
             features: lane.features,
         };
-        let request = Request::parse(head, shape, gate)?;
-        // Longer than the limit that the guest was given: its ops would not fit into the store.
-        match cut.takes(&request) {
-            true => Ok(request),
-            false => Err(Status::IoErr),
-        }
+        Request::parse(head, shape, gate)
     }
 
     fn identify(&mut self, lane: &mut Lane, request: &Request, chain: &mut Chain) -> Outcome {

@@ -23,6 +23,7 @@ const SYNC: Op<'static> = Op {
     len_bytes: 0,
     segments: &[],
     skip_bytes: 0,
+    stripe: None,
 };
 const SYNC_OP: u32 = u32::MAX;
 /// A sync for the operator. No lane has this number, because no vring asked for it.

@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use cleave_disk::{ContentOrigin, Direct, Disk, DiskSpec, OpenError, OpenOptions, format_size};
+use cleave_disk::{Disk, DiskSpec, OpenError, OpenOptions, format_size};
 use cleave_host::lock_record;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -131,11 +131,7 @@ fn open_elsewhere(path: &Path, holders: &[String]) -> Finding {
 fn open(spec: &DiskSpec) -> Result<Disk, OpenError> {
     let options = OpenOptions {
         read_only: true,
-        direct: Direct::Auto,
-        block_bytes: None,
-        discard: true,
-        workers: 1,
-        content: ContentOrigin::Unknown,
+        ..OpenOptions::default()
     };
     Disk::open(spec, &options)
 }

@@ -175,7 +175,6 @@ impl Nbd {
         };
         match next::next(self.ops.get(index), &link.export) {
             NextRequest::Done => self.finish(index, Ok(())),
-            NextRequest::Unsupported => self.finish(index, Err(libc::EOPNOTSUPP)),
             NextRequest::Send(part) if part.changes() => self.queue_change(index, part),
             NextRequest::Send(part) => self.queue(index, part),
         }
@@ -208,6 +207,10 @@ impl Nbd {
                     self.keep(index, part);
                 }
                 self.ops.get_mut(index).pos += part.len;
+            }
+            // A hint, which this server announced and does not take.
+            Err(libc::EOPNOTSUPP) if self.ops.get(index).kind == OpKind::Discard => {
+                return self.finish(index, Ok(()));
             }
             Err(libc::EOPNOTSUPP)
                 if matches!(self.ops.get(index).kind, OpKind::Zero { .. })

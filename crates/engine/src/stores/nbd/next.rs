@@ -16,7 +16,6 @@ const TRIM_MAX: u64 = 1 << 30;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NextRequest {
     Done,
-    Unsupported,
     Send(Part),
 }
 
@@ -57,7 +56,8 @@ pub(super) fn next(entry: &Entry<Flight>, server: &Export) -> NextRequest {
         OpKind::Discard if server.has(export::TRIM) => {
             part(request::TRIM, 0, TRIM_MAX, Payload::Nothing)
         }
-        OpKind::Discard => NextRequest::Unsupported,
+        // A hint, which this server does not take.
+        OpKind::Discard => NextRequest::Done,
         OpKind::Zero { unmap, .. } if server.has(export::WRITE_ZEROES) && !entry.own.written => {
             let hole = if unmap { 0 } else { request::NO_HOLE };
             part(
@@ -87,7 +87,6 @@ mod tests {
             size_bytes: 1 << 40,
             flags,
             block_min: 1,
-            block_preferred: 4096,
             payload_max: 1 << 20,
             structured: true,
         }
