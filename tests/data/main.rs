@@ -8,6 +8,7 @@ mod face;
 mod kinds;
 mod larger_vrings;
 mod pacing;
+mod portable;
 mod quiet;
 mod requests;
 mod second_opinion;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         stripe,
         larger_vrings,
         pacing,
+        portable,
         second_opinion,
         quiet,
         dirty,

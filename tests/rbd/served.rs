@@ -7,8 +7,8 @@ use cleave_blk::spec::feature;
 use cleave_tests::ceph::CEPH;
 use cleave_tests::http::fetch;
 use cleave_tests::{
-    Case, Node, Scratch, assert_face_v1, assert_serves, compare_bytes, exercise, run_to_exit, small,
-    wait_until,
+    Case, Node, Scratch, assert_face_v1, assert_serves, compare_bytes, exercise, run_to_exit,
+    small, wait_until,
 };
 use serde_json::json;
 

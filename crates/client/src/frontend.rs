@@ -1,6 +1,7 @@
 //! One method for each vhost-user message that sets a device up, with its reply checked. Any other message goes
 //! through `tell` and `ask`.
 
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -12,6 +13,7 @@ use crate::message::{
     self, FLAG_NEED_REPLY, FLAG_REPLY, RegionBytes, VERSION, VRING_NO_FD, VringAddr, protocol,
     request,
 };
+use crate::socket::readable;
 use crate::{Error, ReceivedMessage, Socket, WriteLog};
 
 /// A connection to a daemon. Once REPLY_ACK has been negotiated, setters request an acknowledgement: `Ok` then means
@@ -235,6 +237,68 @@ impl Frontend {
     pub fn set_inflight(&self, region: &InflightRegion) -> Result<(), Error> {
         let fd = region.fd.as_fd();
         self.send(request::SET_INFLIGHT_FD, &region.payload, &[fd])
+    }
+}
+
+/// The state of the device, which moves to another host. All vrings must be stopped.
+impl Frontend {
+    /// Saves the state (SET_DEVICE_STATE_FD, CHECK_DEVICE_STATE). `time` limits the wait for each part of it.
+    pub fn save_state(&self, time: Duration) -> Result<Vec<u8>, Error> {
+        let failed = Error::io("read the device's state");
+        let (mut reader, writer) = io::pipe().map_err(Error::io("make a pipe"))?;
+        self.transfer_state(0, writer.as_fd())?;
+        drop(writer);
+        let mut state = Vec::new();
+        let mut piece = [0; 4096];
+        loop {
+            if !readable(reader.as_fd(), time) {
+                return Err(Error::TimedOut {
+                    what: "read the device's state",
+                    after: time,
+                });
+            }
+            match reader.read(&mut piece) {
+                Ok(0) => break,
+                Ok(count) => state.extend_from_slice(&piece[..count]),
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        self.acknowledge_state()?;
+        Ok(state)
+    }
+
+    /// Loads a state that another daemon has saved, in the same way. `Refused`: this disk cannot take the place of that one.
+    pub fn load_state(&self, state: &[u8]) -> Result<(), Error> {
+        let (reader, mut writer) = io::pipe().map_err(Error::io("make a pipe"))?;
+        self.transfer_state(1, reader.as_fd())?;
+        drop(reader);
+        let written = writer.write_all(state);
+        written.map_err(Error::io("write the device's state"))?;
+        drop(writer);
+        self.acknowledge_state()
+    }
+
+    fn transfer_state(&self, direction: u32, fd: BorrowedFd<'_>) -> Result<(), Error> {
+        let number = request::SET_DEVICE_STATE_FD;
+        let payload = message::vring_state(direction, 0);
+        match word(&self.request(number, &payload, &[fd])?)? {
+            VRING_NO_FD => Ok(()),
+            code => Err(Error::Refused {
+                request: number,
+                code,
+            }),
+        }
+    }
+
+    fn acknowledge_state(&self) -> Result<(), Error> {
+        let number = request::CHECK_DEVICE_STATE;
+        match self.ask_word(number)? {
+            0 => Ok(()),
+            code => Err(Error::Refused {
+                request: number,
+                code,
+            }),
+        }
     }
 }
 

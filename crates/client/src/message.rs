@@ -33,6 +33,8 @@ pub mod request {
     pub const REM_MEM_REG: u32 = 38;
     pub const SET_STATUS: u32 = 39;
     pub const GET_STATUS: u32 = 40;
+    pub const SET_DEVICE_STATE_FD: u32 = 42;
+    pub const CHECK_DEVICE_STATE: u32 = 43;
 }
 
 /// Protocol feature bits that concern a block device, as masks.
@@ -46,6 +48,7 @@ pub mod protocol {
     pub const RESET_DEVICE: u64 = 1 << 13;
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
     pub const STATUS: u64 = 1 << 16;
+    pub const DEVICE_STATE: u64 = 1 << 19;
 }
 
 /// Header flags: version 1 in the low two bits.

@@ -13,7 +13,8 @@ use crate::relay::{Relay, ServedMessage};
 use crate::state::SessionState;
 use crate::vrings::SignalFd;
 
-/// Set if a message about a vring's descriptor has none (vhost-user "SET_VRING_KICK").
+/// Set if a message about a vring's descriptor has none (vhost-user "SET_VRING_KICK"), and if the answer to SET_DEVICE_STATE_FD has
+/// none.
 const NO_FD: u64 = 0x100;
 /// The vring index in such a message. The bits above `NO_FD` are undefined, and must not become another way to
 /// name vring 0.
@@ -25,6 +26,9 @@ const REGION_BYTES: usize = 32;
 const REGION_OFFSET: usize = 8;
 /// Size of the fields before the configuration space in GET_CONFIG: offset, size, flags.
 const CONFIG_BYTES: usize = 12;
+
+/// Size of SET_DEVICE_STATE_FD: direction and phase.
+const TRANSFER_BYTES: usize = 8;
 
 /// Sizes of the messages about requests in flight, without and with padding.
 const INFLIGHT_BYTES: [usize; 2] = [20, 24];
@@ -45,6 +49,7 @@ pub(crate) fn serve(relay: &mut Relay, message: Message) -> ServedMessage {
             | FrontendReq::SET_INFLIGHT_FD,
         ) => acknowledged(relay, message, with_fds),
         Some(FrontendReq::SET_LOG_BASE) => set_log(relay, message),
+        Some(FrontendReq::SET_DEVICE_STATE_FD) => begin_transfer(relay, message),
         // A descriptor is legal here and has no meaning (vhost-user "REM_MEM_REG").
         Some(FrontendReq::REM_MEM_REG) => relay.pass(&message),
         Some(request) if message.fds.len() > 0 => refused(format!(
@@ -52,6 +57,7 @@ pub(crate) fn serve(relay: &mut Relay, message: Message) -> ServedMessage {
             message.fds.len()
         )),
         Some(FrontendReq::GET_INFLIGHT_FD) => get_inflight(relay, &message),
+        Some(FrontendReq::CHECK_DEVICE_STATE) => end_transfer(relay, &message),
         Some(FrontendReq::SET_STATUS) => acknowledged(relay, message, set_status),
         Some(FrontendReq::GET_STATUS) => get_status(relay, &message),
         Some(FrontendReq::SET_FEATURES) => set_features(relay, message),
@@ -327,6 +333,44 @@ fn get_inflight(relay: &Relay, message: &Message) -> ServedMessage {
         fd,
         outcome,
     }
+}
+
+/// Serves SET_DEVICE_STATE_FD, which is always answered: with no error, or one, and without a descriptor.
+fn begin_transfer(relay: &Relay, mut message: Message) -> ServedMessage {
+    let mut state = relay.state();
+    let mut begin = || {
+        state.require(VhostUserProtocolFeatures::DEVICE_STATE)?;
+        let fd = message.only_fd()?;
+        if message.payload.len() != TRANSFER_BYTES {
+            return Err(message.malformed());
+        }
+        let (direction, phase) = (word(&message.payload, 0), word(&message.payload, 4));
+        state.begin_transfer(direction, phase, fd)
+    };
+    let outcome = begin();
+    numbered(message.header.request, NO_FD, outcome)
+}
+
+fn end_transfer(relay: &Relay, message: &Message) -> ServedMessage {
+    let mut state = relay.state();
+    let outcome = match message.payload.is_empty() {
+        true => state
+            .require(VhostUserProtocolFeatures::DEVICE_STATE)
+            .and_then(|()| state.end_transfer()),
+        false => Err(message.malformed()),
+    };
+    numbered(message.header.request, 0, outcome)
+}
+
+/// Makes an answer of a number, with 1 added to it if the message is refused.
+fn numbered(request: u32, number: u64, outcome: Result<(), MessageRefusal>) -> ServedMessage {
+    let number = match &outcome {
+        Ok(()) => Some(number),
+        Err(MessageRefusal::Message(_)) => Some(number | 1),
+        Err(_) => None,
+    };
+    let answer = number.map_or(Vec::new(), |number| reply(request, &number.to_ne_bytes()));
+    ServedMessage::with(answer, outcome)
 }
 
 /// Parses GET_INFLIGHT_FD or SET_INFLIGHT_FD, with or without padding: length, offset, number of vrings, their

@@ -20,6 +20,8 @@ use crate::dirty::SessionLog;
 use crate::foreign::{Foreign, MemoryBacking};
 use crate::forward::Forwarder;
 use crate::offload::Offload;
+use crate::portable::PortableState;
+use crate::transfer::Transfer;
 use crate::vrings::Vrings;
 use crate::workers::Workers;
 use crate::{MessageRefusal, SessionConfig};
@@ -38,6 +40,11 @@ const DEVICE_NEEDS_RESET: u8 = 0x40;
 /// Maximum size of any device's configuration space (VHOST_USER_MAX_CONFIG_SIZE).
 const CONFIG_BYTES_MAX: usize = 256;
 
+/// Directions of SET_DEVICE_STATE_FD, and its only phase: all vrings are stopped (vhost-user "Device state transfer parameters").
+const TRANSFER_SAVE: u32 = 0;
+const TRANSFER_LOAD: u32 = 1;
+const TRANSFER_STOPPED: u32 = 0;
+
 /// Returns the protocol features that are offered.
 pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
@@ -49,6 +56,7 @@ pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::STATUS
         | VhostUserProtocolFeatures::INFLIGHT_SHMFD
         | VhostUserProtocolFeatures::LOG_SHMFD
+        | VhostUserProtocolFeatures::DEVICE_STATE
 }
 
 #[derive(Debug)]
@@ -75,6 +83,8 @@ pub(crate) struct SessionState {
     /// Number of vrings that were retired before the last reset.
     retired_before: u64,
     channel: Option<Channel>,
+    /// Of the device's state, begun and not checked yet.
+    transfer: Option<Transfer>,
     /// Used if a vring's call or err descriptor is not an eventfd.
     pub(crate) forwarder: Option<Forwarder>,
     /// The refusal of a message that the crate parsed (see `handler`).
@@ -107,6 +117,7 @@ impl SessionState {
             status: 0,
             retired_before,
             channel: None,
+            transfer: None,
             forwarder: None,
             refusal: None,
         })
@@ -364,10 +375,67 @@ impl SessionState {
                 "the driver did not take CONFIG_WCE",
             ));
         }
-        self.device.writeback.store(mode != 0, Ordering::Relaxed);
+        self.set_writeback(mode != 0)
+    }
+
+    fn set_writeback(&mut self, on: bool) -> Result<(), MessageRefusal> {
+        self.device.writeback.store(on, Ordering::Relaxed);
         // Writes that complete from here on are synced first. A completion that was decided before is published
         // before the guest's write is acknowledged.
         self.workers.pass()
+    }
+
+    // The state that moves to another host.
+
+    fn portable(&self) -> PortableState {
+        let limits = self.device.disk.limits();
+        PortableState {
+            face: self.face.version(),
+            capacity_bytes: self.device.disk.capacity_bytes(),
+            block_bytes: limits.block_bytes,
+            read_only: limits.read_only,
+            writeback: self.device.writeback.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Begins to write the state to a descriptor of the frontend, or to read it from there. It replaces a transfer that was not
+    /// checked.
+    pub(crate) fn begin_transfer(
+        &mut self,
+        direction: u32,
+        phase: u32,
+        fd: Foreign,
+    ) -> Result<(), MessageRefusal> {
+        if phase != TRANSFER_STOPPED || self.vrings.any_running() {
+            return Err(MessageRefusal::message(
+                "a transfer of the device's state while a vring runs",
+            ));
+        }
+        let begun = match direction {
+            TRANSFER_SAVE => Transfer::save(&self.offload, fd, self.portable().to_bytes()),
+            TRANSFER_LOAD => Transfer::load(&self.offload, fd, PortableState::BYTES),
+            _ => {
+                return Err(MessageRefusal::message(format!(
+                    "a transfer of the device's state in direction {direction}"
+                )));
+            }
+        };
+        self.transfer = Some(begun.map_err(untransferred)?);
+        Ok(())
+    }
+
+    /// Ends a transfer. A state that was read is put in force if this disk can take the place of the other one.
+    pub(crate) fn end_transfer(&mut self) -> Result<(), MessageRefusal> {
+        let transfer = self.transfer.take().ok_or_else(|| {
+            MessageRefusal::message("no transfer of the device's state has begun")
+        })?;
+        let Some(bytes) = transfer.end().map_err(untransferred)? else {
+            return Ok(());
+        };
+        let state = PortableState::parse(&bytes);
+        let state = state.and_then(|state| state.fits(self.portable()).map(|()| state));
+        let state = state.map_err(|why| MessageRefusal::message(why.to_string()))?;
+        self.set_writeback(state.writeback)
     }
 
     // Backend channel.
@@ -402,4 +470,10 @@ impl SessionState {
         self.features
             .is_some_and(|taken| taken & feature::VHOST_USER_PROTOCOL == 0)
     }
+}
+
+fn untransferred(error: io::Error) -> MessageRefusal {
+    MessageRefusal::message(format!(
+        "the state of the device cannot be transferred: {error}"
+    ))
 }

@@ -22,6 +22,7 @@ mod features;
 mod inflight;
 mod memory;
 mod messages;
+mod portable;
 mod running;
 mod storm;
 mod vrings;
@@ -29,7 +30,8 @@ mod vrings;
 const MEM_BYTES: u64 = 1 << 20;
 /// The frontend's own address of the memory. Guest addresses begin at 0.
 const USER: u64 = 0x7f00_0000_0000;
-const PROTOCOL: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 16;
+const PROTOCOL: u64 =
+    1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 16 | 1 << 19;
 const FEATURES: u64 = feature::VERSION_1 | feature::CONFIG_WCE | feature::VHOST_USER_PROTOCOL;
 const CAPACITY: u64 = 8 << 20;
 /// Maximum wait for an expected event: longer than the machine may stall, and than any wait of a session.

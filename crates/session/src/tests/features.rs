@@ -72,7 +72,7 @@ fn features_that_were_not_offered_are_refused() {
 
 #[test]
 fn protocol_features_that_were_not_offered_end_the_connection() {
-    for bit in [2, 4, 8, 14, 18, 19, 20, 22, 40] {
+    for bit in [2, 4, 8, 14, 18, 20, 22, 40] {
         let mut frontend = Frontend::connect();
         frontend.ask_number(Req::GET_FEATURES);
         frontend.send(

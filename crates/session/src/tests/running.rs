@@ -11,7 +11,7 @@ const RING: u64 = 0x4000;
 /// The guest's driver of one vring, on the memory file. Every request reads one sector.
 pub(super) struct Driver {
     memory: File,
-    index: u32,
+    pub(super) index: u32,
     made: u16,
     kick: OwnedFd,
     call: OwnedFd,

@@ -1,0 +1,105 @@
+//! The transfer of a device's state through a descriptor of the frontend (vhost-user "Migrating back-end state"). It may be anything,
+//! so it is read and written on the threads for such descriptors.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+
+use crate::fd::{is_ready, wait};
+use crate::foreign::Foreign;
+use crate::offload::Offload;
+
+/// Longest time for a transfer. The state is a few bytes, which a frontend sends or takes at once.
+const WITHIN: Duration = Duration::from_secs(10);
+/// Longest wait of a session for its end. The frontend asks when it has done its part, so only a thread without a CPU takes time.
+const ENDED_WITHIN: Duration = Duration::from_secs(2);
+
+/// A transfer that has begun.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    /// What was read; nothing if it was written.
+    ended: Receiver<io::Result<Option<Vec<u8>>>>,
+}
+
+impl Transfer {
+    /// Begins to write these bytes.
+    pub(crate) fn save(offload: &Offload, fd: Foreign, bytes: Vec<u8>) -> io::Result<Transfer> {
+        Transfer::begin(offload, fd, move |fd, until| {
+            write(fd, &bytes, until).map(|()| None)
+        })
+    }
+
+    /// Begins to read up to the end. Of more than `most` bytes not all are read.
+    pub(crate) fn load(offload: &Offload, fd: Foreign, most: usize) -> io::Result<Transfer> {
+        Transfer::begin(offload, fd, move |fd, until| {
+            read(fd, most, until).map(Some)
+        })
+    }
+
+    fn begin(
+        offload: &Offload,
+        fd: Foreign,
+        transfer: impl FnOnce(&OwnedFd, Instant) -> io::Result<Option<Vec<u8>>> + Send + 'static,
+    ) -> io::Result<Transfer> {
+        let (sender, ended) = sync_channel(1);
+        let until = Instant::now() + WITHIN;
+        offload.start(move || {
+            let done = match fd.fd() {
+                Some(fd) => transfer(fd, until),
+                None => Err(io::ErrorKind::InvalidInput.into()),
+            };
+            // Given back first: a frontend reads up to the end before it asks how the transfer went.
+            drop(fd);
+            let _ = sender.send(done);
+        })?;
+        Ok(Transfer { ended })
+    }
+
+    /// Waits for the end. Returns what was read; nothing if it was written.
+    pub(crate) fn end(self) -> io::Result<Option<Vec<u8>>> {
+        let ended = self.ended.recv_timeout(ENDED_WITHIN);
+        ended.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+/// Waits until the descriptor is ready.
+fn await_ready(fd: &OwnedFd, flags: PollFlags, until: Instant) -> io::Result<()> {
+    while !is_ready(fd, flags | PollFlags::HUP | PollFlags::ERR) {
+        if Instant::now() >= until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        wait(&mut [PollFd::new(fd, flags)], Some(until))?;
+    }
+    Ok(())
+}
+
+fn write(fd: &OwnedFd, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        await_ready(fd, PollFlags::OUT, until)?;
+        match rustix::io::write(fd, bytes) {
+            Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn read(fd: &OwnedFd, most: usize, until: Instant) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut piece = [0; 64];
+    while bytes.len() <= most {
+        await_ready(fd, PollFlags::IN, until)?;
+        match rustix::io::read(fd, &mut piece) {
+            Ok(0) => break,
+            Ok(count) => bytes.extend_from_slice(piece.get(..count).unwrap_or_default()),
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(bytes)
+}
