@@ -1,0 +1,11 @@
+//! The right to a disk's bytes, as a session uses it.
+
+/// The right to a disk's bytes, which moves between hosts with the guest.
+pub trait Possession: std::fmt::Debug + Send + Sync {
+    /// Gives the disk up. Called when the last vring has stopped while a dirty log was in force, which means that the guest
+    /// moves: every request is done and the store is flushed. The frontend gets its last position after this.
+    fn hand_over(&self);
+    /// Takes the disk before the first vring starts. `Ok(false)`: another has it, so ask again in a while; the disk says so
+    /// itself. `Err`: it can never be had.
+    fn take(&self) -> Result<bool, String>;
+}
