@@ -27,6 +27,8 @@ words! {
         Connected = "connected",
         /// The frontend disconnected.
         Disconnected = "disconnected",
+        /// The parked frontend started its vrings and has the disk now; the other one is parked.
+        TakenOver = "taken_over",
         /// Settings changed: `tuning` has them all.
         Changed = "changed",
         /// The size changed, or bytes at the end of the disk are missing or back.

@@ -19,10 +19,10 @@ use cleave_api::EventName;
 use cleave_config::Cache;
 use cleave_disk::{Disk, Resized};
 use cleave_sandbox::Role;
-use cleave_session::{Ending, Offload, Quota, Session, SessionHandle};
+use cleave_session::{Ending, Offload, Owners, Quota, Session, SessionHandle};
 use cleave_worker::record::Recording;
 use cleave_worker::{Device, Incident, Totals};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
@@ -118,6 +118,7 @@ pub(crate) struct DiskServer {
     pending: PendingConnections,
     /// The threads that close what frontends send.
     offload: Offload,
+    owners: Arc<Owners>,
     guest: Option<Guest>,
     status: Arc<DiskStatus>,
     /// The socket of the frontends, for messages.
@@ -220,6 +221,7 @@ impl DiskServer {
             accept_after: None,
             pending: PendingConnections::new(offload.clone()),
             offload,
+            owners: Arc::default(),
             guest: None,
             status: Arc::new(status),
             endpoint: naming.endpoint,
@@ -411,8 +413,8 @@ impl DiskServer {
 
     fn start(&self, stream: UnixStream) -> io::Result<(SessionHandle, oneshot::Receiver<Ending>)> {
         let config = self.service.session.clone();
-        let (device, offload) = (Arc::clone(&self.device), self.offload.clone());
-        let (session, remote) = Session::new(stream, device, offload, config)?;
+        let (device, owners) = (Arc::clone(&self.device), Arc::clone(&self.owners));
+        let (session, remote) = Session::new(stream, device, self.offload.clone(), owners, config)?;
         let (reply, ending) = oneshot::channel();
         let confinement = self.confinement.clone();
         thread::Builder::new()
@@ -591,6 +593,7 @@ fn telling(id: Arc<OnceLock<String>>, events: Arc<Events>) -> impl Fn(Incident) 
             Incident::Retired { vring, why } => {
                 events.tell(id, EventName::Retired, json!({"vring": vring, "why": why}));
             }
+            Incident::TakenOver => events.tell(id, EventName::TakenOver, Value::Null),
         }
     }
 }

@@ -151,7 +151,8 @@ impl SessionState {
     pub(crate) fn stop_vring(&mut self, index: u64) -> Result<(u16, u16), MessageRefusal> {
         let (index, entry) = self.vrings.get(index)?;
         entry.settings.kick = Kick::Unset;
-        if entry.running.take().is_some() {
+        let was_running = entry.running.take().is_some();
+        if was_running {
             let stopped = answer(self.workers.get(index)?.stop(index))?;
             entry.settings.stopped(stopped);
             self.log.check_kept()?;
@@ -162,11 +163,24 @@ impl SessionState {
                 "vring {index} was stopped while requests are held: no position says where it continues"
             )));
         }
-        Ok((index, entry.settings.position))
+        let position = entry.settings.position;
+        if was_running {
+            self.after_stop()?;
+        }
+        Ok((index, position))
     }
 
-    /// Stops all vrings. All are asked before the first is waited for, so that they drain in parallel.
+    /// Stops all vrings.
     pub(crate) fn stop_all(&mut self) -> Result<(), MessageRefusal> {
+        if !self.vrings.any_running() {
+            return Ok(());
+        }
+        self.drain()?;
+        self.after_stop()
+    }
+
+    /// Stops all vrings and keeps the disk. All are asked before the first is waited for, so that they drain in parallel.
+    pub(crate) fn drain(&mut self) -> Result<(), MessageRefusal> {
         let mut answers = Vec::new();
         for (index, entry) in self.vrings.iter_mut() {
             entry.settings.kick = Kick::Unset;
@@ -232,7 +246,11 @@ impl SessionState {
             .is_some_and(|journal| journal.has_room_for(size));
         let call = copy_of(settings.call.as_ref())?;
         let err = copy_of(settings.err.as_ref())?;
+        // Last, because a session that owns the disk must have a vring.
+        self.own()?;
         let worker = self.workers.start(index, &self.device, &self.memory)?;
+        let (_, entry) = self.vrings.get(u64::from(index))?;
+        let settings = &mut entry.settings;
         let started = worker.start(VringStart {
             index,
             layout,

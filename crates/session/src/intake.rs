@@ -9,6 +9,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -47,7 +48,7 @@ pub(crate) enum Intake {
 /// The connection, and the message that is arriving on it.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    socket: UnixStream,
+    socket: Arc<UnixStream>,
     offload: Offload,
     bytes: Vec<u8>,
     fds: Foreign,
@@ -58,13 +59,18 @@ pub(crate) struct Connection {
 impl Connection {
     pub(crate) fn new(socket: UnixStream, offload: Offload) -> Connection {
         Connection {
-            socket,
+            socket: Arc::new(socket),
             bytes: Vec::new(),
             fds: Foreign::none(offload.clone()),
             offload,
             header: None,
             begun: None,
         }
+    }
+
+    /// Returns the socket, to see whether the frontend has left. It must be dropped before the connection is closed.
+    pub(crate) fn socket(&self) -> Arc<UnixStream> {
+        self.socket.clone()
     }
 
     /// Returns the time by which the current message must be complete. `None` between messages, where there is no limit.

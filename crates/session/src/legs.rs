@@ -8,7 +8,7 @@ use crate::state::SessionState;
 pub(crate) fn log_totals(state: &SessionState) {
     let totals = state.device.leg_totals();
     let disk = &state.device.disk;
-    if totals.iter().all(|leg| *leg == LegTotals::default()) {
+    if !state.has_owned || totals.iter().all(|leg| *leg == LegTotals::default()) {
         return;
     }
     for (leg, totals) in disk.legs().iter().zip(&totals) {

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+mod claim;
 mod config;
 mod control;
 mod dirty;
@@ -19,10 +20,12 @@ mod intake;
 mod legs;
 mod message;
 pub mod offload;
+mod owner;
 mod portable;
 mod possession;
 mod refusal;
 mod relay;
+mod signals;
 mod state;
 mod transfer;
 mod view;
@@ -30,24 +33,25 @@ mod vrings;
 mod workers;
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use cleave_worker::Device;
 pub use cleave_worker::Quota;
-use cleave_worker::{ALARM_RETIRED, Device};
 pub use config::SessionConfig;
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags};
 
 use fd::wait;
 use intake::{Connection, Intake};
 use message::Message;
 pub use offload::Offload;
+use owner::Claimant;
+pub use owner::Owners;
 pub use possession::Possession;
 use refusal::MessageRefusal;
 use relay::{Relay, ServedMessage};
+use signals::{SessionSignals, Summons};
 use state::SessionState;
 use vhost::vhost_user::message::FrontendReq;
 pub use view::{SessionView, VringView};
@@ -74,8 +78,6 @@ pub struct Session {
     connection: Connection,
     relay: Relay,
     shared: Arc<SessionShared>,
-    /// Written by workers that cannot continue, or that have retired a vring.
-    alarm: Arc<OwnedFd>,
     /// When a frontend that has sent nothing is disconnected. `None` after its first message.
     silent_until: Option<Instant>,
 }
@@ -97,37 +99,34 @@ pub struct SessionHandle {
 /// State that a session shares with its remotes.
 #[derive(Debug)]
 struct SessionShared {
-    /// Wakes the session to check the flags.
-    wake: OwnedFd,
-    hang_up: AtomicBool,
-    config_changed: AtomicBool,
+    signals: Arc<SessionSignals>,
     /// State after the latest message.
     view: Mutex<SessionView>,
 }
 
 impl Session {
-    /// Takes a connected socket, blocking or not. `offload`: the threads of this disk for descriptors of frontends.
+    /// Takes a connected socket, blocking or not. `offload`: the threads of this disk for descriptors of frontends; `owners`: all
+    /// sessions of this disk.
     pub fn new(
         stream: UnixStream,
         device: Arc<Device>,
         offload: Offload,
+        owners: Arc<Owners>,
         config: SessionConfig,
     ) -> io::Result<(Session, SessionHandle)> {
-        let bell = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let alarm = Arc::new(bell()?);
+        let signals = Arc::new(SessionSignals::new()?);
+        let connection = Connection::new(stream, offload.clone());
+        let claimant = Claimant::new(owners, signals.clone(), connection.socket());
+        let state =
+            SessionState::new(device, offload, &config, claimant).map_err(io::Error::other)?;
         let shared = Arc::new(SessionShared {
-            wake: bell()?,
-            hang_up: AtomicBool::new(false),
-            config_changed: AtomicBool::new(false),
+            signals,
             view: Mutex::default(),
         });
-        let state = SessionState::new(device, offload.clone(), &config, alarm.clone())
-            .map_err(io::Error::other)?;
         let session = Session {
-            connection: Connection::new(stream, offload),
+            connection,
             relay: Relay::new(state)?,
             shared: shared.clone(),
-            alarm,
             silent_until: Some(Instant::now() + FIRST_MESSAGE_WITHIN),
         };
         Ok((session, SessionHandle { shared }))
@@ -141,7 +140,7 @@ impl Session {
             }
         };
         // All in parallel rather than worker by worker. A worker that is gone has nothing left to drain.
-        let _ = self.relay.state().stop_all();
+        let _ = self.relay.state().drain();
         legs::log_totals(&self.relay.state());
         drop(self.relay);
         // The frontend learns of the end only now, because until here its memory might have been written. By a
@@ -165,35 +164,19 @@ impl Session {
 
     /// Handles requests from other threads and alarms from workers.
     fn handle_requests(&mut self) -> Result<(), MessageRefusal> {
-        // Read before the flags: a flag that is set later comes with another write.
-        let _ = rustix::io::read(&self.shared.wake, &mut [0u8; 8]);
-        if self.shared.hang_up.load(Ordering::Acquire) {
-            return Err(MessageRefusal::Gone);
+        match self.shared.signals.check() {
+            None => {}
+            Some(Summons::HangUp) => return Err(MessageRefusal::Gone),
+            Some(Summons::Alarm) => return Err(self.relay.state().loss()),
         }
-        let mut alarms = [0; 8];
-        if rustix::io::read(&self.alarm, &mut alarms).is_ok() {
-            // The device status, which a retired vring changes, counts as configuration.
-            self.shared.config_changed.store(true, Ordering::Release);
-            if u64::from_ne_bytes(alarms) % ALARM_RETIRED != 0 {
-                return Err(self.loss());
-            }
-        }
+        self.relay.state().yield_if_wanted();
         // While the device is suspended or the frontend has not read earlier requests, the flag is kept and
         // checked again after the next message.
-        if self.shared.config_changed.swap(false, Ordering::AcqRel)
-            && !self.relay.state().notify_config_changed()
-        {
-            self.shared.config_changed.store(true, Ordering::Release);
+        let signals = &self.shared.signals;
+        if signals.take_config_changed() && !self.relay.state().notify_config_changed() {
+            signals.set_config_changed();
         }
         Ok(())
-    }
-
-    fn loss(&self) -> MessageRefusal {
-        MessageRefusal::lost(if self.relay.state().memory.is_lost() {
-            "the frontend truncated a memory file that it shares"
-        } else {
-            "a worker failed"
-        })
     }
 
     /// Sleeps until the frontend, a worker or another thread acts. There is a time-out only while a message is
@@ -211,8 +194,8 @@ impl Session {
         }
         let mut fds = [
             PollFd::new(&self.connection, PollFlags::IN),
-            PollFd::new(&self.shared.wake, PollFlags::IN),
-            PollFd::new(&self.alarm, PollFlags::IN),
+            PollFd::new(&self.shared.signals.wake, PollFlags::IN),
+            PollFd::new(&self.shared.signals.alarm, PollFlags::IN),
         ];
         wait(&mut fds, until).map_err(|error| MessageRefusal::lost(format!("cannot wait: {error}")))
     }
@@ -234,10 +217,9 @@ impl Session {
             self.connection.probe()?;
         }
         let has_reply = !reply.is_empty();
-        let shared = &self.shared;
-        self.connection.write(&reply, fd, &shared.wake, || {
-            shared.hang_up.load(Ordering::Acquire)
-        })?;
+        let signals = &self.shared.signals;
+        self.connection
+            .write(&reply, fd, &signals.wake, || signals.is_hung_up())?;
         let why = match outcome {
             Err(MessageRefusal::Message(why)) if has_reply => why,
             Err(MessageRefusal::Vring(why)) => why,
@@ -275,20 +257,20 @@ impl SessionHandle {
 
     /// Ends the session: `run` drains and returns.
     pub fn hang_up(&self) {
-        self.shared.hang_up.store(true, Ordering::Release);
-        self.wake();
+        self.shared.signals.hang_up();
+    }
+
+    /// Returns true if the session owns the disk or was the last to own it: then the guest is the one behind its frontend. Still true
+    /// after its end.
+    pub fn owns(&self) -> bool {
+        self.shared.signals.owns()
     }
 
     /// Notifies the guest that the configuration (its size) has changed, if the frontend gave a backend
     /// channel. If the device is suspended, this is done when it is resumed. Never waits.
     pub fn config_changed(&self) {
-        self.shared.config_changed.store(true, Ordering::Release);
-        self.wake();
-    }
-
-    /// Wakes the session. A write fails only if the eventfd is full, which wakes just as well.
-    fn wake(&self) {
-        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
+        self.shared.signals.set_config_changed();
+        self.shared.signals.ring();
     }
 }
 

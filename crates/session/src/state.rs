@@ -4,7 +4,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -20,6 +19,7 @@ use crate::dirty::SessionLog;
 use crate::foreign::{Foreign, MemoryBacking};
 use crate::forward::Forwarder;
 use crate::offload::Offload;
+use crate::owner::Claimant;
 use crate::portable::PortableState;
 use crate::transfer::Transfer;
 use crate::vrings::Vrings;
@@ -71,6 +71,8 @@ pub(crate) struct SessionState {
     pub(crate) log: SessionLog,
     pub(crate) vrings: Vrings,
     pub(crate) workers: Workers,
+    /// Dropped after the workers.
+    pub(crate) claimant: Claimant,
     /// Features that the guest acknowledged, without bit 26, which is in `log`. `None` until then.
     pub(crate) features: Option<u64>,
     /// Protocol features that the frontend acknowledged.
@@ -80,8 +82,16 @@ pub(crate) struct SessionState {
     features_seen: bool,
     /// Virtio status, as last set by the frontend.
     status: u8,
-    /// Number of vrings that were retired before the last reset.
-    retired_before: u64,
+    /// Number of vrings that were retired before the last reset, or before this session became the owner.
+    pub(crate) retired_before: u64,
+    /// A vring was retired after the last reset, and this session has stopped since.
+    pub(crate) has_retired: bool,
+    /// The cache mode that the frontend wants when a vring starts. `None`: the one in force.
+    pub(crate) cache_mode: Option<bool>,
+    /// This session has owned the disk.
+    pub(crate) has_owned: bool,
+    /// A vring has stopped while a dirty log was in force, so the guest moves if the others stop too.
+    pub(crate) is_leaving: bool,
     channel: Option<Channel>,
     /// Of the device's state, begun and not checked yet.
     transfer: Option<Transfer>,
@@ -96,11 +106,9 @@ impl SessionState {
         device: Arc<Device>,
         offload: Offload,
         config: &SessionConfig,
-        alarm: Arc<OwnedFd>,
+        claimant: Claimant,
     ) -> Result<SessionState, MapError> {
         let workers_max = config.workers_max.min(device.disk.workers_max());
-        let retired_before = device.totals().retired;
-        device.begin_session();
         Ok(SessionState {
             device,
             offload,
@@ -110,16 +118,35 @@ impl SessionState {
             inflight: None,
             log: SessionLog::default(),
             vrings: Vrings::new(config.vrings_max),
-            workers: Workers::new(workers_max, alarm),
+            workers: Workers::new(workers_max, claimant.alarm()),
+            claimant,
             features: None,
             protocol: VhostUserProtocolFeatures::empty(),
             features_seen: false,
             status: 0,
-            retired_before,
+            retired_before: 0,
+            has_retired: false,
+            cache_mode: None,
+            has_owned: false,
+            is_leaving: false,
             channel: None,
             transfer: None,
             forwarder: None,
             refusal: None,
+        })
+    }
+
+    /// Returns true while a dirty log is in force: the frontend wants to know what is written, because the guest moves.
+    pub(crate) fn is_logged(&self) -> bool {
+        self.log.in_force().is_some()
+    }
+
+    /// Returns why the session must end after an alarm.
+    pub(crate) fn loss(&self) -> MessageRefusal {
+        MessageRefusal::lost(if self.memory.is_lost() {
+            "the frontend truncated a memory file that it shares"
+        } else {
+            "a worker failed"
         })
     }
 
@@ -207,10 +234,10 @@ impl SessionState {
     }
 
     pub(crate) fn status(&self) -> u8 {
-        if self.device.totals().retired == self.retired_before {
-            return self.status;
-        }
-        self.status | DEVICE_NEEDS_RESET
+        // While no vring of this session runs, another session may retire some.
+        let is_retired = self.has_retired
+            || self.vrings.any_running() && self.device.totals().retired != self.retired_before;
+        self.status | if is_retired { DEVICE_NEEDS_RESET } else { 0 }
     }
 
     /// Status 0 is a reset (virtio 1.3 §2.1.2). Other values are kept for GET_STATUS.
@@ -236,7 +263,7 @@ impl SessionState {
         // The next driver starts afresh. The frontend sends a region again if it wants one.
         self.inflight = None;
         self.status = 0;
-        self.retired_before = self.device.totals().retired;
+        self.has_retired = false;
         Ok(())
     }
 
@@ -334,8 +361,13 @@ impl SessionState {
             read_only: limits.read_only,
             segments_max: SEGMENTS_TOLD,
             vrings: self.vrings.count(),
-            writeback: self.device.writeback.load(Ordering::Relaxed) && !self.is_without_flush(),
+            writeback: self.is_writeback() && !self.is_without_flush(),
         }
+    }
+
+    fn is_writeback(&self) -> bool {
+        let in_force = || self.device.writeback.load(Ordering::Relaxed);
+        self.cache_mode.unwrap_or_else(in_force)
     }
 
     /// Returns true for a driver without FLUSH. One that negotiated CONFIG_WCE but not FLUSH is served write-through, and finds
@@ -379,6 +411,11 @@ impl SessionState {
     }
 
     fn set_writeback(&mut self, on: bool) -> Result<(), MessageRefusal> {
+        if !self.vrings.any_running() {
+            // The disk may be another session's.
+            self.cache_mode = Some(on);
+            return Ok(());
+        }
         self.device.writeback.store(on, Ordering::Relaxed);
         // Writes that complete from here on are synced first. A completion that was decided before is published
         // before the guest's write is acknowledged.
@@ -394,7 +431,7 @@ impl SessionState {
             capacity_bytes: self.device.disk.capacity_bytes(),
             block_bytes: limits.block_bytes,
             read_only: limits.read_only,
-            writeback: self.device.writeback.load(Ordering::Relaxed),
+            writeback: self.is_writeback(),
         }
     }
 

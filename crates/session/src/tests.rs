@@ -4,12 +4,13 @@
 use std::fs::File;
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions};
 use cleave_worker::{CompletionPolicy, Split, Tuning, WorkerConfig};
-use rustix::event::eventfd;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vhost::vhost_user::message::FrontendReq as Req;
 
@@ -22,6 +23,7 @@ mod features;
 mod inflight;
 mod memory;
 mod messages;
+mod owner;
 mod portable;
 mod running;
 mod storm;
@@ -34,6 +36,12 @@ const PROTOCOL: u64 =
     1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 16 | 1 << 19;
 const FEATURES: u64 = feature::VERSION_1 | feature::CONFIG_WCE | feature::VHOST_USER_PROTOCOL;
 const CAPACITY: u64 = 8 << 20;
+const CONFIG: SessionConfig = SessionConfig {
+    face: Face::V1,
+    vrings_max: 4,
+    vring_size_max: 256,
+    workers_max: 2,
+};
 /// Maximum wait for an expected event: longer than the machine may stall, and than any wait of a session.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -50,6 +58,7 @@ struct Frontend {
     stream: UnixStream,
     remote: SessionHandle,
     device: Arc<Device>,
+    owners: Arc<Owners>,
     thread: JoinHandle<Ending>,
     memory: File,
 }
@@ -62,6 +71,27 @@ fn memory_file(bytes: u64) -> File {
 
 fn bell() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+fn device() -> Arc<Device> {
+    device_of(&DiskSpec::Null(CAPACITY))
+}
+
+fn device_of(spec: &DiskSpec) -> Arc<Device> {
+    let options = OpenOptions {
+        direct: Direct::Off,
+        ..OpenOptions::default()
+    };
+    let disk = Arc::new(Disk::open(spec, &options).unwrap());
+    let config = WorkerConfig {
+        cpus: Vec::new(),
+        ops: 64,
+    };
+    let tuning = Tuning {
+        completion: CompletionPolicy::Interrupt,
+        ..Tuning::new(Split::Off)
+    };
+    Arc::new(Device::new(disk, [0; 20], true, config, tuning))
 }
 
 fn longs(numbers: &[u64]) -> Vec<u8> {
@@ -81,34 +111,21 @@ fn words(numbers: &[u32]) -> Vec<u8> {
 impl Frontend {
     /// Connects a frontend that has sent nothing.
     fn connect() -> Frontend {
-        let options = OpenOptions {
-            direct: Direct::Off,
-            ..OpenOptions::default()
-        };
-        let disk = Arc::new(Disk::open(&DiskSpec::Null(CAPACITY), &options).unwrap());
-        let config = WorkerConfig {
-            cpus: Vec::new(),
-            ops: 64,
-        };
-        let tuning = Tuning {
-            completion: CompletionPolicy::Interrupt,
-            ..Tuning::new(Split::Off)
-        };
-        let device = Arc::new(Device::new(disk, [0; 20], true, config, tuning));
-        let config = SessionConfig {
-            face: Face::V1,
-            vrings_max: 4,
-            vring_size_max: 256,
-            workers_max: 2,
-        };
+        Frontend::connect_to(device(), Arc::default())
+    }
+
+    /// Connects to a device that may have other frontends.
+    fn connect_to(device: Arc<Device>, owners: Arc<Owners>) -> Frontend {
         let (stream, theirs) = UnixStream::pair().unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let offload = Offload::default();
         let (session, remote) =
-            Session::new(theirs, device.clone(), Offload::default(), config).unwrap();
+            Session::new(theirs, device.clone(), offload, owners.clone(), CONFIG).unwrap();
         Frontend {
             stream,
             remote,
             device,
+            owners,
             thread: std::thread::spawn(move || {
                 let ending = session.run();
                 println!("a session ended: {ending:?}");
@@ -120,21 +137,24 @@ impl Frontend {
 
     /// Connects a frontend with all protocol features and the usual features acknowledged.
     fn negotiated() -> Frontend {
-        let mut frontend = Frontend::connect();
-        frontend.ask_number(Req::GET_FEATURES);
-        frontend.send(Req::SET_PROTOCOL_FEATURES, &longs(&[PROTOCOL]), &[]);
-        assert_eq!(
-            frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
-            Ack
-        );
-        frontend
+        Frontend::connect().negotiate()
+    }
+
+    fn negotiate(mut self) -> Frontend {
+        self.ask_number(Req::GET_FEATURES);
+        self.send(Req::SET_PROTOCOL_FEATURES, &longs(&[PROTOCOL]), &[]);
+        assert_eq!(self.request(Req::SET_FEATURES, &longs(&[FEATURES])), Ack);
+        self
     }
 
     /// Connects a frontend that has shared one region of memory.
     fn with_memory() -> Frontend {
-        let mut frontend = Frontend::negotiated();
-        assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Ack);
-        frontend
+        Frontend::negotiated().share_memory()
+    }
+
+    fn share_memory(mut self) -> Frontend {
+        assert_eq!(self.add_memory(0, MEM_BYTES, USER), Ack);
+        self
     }
 
     fn add_memory(&mut self, guest: u64, bytes: u64, user: u64) -> Answer {

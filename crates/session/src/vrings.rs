@@ -185,6 +185,11 @@ impl Vrings {
         self.0.iter().any(|entry| entry.running.is_some())
     }
 
+    /// Returns true if a vring stopped and left requests in flight.
+    pub(crate) fn have_left(&self) -> bool {
+        self.0.iter().any(|entry| entry.settings.has_left)
+    }
+
     /// Returns true if the guest may be notified. With all vrings stopped or disabled the device is suspended and must be silent
     /// (vhost-user "Suspended device state").
     pub(crate) fn any_served(&self, all_enabled: bool) -> bool {

@@ -1,4 +1,5 @@
-//! The workers of a session. Each is started when a vring first needs it, and kept until the session ends.
+//! The workers of a session. Each is started when a vring first needs it, and kept until the session ends or gives the
+//! disk up.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -66,6 +67,11 @@ impl Workers {
     /// Returns true if a worker has failed.
     pub(crate) fn have_failed(&self) -> bool {
         self.handles.iter().flatten().any(Handle::has_ended)
+    }
+
+    /// Ends all workers. They serve no vring.
+    pub(crate) fn end(&mut self) {
+        self.handles.iter_mut().for_each(|handle| *handle = None);
     }
 
     /// Puts a memory table in force in all workers. Returns when all of them take requests in it.

@@ -97,8 +97,8 @@ fn run(input: &[u8]) {
         vring_size_max: 256,
         workers_max: 2,
     };
-    let (session, _) =
-        Session::new(theirs, things.device.clone(), Offload::default(), config).unwrap();
+    let (device, offload) = (things.device.clone(), Offload::default());
+    let (session, _) = Session::new(theirs, device, offload, Arc::default(), config).unwrap();
     let mut rest = input;
     for _ in 0..MESSAGES_MAX {
         let Some(([number, flags, fds, len], behind)) = rest.split_first_chunk() else {

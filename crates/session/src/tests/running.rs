@@ -13,9 +13,9 @@ pub(super) struct Driver {
     memory: File,
     pub(super) index: u32,
     made: u16,
-    kick: OwnedFd,
+    pub(super) kick: OwnedFd,
     call: OwnedFd,
-    err: OwnedFd,
+    pub(super) err: OwnedFd,
 }
 
 impl Driver {
@@ -30,7 +30,7 @@ impl Driver {
         }
     }
 
-    fn put(&self, offset: u64, bytes: &[u8]) {
+    pub(super) fn put(&self, offset: u64, bytes: &[u8]) {
         let at = u64::from(self.index) * RING + offset;
         self.memory.write_all_at(bytes, at).unwrap();
     }
@@ -55,7 +55,7 @@ impl Driver {
         self.put(0x2002, &self.made.to_le_bytes());
     }
 
-    fn kick(&self) {
+    pub(super) fn kick(&self) {
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
     }
 
@@ -91,7 +91,7 @@ impl Driver {
     }
 
     /// Waits for a signal and consumes it.
-    fn signalled(fd: &OwnedFd) -> u64 {
+    pub(super) fn signalled(fd: &OwnedFd) -> u64 {
         let mut fds = [PollFd::new(fd, PollFlags::IN)];
         wait(&mut fds, Some(Instant::now() + PATIENCE)).unwrap();
         let mut count = [0; 8];

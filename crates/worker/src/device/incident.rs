@@ -35,9 +35,11 @@ pub enum Incident {
         /// The guest's fault.
         why: String,
     },
+    /// Another frontend has the disk now, the one that was parked.
+    TakenOver,
 }
 
-/// Called by a worker with each incident. It must not wait.
+/// Called with each incident, by a worker or a session. It must not wait.
 #[derive(Default)]
 pub(crate) struct IncidentHook(pub(crate) Option<Box<dyn Fn(Incident) + Send + Sync>>);
 

@@ -8,6 +8,8 @@ use super::quota::SharedQuota;
 pub struct Logs {
     /// Messages that were refused.
     pub refused: SharedQuota,
+    /// Sessions that wait for the disk, take it over or keep it.
+    pub owners: SharedQuota,
     /// Totals of a stripe's legs at the end of a session.
     pub legs: SharedQuota,
     /// Vrings with held requests, which may continue by themselves and be held again.
@@ -33,6 +35,7 @@ impl Default for Logs {
         let one = || SharedQuota::new(1);
         Logs {
             refused: few(),
+            owners: few(),
             legs: few(),
             held: few(),
             retired: few(),

@@ -130,10 +130,15 @@ impl Device {
         self
     }
 
-    /// Sets what a worker calls when something happens that an operator wants to hear of. It must not wait.
+    /// Sets what is called when something happens that an operator wants to hear of. It must not wait.
     pub fn at_incident(mut self, hook: impl Fn(Incident) + Send + Sync + 'static) -> Device {
         self.incidents = IncidentHook(Some(Box::new(hook)));
         self
+    }
+
+    /// Tells the operator of something that a session did.
+    pub fn tell(&self, incident: Incident) {
+        self.incidents.call(incident);
     }
 
     /// Lets it share the limits of a group. If it has limits of its own, they are those of the group from now on.

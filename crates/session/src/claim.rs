@@ -1,0 +1,156 @@
+//! How a session gets the disk before its first vring starts, and what it does when its last one has stopped.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use cleave_worker::Incident;
+
+use crate::MessageRefusal;
+use crate::owner::Claim;
+use crate::signals::Summons;
+use crate::state::SessionState;
+
+/// How often to ask for a disk that another host has.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// Pause before workers are asked to flush once more.
+const FLUSH_AGAIN: Duration = Duration::from_millis(100);
+
+impl SessionState {
+    /// Makes this session the owner of the disk. Called before a vring starts; does nothing while another one of it runs. Waits
+    /// while another session serves vrings or another host has the disk, and so does the frontend's answer.
+    pub(crate) fn own(&mut self) -> Result<(), MessageRefusal> {
+        if self.vrings.any_running() {
+            return Ok(());
+        }
+        let claim = self.await_claim()?;
+        // Its workers have ended, so it is known now.
+        if self.device.is_lost() {
+            return Err(MessageRefusal::lost(
+                "a worker failed and left requests in flight, which could overtake newer ones; start the daemon again",
+            ));
+        }
+        self.await_possession()?;
+        self.tell_claim(claim);
+        if !std::mem::replace(&mut self.has_owned, true) {
+            self.device.begin_session();
+        }
+        self.retired_before = self.device.totals().retired;
+        self.is_leaving = false;
+        if let Some(writeback) = self.cache_mode.take() {
+            self.device.writeback.store(writeback, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn await_claim(&self) -> Result<Claim, MessageRefusal> {
+        if let Some(claim) = self.claimant.claim() {
+            return Ok(claim);
+        }
+        let name = self.device.disk.name();
+        self.device.logs.owners.log(|more| {
+            tracing::info!(
+                "{name}: the parked frontend wants to start: it waits until the other has stopped its vrings{more}"
+            );
+        });
+        loop {
+            self.pause(None)?;
+            if let Some(claim) = self.claimant.claim() {
+                return Ok(claim);
+            }
+        }
+    }
+
+    /// Waits until no other host has the disk.
+    fn await_possession(&self) -> Result<(), MessageRefusal> {
+        let Some(possession) = self.claimant.possession() else {
+            return Ok(());
+        };
+        while !possession.take().map_err(MessageRefusal::lost)? {
+            self.pause(Some(Instant::now() + ASK_AGAIN))?;
+        }
+        Ok(())
+    }
+
+    /// Sleeps until the session is woken or `until`. Fails if the session must end.
+    fn pause(&self, until: Option<Instant>) -> Result<(), MessageRefusal> {
+        match self.claimant.pause(until) {
+            Ok(None) => Ok(()),
+            Ok(Some(Summons::HangUp)) => Err(MessageRefusal::Gone),
+            Ok(Some(Summons::Alarm)) => Err(self.loss()),
+            Err(error) => Err(MessageRefusal::lost(format!("cannot wait: {error}"))),
+        }
+    }
+
+    fn tell_claim(&self, claim: Claim) {
+        let name = self.device.disk.name();
+        let what = match claim {
+            Claim::First => return,
+            Claim::TakenOver => {
+                self.device.tell(Incident::TakenOver);
+                "the parked frontend has taken over: the guest goes on there"
+            }
+            Claim::Defended => {
+                "the frontend has started its vrings again, so the parked one, which has not taken over, is disconnected"
+            }
+        };
+        let line = |more: &str| tracing::info!("{name}: {what}{more}");
+        self.device.logs.owners.log(line);
+    }
+
+    /// Notes that vrings have stopped. After the last one another session may have the disk; so may another host, if the frontend
+    /// logged what was written.
+    pub(crate) fn after_stop(&mut self) -> Result<(), MessageRefusal> {
+        self.is_leaving |= self.is_logged();
+        if self.vrings.any_running() {
+            return Ok(());
+        }
+        self.has_retired |= self.device.totals().retired != self.retired_before;
+        // Requests that are left make the disk no other host's: they are repeated here.
+        if std::mem::take(&mut self.is_leaving) && !self.vrings.have_left() {
+            self.flush()?;
+            if let Some(possession) = self.claimant.possession() {
+                possession.hand_over();
+            }
+        }
+        self.claimant.stopped();
+        Ok(())
+    }
+
+    /// Has the store flushed by the workers: the guest moves without a flush, also if its cache is write-back.
+    fn flush(&self) -> Result<(), MessageRefusal> {
+        loop {
+            let flushes = self.device.sync();
+            if flushes.is_empty() || self.workers.have_failed() {
+                return Err(MessageRefusal::worker_gone());
+            }
+            let mut are_done = true;
+            for flush in flushes {
+                match flush.wait() {
+                    Some(flushed) => flushed.map_err(unflushed)?,
+                    // It had no room for the command.
+                    None => are_done = false,
+                }
+            }
+            if are_done {
+                return Ok(());
+            }
+            std::thread::sleep(FLUSH_AGAIN);
+        }
+    }
+
+    /// Gives the disk to another session that waits for it, if no vring of this one runs.
+    pub(crate) fn yield_if_wanted(&mut self) {
+        if self.claimant.must_yield() {
+            self.workers.end();
+            self.claimant.give_up();
+        }
+    }
+}
+
+fn unflushed(errno: i32) -> MessageRefusal {
+    let error = io::Error::from_raw_os_error(errno);
+    MessageRefusal::lost(format!(
+        "the disk cannot be flushed, so it is not handed over to another host: {error}"
+    ))
+}

@@ -1,0 +1,245 @@
+//! Which session of a disk may serve vrings.
+//!
+//! While a guest moves to another VMM on this host, the frontends of both are connected. One of them *owns* the disk, the other
+//! is *parked*: it may do everything but start a vring. A session claims the disk before its first vring starts:
+//!
+//! ```text
+//!          claim                 the last vring stops
+//!   Free ─────────► Serving ────────────────────────────► Idle
+//!     ▲                │    ◄────────────────────────────  │
+//!     │                │     claim of the owner: a parked  │
+//!     │                │     session is hung up            │
+//!     └────────────────┴───────────────────────────────────┘
+//!       the owner ends, or it is idle and another session waits
+//! ```
+//!
+//! An idle owner keeps its workers, because most guests only pause. It ends them before another session makes its own: a server
+//! may let in only so many connections, and a flush on one need not cover what was written on another.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::fd::wait;
+use crate::possession::Possession;
+use crate::signals::{SessionSignals, Summons};
+
+/// The sessions of a disk, one of which at a time serves vrings.
+#[derive(Debug, Default)]
+pub struct Owners {
+    possession: Option<Arc<dyn Possession>>,
+    sessions: Mutex<Sessions>,
+}
+
+impl Owners {
+    /// Makes the owners of a disk that may move to another host and back.
+    pub fn of(possession: Arc<dyn Possession>) -> Owners {
+        Owners {
+            possession: Some(possession),
+            sessions: Mutex::default(),
+        }
+    }
+
+    /// Returns the number of sessions that wait for the disk.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        let sessions = self.lock();
+        sessions.members.iter().filter(|one| one.waits).count()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sessions> {
+        // No code here panics in the middle of a change, so a poisoned lock is still consistent.
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Sessions {
+    /// In the order in which they came.
+    members: Vec<Member>,
+    /// The session that has the disk or had it last.
+    owner: Option<Arc<SessionSignals>>,
+    hold: Hold,
+}
+
+#[derive(Debug)]
+struct Member {
+    signals: Arc<SessionSignals>,
+    /// It waits for the disk.
+    waits: bool,
+}
+
+/// What the owner has.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Hold {
+    /// Nothing: no session has workers.
+    #[default]
+    Free,
+    /// Workers, but none of its vrings is started.
+    Idle,
+    /// A vring is started, or will be at once.
+    Serving,
+}
+
+/// How a session got the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// It came first, or had the disk before.
+    First,
+    /// It was parked until now.
+    TakenOver,
+    /// It had the disk before, and a session that was parked meanwhile has been hung up.
+    Defended,
+}
+
+impl Sessions {
+    fn is_owner(&self, session: &Arc<SessionSignals>) -> bool {
+        let owner = self.owner.as_ref();
+        owner.is_some_and(|owner| Arc::ptr_eq(owner, session))
+    }
+
+    fn others(&self, session: &Arc<SessionSignals>) -> impl Iterator<Item = &Member> {
+        let members = self.members.iter();
+        members.filter(move |member| !Arc::ptr_eq(&member.signals, session))
+    }
+
+    fn set_waits(&mut self, session: &Arc<SessionSignals>, waits: bool) {
+        let mut members = self.members.iter_mut();
+        let own = members.find(|member| Arc::ptr_eq(&member.signals, session));
+        own.into_iter().for_each(|member| member.waits = waits);
+    }
+
+    /// Frees the disk, and has those that wait claim it again.
+    fn free(&mut self) {
+        self.hold = Hold::Free;
+        let waiting = self.members.iter().filter(|member| member.waits);
+        waiting.for_each(|member| member.signals.ring());
+    }
+}
+
+/// A session as the others of its disk know it. Dropping it gives up the disk, so its workers must have ended by then.
+#[derive(Debug)]
+pub(crate) struct Claimant {
+    owners: Arc<Owners>,
+    signals: Arc<SessionSignals>,
+    connection: Arc<UnixStream>,
+}
+
+impl Claimant {
+    /// Adds a session with this connection.
+    pub(crate) fn new(
+        owners: Arc<Owners>,
+        signals: Arc<SessionSignals>,
+        connection: Arc<UnixStream>,
+    ) -> Claimant {
+        owners.lock().members.push(Member {
+            signals: signals.clone(),
+            waits: false,
+        });
+        Claimant {
+            owners,
+            signals,
+            connection,
+        }
+    }
+
+    /// Returns the eventfd for alarms of the session's workers.
+    pub(crate) fn alarm(&self) -> Arc<OwnedFd> {
+        self.signals.alarm.clone()
+    }
+
+    /// Takes the disk before the first vring starts. `None`: another session has it; claim again after each
+    /// [`pause`](Claimant::pause).
+    pub(crate) fn claim(&self) -> Option<Claim> {
+        let mut sessions = self.owners.lock();
+        let is_owner = sessions.is_owner(&self.signals);
+        if !is_owner && sessions.hold != Hold::Free {
+            sessions.set_waits(&self.signals, true);
+            // If it is idle, it sees then that it must yield.
+            sessions.owner.iter().for_each(|owner| owner.ring());
+            return None;
+        }
+        let is_first = |first: &Member| Arc::ptr_eq(&first.signals, &self.signals);
+        let claim = if is_owner {
+            let is_alone = sessions.others(&self.signals).next().is_none();
+            if is_alone {
+                Claim::First
+            } else {
+                Claim::Defended
+            }
+        } else if sessions.owner.is_none() && sessions.members.first().is_some_and(is_first) {
+            Claim::First
+        } else {
+            Claim::TakenOver
+        };
+        sessions.hold = Hold::Serving;
+        sessions.owner = Some(self.signals.clone());
+        sessions.set_waits(&self.signals, false);
+        self.signals.set_owns(true);
+        for other in sessions.others(&self.signals) {
+            other.signals.set_owns(false);
+            if claim == Claim::Defended {
+                other.signals.hang_up();
+            }
+        }
+        Some(claim)
+    }
+
+    /// Sleeps until the session is woken, its frontend leaves, or `until`. Returns why the session must end, if it must.
+    pub(crate) fn pause(&self, until: Option<Instant>) -> std::io::Result<Option<Summons>> {
+        let mut fds = [
+            // Not for input: the frontend may have sent more messages, which are served later.
+            PollFd::new(&self.connection, PollFlags::RDHUP),
+            PollFd::new(&self.signals.wake, PollFlags::IN),
+            PollFd::new(&self.signals.alarm, PollFlags::IN),
+        ];
+        wait(&mut fds, until)?;
+        let [connection, ..] = &fds;
+        match connection.revents().is_empty() {
+            true => Ok(self.signals.check()),
+            false => Ok(Some(Summons::HangUp)),
+        }
+    }
+
+    /// Notes that the last vring has stopped.
+    pub(crate) fn stopped(&self) {
+        let mut sessions = self.owners.lock();
+        if sessions.is_owner(&self.signals) {
+            sessions.hold = Hold::Idle;
+        }
+    }
+
+    /// Returns true if another session waits for the disk and this one, which has it, serves no vring.
+    pub(crate) fn must_yield(&self) -> bool {
+        let sessions = self.owners.lock();
+        sessions.hold == Hold::Idle
+            && sessions.is_owner(&self.signals)
+            && sessions.others(&self.signals).any(|other| other.waits)
+    }
+
+    /// Gives the disk to the session that waits. The workers of this one have ended.
+    pub(crate) fn give_up(&self) {
+        self.owners.lock().free();
+    }
+
+    /// The right to the disk's bytes, if the disk may move to another host.
+    pub(crate) fn possession(&self) -> Option<&dyn Possession> {
+        self.owners.possession.as_deref()
+    }
+}
+
+impl Drop for Claimant {
+    fn drop(&mut self) {
+        let mut sessions = self.owners.lock();
+        sessions
+            .members
+            .retain(|member| !Arc::ptr_eq(&member.signals, &self.signals));
+        if sessions.is_owner(&self.signals) {
+            sessions.owner = None;
+            sessions.free();
+        }
+    }
+}
