@@ -98,6 +98,7 @@ impl<'a, S: Store> ManualWorker<'a, S> {
             layout: driver.layout(),
             base: 0,
             journal: (signals == Signals::NoneAndKept).then(journal),
+            log: None,
             features: FEATURES,
             kick: kick.as_ref().map(|kick| kick.try_clone().unwrap()),
             call: kick.as_ref().map(|_| event()),

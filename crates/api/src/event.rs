@@ -27,6 +27,10 @@ words! {
         Connected = "connected",
         /// The frontend disconnected.
         Disconnected = "disconnected",
+        /// A second frontend connected. It is parked: its vrings start when the first has stopped its own.
+        Parked = "parked",
+        /// The parked frontend disconnected.
+        ParkedLeft = "parked_left",
         /// The parked frontend started its vrings and has the disk now; the other one is parked.
         TakenOver = "taken_over",
         /// Settings changed: `tuning` has them all.

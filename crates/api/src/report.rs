@@ -133,6 +133,9 @@ pub struct ProcessReport {
 pub struct SessionReport {
     /// A frontend is connected.
     pub connected: bool,
+    /// A second frontend is connected. It is parked: its vrings start when the first has stopped its own.
+    #[serde(default)]
+    pub parked: bool,
     /// Sessions so far.
     pub count: u64,
     /// Virtio features that the guest accepted, in hexadecimal.

@@ -1,30 +1,31 @@
-//! The server of one disk: opens it, accepts frontends, gives one of them at a time to a session on a thread of its own,
+//! The server of one disk: opens it, accepts frontends, gives each of at most two to a session on a thread of its own,
 //! and ends in order. `cleave serve` has one, `cleave node` has many on one runtime.
 
 mod announcement;
+mod guests;
 mod loop_device;
 mod pending;
 mod server;
 mod server_losses;
+mod sessions;
 mod size;
 mod size_checks;
 
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use cleave_api::EventName;
 use cleave_config::Cache;
 use cleave_disk::{Disk, Resized};
 use cleave_sandbox::Role;
-use cleave_session::{Ending, Offload, Owners, Quota, Session, SessionHandle};
+use cleave_session::{Ending, Offload, Owners, Quota};
 use cleave_worker::record::Recording;
 use cleave_worker::{Device, Incident, Totals};
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::events::Events;
 use crate::failure::Failure;
@@ -32,11 +33,11 @@ use crate::process::confine::Confinement;
 use crate::resize::Watch;
 use crate::service::Service;
 use crate::socket::Door;
-use crate::socket::hang_up::has_left;
 use crate::socket::path_lock::PathLock;
 use crate::source;
 use crate::status::DiskStatus;
 use crate::tuning::split_for;
+use guests::{Guests, Seat};
 use pending::PendingConnections;
 use server_losses::ServerLosses;
 pub(crate) use size_checks::SizeAsker;
@@ -119,33 +120,26 @@ pub(crate) struct DiskServer {
     /// The threads that close what frontends send.
     offload: Offload,
     owners: Arc<Owners>,
-    guest: Option<Guest>,
+    guests: Guests,
     status: Arc<DiskStatus>,
     /// The socket of the frontends, for messages.
     endpoint: String,
-    /// Limits of log lines: about frontends that connect and leave, about rejected ones, and about faults. They are
-    /// separate so that many rejected frontends do not hide a fault.
+    /// Limits of log lines: about frontends that connect and leave, about parked ones, about rejected ones, and about faults. They
+    /// are separate so that many rejected frontends do not hide a fault.
     arrivals: Quota,
+    parkings: Quota,
     rejections: Quota,
     faults: Quota,
     /// Totals of the disk when the last session ended; the line of the next session has the difference.
     reported: Totals,
-    /// End when a frontend has left.
+    /// End when a frontend has left and none is there any more.
     once: bool,
-}
-
-/// The frontend being served.
-struct Guest {
-    remote: SessionHandle,
-    /// Our own descriptor of its connection, to see it leave before its session has ended.
-    stream: Arc<UnixStream>,
-    ending: oneshot::Receiver<Ending>,
 }
 
 /// An event that wakes the loop.
 enum Event {
     Ordered(Order),
-    Ended(Option<Ending>),
+    Ended(Seat, Option<Ending>),
     Accepted(io::Result<tokio::net::UnixStream>),
     AcceptAgain,
     Ready(UnixStream),
@@ -222,10 +216,11 @@ impl DiskServer {
             pending: PendingConnections::new(offload.clone()),
             offload,
             owners: Arc::default(),
-            guest: None,
+            guests: Guests::default(),
             status: Arc::new(status),
             endpoint: naming.endpoint,
             arrivals: Quota::new(ARRIVALS_MAX),
+            parkings: Quota::new(ARRIVALS_MAX),
             rejections: Quota::new(1),
             faults: Quota::new(1),
             reported: Totals::default(),
@@ -244,10 +239,8 @@ impl DiskServer {
             return Ok(());
         };
         self.once = true;
-        let guest = stream.try_clone().and_then(|stream| self.spawn(stream));
-        self.guest = Some(
-            guest.map_err(|error| Failure::run(format!("cannot serve the frontend: {error}")))?,
-        );
+        let served = stream.try_clone().and_then(|stream| self.spawn(stream));
+        served.map_err(|error| Failure::run(format!("cannot serve the frontend: {error}")))?;
         Ok(())
     }
 
@@ -272,9 +265,9 @@ impl DiskServer {
                     break;
                 }
                 Event::Ordered(Order::CheckSize(asker)) => self.check_size_for(asker),
-                Event::Ended(ending) => {
-                    self.end_session(ending, "the frontend has left");
-                    if self.once {
+                Event::Ended(seat, ending) => {
+                    self.end_session(seat, ending, "has left");
+                    if self.once && self.guests.are_none() {
                         break;
                     }
                 }
@@ -314,22 +307,22 @@ impl DiskServer {
 
     async fn event(&mut self, orders: &mut mpsc::Receiver<Order>) -> Event {
         let DiskServer {
-            guest,
+            guests,
             listener,
             pending,
             watch,
             size,
             ..
         } = self;
-        let is_free = guest.is_none();
+        let have_place = guests.have_place();
         let pause = self.accept_after;
         let rearm_at = self.rearm_at;
         tokio::select! {
             // In this order: a shutdown is never delayed, and a session has ended before the next one starts.
             biased;
             Some(order) = orders.recv() => Event::Ordered(order),
-            ending = ended(guest) => Event::Ended(ending),
-            stream = pending.next_ready(), if is_free => Event::Ready(stream),
+            (seat, ending) = guests.ended() => Event::Ended(seat, ending),
+            stream = pending.next_ready(), if have_place => Event::Ready(stream),
             accepted = accept(listener), if pause.is_none() => Event::Accepted(accepted),
             () = until(pause), if pause.is_some() => Event::AcceptAgain,
             resized = size.checked() => Event::SizeChecked(resized),
@@ -341,124 +334,18 @@ impl DiskServer {
     /// A frontend has connected.
     fn admit(&mut self, stream: tokio::net::UnixStream) {
         let name = self.disk.name();
-        match &self.guest {
-            Some(guest) if !has_left(&guest.stream) => {
-                self.offload.hang_up(stream);
-                self.rejections.log(|more| {
-                    tracing::warn!(
-                        "{name}: a second frontend was turned away: one is connected{more}"
-                    );
-                });
-            }
-            // The one before it has left and its session is about to end: this one waits its turn.
-            _ => {
-                if self.pending.add(stream) {
-                    self.rejections.log(|more| {
-                        tracing::warn!(
-                            "{name}: the oldest of many silent connections was closed{more}"
-                        );
-                    });
-                }
-            }
-        }
-    }
-
-    /// Starts a session on a thread of its own.
-    fn begin(&mut self, stream: UnixStream) {
-        let name = self.disk.name();
-        if self.device.is_lost() {
+        if self.guests.are_two() {
             self.offload.hang_up(stream);
-            return self.faults.log(|more| {
-                tracing::error!(
-                    "{name}: a frontend was turned away: a worker failed twice and left requests in flight, which could overtake \
-                     newer ones; start the daemon again{more}"
-                );
+            return self.rejections.log(|more| {
+                tracing::warn!("{name}: a third frontend was turned away: two are connected{more}");
             });
         }
-        match self.spawn(stream) {
-            Ok(guest) => {
-                self.arrivals
-                    .log(|more| tracing::info!("{name}: a frontend has connected{more}"));
-                self.guest = Some(guest);
-                let waiting = self.pending.clear();
-                if waiting > 0 {
-                    self.rejections.log(|more| {
-                        tracing::warn!("{name}: {waiting} further frontends were turned away: one is connected{more}");
-                    });
-                }
-            }
-            Err(error) => self.faults.log(|more| {
-                tracing::warn!("{name}: a frontend cannot be served: {error}{more}");
-            }),
+        // One that has left and whose session is about to end makes room: this one waits its turn.
+        if self.pending.add(stream) {
+            self.rejections.log(|more| {
+                tracing::warn!("{name}: the oldest of many silent connections was closed{more}");
+            });
         }
-    }
-
-    fn spawn(&self, stream: UnixStream) -> io::Result<Guest> {
-        let started = stream.try_clone().and_then(|theirs| self.start(theirs));
-        let (remote, ending) = match started {
-            Ok(started) => started,
-            Err(error) => {
-                self.offload.hang_up(stream);
-                return Err(error);
-            }
-        };
-        let stream = Arc::new(stream);
-        self.status.begin(remote.clone(), &stream);
-        Ok(Guest {
-            remote,
-            stream,
-            ending,
-        })
-    }
-
-    fn start(&self, stream: UnixStream) -> io::Result<(SessionHandle, oneshot::Receiver<Ending>)> {
-        let config = self.service.session.clone();
-        let (device, owners) = (Arc::clone(&self.device), Arc::clone(&self.owners));
-        let (session, remote) = Session::new(stream, device, self.offload.clone(), owners, config)?;
-        let (reply, ending) = oneshot::channel();
-        let confinement = self.confinement.clone();
-        thread::Builder::new()
-            .name("session".to_owned())
-            .spawn(move || {
-                confinement.thread(Role::Session);
-                // The receiver is gone only when the process is about to exit.
-                let _ = reply.send(session.run());
-            })?;
-        Ok((remote, ending))
-    }
-
-    /// A session has ended; `None`: its thread failed. `left` says how a connection that was in order ended.
-    fn end_session(&mut self, ending: Option<Ending>, left: &str) {
-        self.close_guest();
-        self.status.end();
-        let name = self.disk.name();
-        let totals = self.device.totals();
-        let served = totals.since(std::mem::replace(&mut self.reported, totals));
-        match ending {
-            // QEMU connects a few times while it starts; sums of nothing would fill the log.
-            Some(Ending::HungUp) if is_unused(&served) => self.arrivals.log(|more| {
-                tracing::info!("{name}: {left} without a request{more}");
-            }),
-            Some(Ending::HungUp) => self
-                .arrivals
-                .log(|more| tracing::info!("{name}: {left} after {served}{more}")),
-            Some(Ending::Refused(why)) => self.faults.log(|more| {
-                tracing::warn!(
-                    "{name}: the frontend broke the protocol and was let go: {why}{more}"
-                );
-            }),
-            Some(Ending::Lost(why)) => self
-                .faults
-                .log(|more| tracing::warn!("{name}: the frontend was let go: {why}{more}")),
-            None => self
-                .faults
-                .log(|more| tracing::error!("{name}: the session failed{more}")),
-        }
-    }
-
-    fn close_guest(&mut self) {
-        let stream = self.guest.take().map(|guest| guest.stream);
-        self.offload.close(stream);
     }
 
     /// A connection that is turned away has to be closed, for which there may be no thread left.
@@ -489,77 +376,6 @@ impl DiskServer {
                 "{name}: cannot accept a frontend: {error}: raise the limit of open files (LimitNOFILE=){more}"
             );
         });
-    }
-
-    /// Ends the session and waits for it, at most for so long, or for less if that is ordered meanwhile.
-    async fn drain(
-        &mut self,
-        orders: &mut mpsc::Receiver<Order>,
-        mut deadline: Duration,
-    ) -> Result<(), Failure> {
-        let Some(guest) = &self.guest else {
-            return Ok(());
-        };
-        guest.remote.hang_up();
-        let vrings = guest.remote.view().vrings;
-        let keeps = vrings.iter().all(|vring| vring.recovery);
-        let start = Instant::now();
-        let waited = loop {
-            tokio::select! {
-                biased;
-                ending = ended(&mut self.guest) => break Some(ending),
-                Some(order) = orders.recv() => {
-                    if let Order::Stop(_, Some(within)) = order {
-                        deadline = deadline.min(start.elapsed() + within);
-                    }
-                }
-                () = tokio::time::sleep_until((start + deadline).into()) => break None,
-            }
-        };
-        match waited {
-            Some(ending) => {
-                self.end_session(ending, "the frontend was disconnected");
-                Ok(())
-            }
-            None => {
-                let name = self.disk.name().to_owned();
-                let out = self.in_flight();
-                self.disk.abandon();
-                let seconds = deadline.as_secs();
-                self.close_guest();
-                let Some(out) = out else {
-                    return Err(Failure::run(format!(
-                        "{name}: the disk did not answer the last flush within {seconds} s; no request is in flight, but what the \
-                         guest wrote since it last flushed may be lost if the disk's server fails now; see why the disk hangs"
-                    )));
-                };
-                Err(Failure::run(match keeps {
-                    true => format!(
-                        "{name}: {out} left to the next daemon: still in flight after {seconds} s; the guest waits, and \
-                         the next cleave at this socket does what is left once more; see why the disk hangs"
-                    ),
-                    false => format!(
-                        "{name}: {out} lost: still in flight after {seconds} s, so it is unknown whether the disk did \
-                         what was asked, and the guest waits for the answers; see why the disk hangs, then reset the guest"
-                    ),
-                }))
-            }
-        }
-    }
-
-    /// Returns how many requests are in flight, as the subject of a sentence; `None`: none is. Nothing counts them with `--stats off`.
-    fn in_flight(&self) -> Option<String> {
-        let records = self.device.records.all();
-        match records
-            .iter()
-            .map(|record| record.in_flight().0)
-            .sum::<u32>()
-        {
-            0 if self.device.records.is_on() => None,
-            0 => Some("requests are".to_owned()),
-            1 => Some("1 request is".to_owned()),
-            several => Some(format!("{several} requests are")),
-        }
     }
 }
 
@@ -595,29 +411,6 @@ fn telling(id: Arc<OnceLock<String>>, events: Arc<Events>) -> impl Fn(Incident) 
             }
             Incident::TakenOver => events.tell(id, EventName::TakenOver, Value::Null),
         }
-    }
-}
-
-/// Returns true if a session had no request, good or bad.
-fn is_unused(served: &Totals) -> bool {
-    let Totals {
-        reads,
-        writes,
-        others,
-        failed,
-        refused,
-        broken,
-        retired,
-        ..
-    } = *served;
-    [reads, writes, others, failed, refused, broken, retired] == [0; 7]
-}
-
-/// Waits for the session's end; for ever where there is none.
-async fn ended(guest: &mut Option<Guest>) -> Option<Ending> {
-    match guest {
-        Some(guest) => (&mut guest.ending).await.ok(),
-        None => std::future::pending().await,
     }
 }
 

@@ -107,9 +107,8 @@ impl DiskServer {
         match resized {
             Resized::Grown(bytes) => {
                 tracing::info!("{name}: has grown to {bytes} bytes");
-                if let Some(guest) = &self.guest {
-                    guest.remote.config_changed();
-                }
+                let guests = self.guests.iter();
+                guests.for_each(|guest| guest.remote.config_changed());
             }
             Resized::Short(leg, bytes) if short != was => {
                 let leg = self.leg_name(leg);

@@ -98,11 +98,13 @@ impl DiskStatus {
     }
 
     fn session_report(&self) -> SessionReport {
-        let view = self.session().map(|remote| remote.view());
-        let count = self.sessions.load(Ordering::Relaxed);
+        let (session, parked) = self.session();
+        let view = session.map(|remote| remote.view());
+        let count = self.sessions_so_far.load(Ordering::Relaxed);
         let vrings = view.iter().flat_map(|view| &view.vrings);
         SessionReport {
             connected: view.is_some(),
+            parked,
             count,
             features: view
                 .as_ref()

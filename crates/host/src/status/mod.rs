@@ -40,15 +40,15 @@ struct Quiet {
     timer: AbortHandle,
 }
 
-/// The session that has begun and not ended.
+/// A session that has begun and not ended.
 #[derive(Debug)]
-struct CurrentSession {
-    remote: SessionHandle,
+pub(crate) struct CurrentSession {
+    pub(crate) remote: SessionHandle,
     /// Its connection. The server of the disk keeps it, because it must not be closed here.
-    stream: Weak<UnixStream>,
+    pub(crate) stream: Weak<UnixStream>,
 }
 
-/// The state that the control interface shows: the disk, and the current session.
+/// The state that the control interface shows: the disk, and its sessions.
 #[derive(Debug)]
 pub(crate) struct DiskStatus {
     device: Arc<Device>,
@@ -62,8 +62,9 @@ pub(crate) struct DiskStatus {
     auto: Split,
     /// The profile that this state comes from.
     profile: Option<String>,
-    session: Mutex<Option<CurrentSession>>,
-    sessions: AtomicU64,
+    /// The session of the guest first, then the one that is parked.
+    sessions: Mutex<Vec<CurrentSession>>,
+    sessions_so_far: AtomicU64,
     /// Set while the disk does not take requests.
     quiet: Mutex<Option<Quiet>>,
     /// True when the disk is no longer served, and cannot be made quiet. Changed while `quiet` is locked.
@@ -99,8 +100,8 @@ impl DiskStatus {
                 .profile
                 .as_ref()
                 .map(|path| path.display().to_string()),
-            session: Mutex::new(None),
-            sessions: AtomicU64::new(0),
+            sessions: Mutex::default(),
+            sessions_so_far: AtomicU64::new(0),
             quiet: Mutex::new(None),
             has_ended: AtomicBool::new(false),
             aside: Arc::new(Semaphore::new(1)),
@@ -127,32 +128,31 @@ impl DiskStatus {
         self.events.tell(&self.id(), event, more);
     }
 
-    /// Notes that a session has begun on this connection.
-    pub(crate) fn begin(&self, remote: SessionHandle, stream: &Arc<UnixStream>) {
-        self.sessions.fetch_add(1, Ordering::Relaxed);
-        let stream = Arc::downgrade(stream);
-        *self.lock() = Some(CurrentSession { remote, stream });
-        self.tell(EventName::Connected, Value::Null);
+    /// Notes that a session has begun. `all`: those that the disk has now.
+    pub(crate) fn begin(&self, all: Vec<CurrentSession>, event: EventName) {
+        self.sessions_so_far.fetch_add(1, Ordering::Relaxed);
+        *self.lock() = all;
+        self.tell(event, Value::Null);
     }
 
-    /// Notes that the session has ended.
-    pub(crate) fn end(&self) {
-        *self.lock() = None;
-        self.tell(EventName::Disconnected, Value::Null);
+    /// Notes that a session has ended. `left`: those that the disk still has.
+    pub(crate) fn end(&self, left: Vec<CurrentSession>, event: EventName) {
+        *self.lock() = left;
+        self.tell(event, Value::Null);
     }
 
     /// Returns true while there is a session.
     pub(crate) fn is_connected(&self) -> bool {
-        self.lock().is_some()
+        !self.lock().is_empty()
     }
 
     /// Returns true while a frontend is connected. Its session ends some milliseconds after it has closed the connection.
     pub(crate) fn has_frontend(&self) -> bool {
-        let session = self.lock();
-        let stream = session
-            .as_ref()
-            .and_then(|session| session.stream.upgrade());
-        stream.is_some_and(|stream| !has_left(&stream))
+        let sessions = self.lock();
+        let mut streams = sessions
+            .iter()
+            .filter_map(|session| session.stream.upgrade());
+        streams.any(|stream| !has_left(&stream))
     }
 
     /// The socket of the frontends, as it is shown.
@@ -160,11 +160,16 @@ impl DiskStatus {
         &self.endpoint
     }
 
-    fn session(&self) -> Option<SessionHandle> {
-        self.lock().as_ref().map(|session| session.remote.clone())
+    /// Returns the session that has the disk, or else the one that came first, and whether another is parked.
+    fn session(&self) -> (Option<SessionHandle>, bool) {
+        let sessions = self.lock();
+        let owner = sessions.iter().find(|session| session.remote.owns());
+        let shown = owner.or(sessions.first());
+        let remote = shown.map(|session| session.remote.clone());
+        (remote, sessions.len() > 1)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<CurrentSession>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<CurrentSession>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -4,7 +4,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cleave_api::{RequestDirection, RequestVerb, SizeClass, StoreKind};
+use cleave_api::{EventName, RequestDirection, RequestVerb, SizeClass, StoreKind};
+use cleave_blk::Face;
 use cleave_config::DiskConfig;
 use cleave_disk::{Disk, DiskSpec, OpenOptions, StripeKind};
 use cleave_session::{Offload, Session, SessionConfig};
@@ -13,8 +14,8 @@ use cleave_worker::splitter::{SplitResult, SplitState};
 use cleave_worker::{DataDirection, Device, LegTotals, Split, TrialResult, Tuning, WorkerConfig};
 use serde_json::{Value, json};
 
-use super::DiskStatus;
 use super::metrics::tests::text_of;
+use super::{CurrentSession, DiskStatus};
 use crate::process::confine::Confinement;
 
 fn options() -> OpenOptions {
@@ -52,15 +53,20 @@ pub(crate) fn ram(serial: &str) -> Arc<DiskStatus> {
 pub(crate) fn connect(status: &DiskStatus) -> (UnixStream, (Arc<UnixStream>, Session)) {
     let (theirs, ours) = UnixStream::pair().unwrap();
     let config = SessionConfig {
+        face: Face::V1,
         vrings_max: 1,
         vring_size_max: 256,
         workers_max: 1,
     };
     let (device, offload) = (status.device.clone(), Offload::default());
     let copy = ours.try_clone().unwrap();
-    let (session, remote) = Session::new(copy, device, offload, config).unwrap();
+    let (session, remote) = Session::new(copy, device, offload, Arc::default(), config).unwrap();
     let ours = Arc::new(ours);
-    status.begin(remote, &ours);
+    let stream = Arc::downgrade(&ours);
+    status.begin(
+        vec![CurrentSession { remote, stream }],
+        EventName::Connected,
+    );
     (theirs, (ours, session))
 }
 
@@ -90,7 +96,7 @@ fn the_shape_of_the_json_is_a_promise() {
         pacing.switches.crowded pacing.switches.fast pacing.switches.slow pacing.switches.tuned pacing.switches.vain \
         pacing.wakeups process.cpu_seconds process.pid process.resident_bytes \
         process.uptime_seconds process.version quiesced_seconds recording serial session.connected session.count \
-        session.features session.protocol_features store.block_bytes store.cache store.connections store.direct store.iopoll \
+        session.features session.parked session.protocol_features store.block_bytes store.cache store.connections store.direct store.iopoll \
         store.kind store.lock store.read_only store.short_bytes store.size_bytes store.sync_failed totals.broken totals.calls \
         totals.calls_coalesced totals.calls_suppressed totals.failed totals.held totals.kicks totals.laps \
         totals.others totals.polled totals.read_bytes totals.reads totals.redone totals.refused totals.retired_vrings totals.throttled \

@@ -422,8 +422,15 @@ impl Bench {
     }
 
     fn log(&mut self, is_on: bool) {
-        let log = if is_on { feature::LOG_ALL } else { 0 };
-        self.state.features = Some(FEATURES | log);
+        let mut features = FEATURES;
+        if is_on {
+            let len_bytes = MEM_BYTES / 4096 / 8;
+            self.state
+                .set_log(memory_file(len_bytes), 0, len_bytes)
+                .unwrap();
+            features |= feature::LOG_ALL;
+        }
+        self.state.set_features(features).unwrap();
     }
 
     fn start(&mut self, index: u64) {
@@ -432,6 +439,7 @@ impl Bench {
             desc: at,
             used: at + 0x1000,
             avail: at + 0x2000,
+            used_log: None,
         };
         self.state.set_vring_size(index, 8).unwrap();
         self.state.set_vring_addrs(index, addrs).unwrap();

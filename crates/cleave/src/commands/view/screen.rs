@@ -397,9 +397,10 @@ fn server(report: &DiskReport) -> Option<String> {
 
 fn frontend(report: &DiskReport) -> String {
     let session = &report.session;
-    let now = match session.connected {
-        true => "connected",
-        false => "none now",
+    let now = match (session.connected, session.parked) {
+        (true, true) => "connected, another is parked",
+        (true, false) => "connected",
+        (false, _) => "none now",
     };
     format!("{now}, {} so far", session.count)
 }

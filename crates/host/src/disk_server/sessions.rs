@@ -1,0 +1,243 @@
+//! The sessions of a disk: how they begin and end.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cleave_api::EventName;
+use cleave_sandbox::Role;
+use cleave_session::{Ending, Session, SessionHandle};
+use cleave_worker::Totals;
+use serde_json::Value;
+use tokio::sync::{mpsc, oneshot};
+
+use super::guests::{Guest, Seat};
+use super::{DiskServer, Order};
+use crate::failure::Failure;
+
+impl DiskServer {
+    /// Starts a session on a thread of its own.
+    pub(super) fn begin(&mut self, stream: UnixStream) {
+        let name = self.disk.name().to_owned();
+        if self.device.is_lost() {
+            self.offload.hang_up(stream);
+            return self.faults.log(|more| {
+                tracing::error!(
+                    "{name}: a frontend was turned away: a worker failed twice and left requests in flight, which could overtake \
+                     newer ones; start the daemon again{more}"
+                );
+            });
+        }
+        match self.spawn(stream) {
+            Ok(Seat::Guest) => self
+                .arrivals
+                .log(|more| tracing::info!("{name}: a frontend has connected{more}")),
+            Ok(Seat::Parked) => {
+                self.parkings.log(|more| {
+                    tracing::info!(
+                        "{name}: a second frontend has connected and is parked: it can start when the first has stopped its \
+                         vrings{more}"
+                    );
+                });
+                let waiting = self.pending.clear();
+                if waiting > 0 {
+                    self.rejections.log(|more| {
+                        tracing::warn!("{name}: {waiting} further frontends were turned away: two are connected{more}");
+                    });
+                }
+            }
+            Err(error) => self.faults.log(|more| {
+                tracing::warn!("{name}: a frontend cannot be served: {error}{more}");
+            }),
+        }
+    }
+
+    pub(super) fn spawn(&mut self, stream: UnixStream) -> io::Result<Seat> {
+        let started = stream.try_clone().and_then(|theirs| self.start(theirs));
+        let (remote, ending) = match started {
+            Ok(started) => started,
+            Err(error) => {
+                self.offload.hang_up(stream);
+                return Err(error);
+            }
+        };
+        let seat = self.guests.add(Guest {
+            remote,
+            stream: Arc::new(stream),
+            ending,
+        });
+        let event = match seat {
+            Seat::Guest => EventName::Connected,
+            Seat::Parked => EventName::Parked,
+        };
+        self.status.begin(self.guests.sessions(), event);
+        Ok(seat)
+    }
+
+    fn start(&self, stream: UnixStream) -> io::Result<(SessionHandle, oneshot::Receiver<Ending>)> {
+        let config = self.service.session.clone();
+        let (device, owners) = (Arc::clone(&self.device), Arc::clone(&self.owners));
+        let (session, remote) = Session::new(stream, device, self.offload.clone(), owners, config)?;
+        let (reply, ending) = oneshot::channel();
+        let confinement = self.confinement.clone();
+        thread::Builder::new()
+            .name("session".to_owned())
+            .spawn(move || {
+                confinement.thread(Role::Session);
+                // The receiver is gone only when the process is about to exit.
+                let _ = reply.send(session.run());
+            })?;
+        Ok((remote, ending))
+    }
+
+    /// A session has ended; `None`: its thread failed. `left` says how a connection that was in order ended.
+    pub(super) fn end_session(&mut self, seat: Seat, ending: Option<Ending>, left: &str) {
+        let (seat, ended) = self.guests.remove(seat);
+        self.offload.close(ended.map(|guest| guest.stream));
+        let sessions = self.guests.sessions();
+        match seat {
+            Seat::Parked => {
+                self.status.end(sessions, EventName::ParkedLeft);
+                self.tell_parked_ended(ending, left);
+            }
+            Seat::Guest => {
+                let has_next = !sessions.is_empty();
+                self.status.end(sessions, EventName::Disconnected);
+                self.tell_ended(ending, left);
+                if has_next {
+                    self.status.tell(EventName::Connected, Value::Null);
+                }
+            }
+        }
+    }
+
+    /// Many parked frontends must not hide what the guest's does.
+    fn tell_parked_ended(&mut self, ending: Option<Ending>, left: &str) {
+        let name = self.disk.name();
+        self.parkings.log(|more| match ending {
+            Some(Ending::HungUp) => tracing::info!("{name}: the parked frontend {left}{more}"),
+            Some(Ending::Refused(why)) => tracing::warn!(
+                "{name}: the parked frontend broke the protocol and was let go: {why}{more}"
+            ),
+            Some(Ending::Lost(why)) => {
+                tracing::warn!("{name}: the parked frontend was let go: {why}{more}");
+            }
+            None => tracing::error!("{name}: the session of the parked frontend failed{more}"),
+        });
+    }
+
+    fn tell_ended(&mut self, ending: Option<Ending>, left: &str) {
+        let name = self.disk.name();
+        let totals = self.device.totals();
+        let served = totals.since(std::mem::replace(&mut self.reported, totals));
+        match ending {
+            // QEMU connects a few times while it starts; sums of nothing would fill the log.
+            Some(Ending::HungUp) if is_unused(&served) => self.arrivals.log(|more| {
+                tracing::info!("{name}: the frontend {left} without a request{more}");
+            }),
+            Some(Ending::HungUp) => self
+                .arrivals
+                .log(|more| tracing::info!("{name}: the frontend {left} after {served}{more}")),
+            Some(Ending::Refused(why)) => self.faults.log(|more| {
+                tracing::warn!(
+                    "{name}: the frontend broke the protocol and was let go: {why}{more}"
+                );
+            }),
+            Some(Ending::Lost(why)) => self
+                .faults
+                .log(|more| tracing::warn!("{name}: the frontend was let go: {why}{more}")),
+            None => self
+                .faults
+                .log(|more| tracing::error!("{name}: the session failed{more}")),
+        }
+    }
+
+    /// Ends the sessions and waits for them, at most for so long, or for less if that is ordered meanwhile.
+    pub(super) async fn drain(
+        &mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        mut deadline: Duration,
+    ) -> Result<(), Failure> {
+        self.guests.iter().for_each(|guest| guest.remote.hang_up());
+        let keeps = self.guests.iter().all(|guest| {
+            let vrings = guest.remote.view().vrings;
+            vrings.iter().all(|vring| vring.recovery)
+        });
+        let start = Instant::now();
+        while !self.guests.are_none() {
+            tokio::select! {
+                biased;
+                (seat, ending) = self.guests.ended() => {
+                    self.end_session(seat, ending, "was disconnected");
+                }
+                Some(order) = orders.recv() => {
+                    if let Order::Stop(_, Some(within)) = order {
+                        deadline = deadline.min(start.elapsed() + within);
+                    }
+                }
+                () = tokio::time::sleep_until((start + deadline).into()) => {
+                    return Err(self.abandon(deadline, keeps));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up the disk, which hangs. Returns what is lost; `keeps`: the frontend has a list of the requests in flight.
+    fn abandon(&mut self, deadline: Duration, keeps: bool) -> Failure {
+        let name = self.disk.name().to_owned();
+        let out = self.in_flight();
+        self.disk.abandon();
+        let seconds = deadline.as_secs();
+        let guests = std::mem::take(&mut self.guests);
+        self.offload.close(guests.into_streams());
+        let Some(out) = out else {
+            return Failure::run(format!(
+                "{name}: the disk did not answer the last flush within {seconds} s; no request is in flight, but what the \
+                 guest wrote since it last flushed may be lost if the disk's server fails now; see why the disk hangs"
+            ));
+        };
+        Failure::run(match keeps {
+            true => format!(
+                "{name}: {out} left to the next daemon: still in flight after {seconds} s; the guest waits, and \
+                 the next cleave at this socket does what is left once more; see why the disk hangs"
+            ),
+            false => format!(
+                "{name}: {out} lost: still in flight after {seconds} s, so it is unknown whether the disk did \
+                 what was asked, and the guest waits for the answers; see why the disk hangs, then reset the guest"
+            ),
+        })
+    }
+
+    /// Returns how many requests are in flight, as the subject of a sentence; `None`: none is. Nothing counts them with `--stats off`.
+    fn in_flight(&self) -> Option<String> {
+        let records = self.device.records.all();
+        match records
+            .iter()
+            .map(|record| record.in_flight().0)
+            .sum::<u32>()
+        {
+            0 if self.device.records.is_on() => None,
+            0 => Some("requests are".to_owned()),
+            1 => Some("1 request is".to_owned()),
+            several => Some(format!("{several} requests are")),
+        }
+    }
+}
+
+/// Returns true if a session had no request, good or bad.
+fn is_unused(served: &Totals) -> bool {
+    let Totals {
+        reads,
+        writes,
+        others,
+        failed,
+        refused,
+        broken,
+        retired,
+        ..
+    } = *served;
+    [reads, writes, others, failed, refused, broken, retired] == [0; 7]
+}
