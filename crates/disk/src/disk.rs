@@ -1,5 +1,7 @@
 //! An opened disk.
 
+mod possession;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -17,7 +19,7 @@ use crate::format::{image_format, other_partition_block};
 use crate::model::SharedDrive;
 use crate::open::open_path;
 use crate::serial::{ascii_serial, hashed_serial, path_serial};
-use crate::superblock::{self, SuperblockState};
+use crate::superblock::{self, Superblock, SuperblockState};
 use crate::{
     Backing, ContentOrigin, DiskSpec, FileKind, Leg, OpenError, OpenOptions, format_size, nbd, rbd,
 };
@@ -33,6 +35,8 @@ pub struct Disk {
     stripe: Option<Stripe>,
     /// Never empty.
     legs: Box<[Leg]>,
+    /// The superblock of each leg, with its place, if the legs were opened by their superblocks.
+    superblocks: Vec<(u64, Superblock)>,
     /// Locked while anything is in flight.
     barriers: Vec<File>,
     predecessor_died: bool,
@@ -59,12 +63,12 @@ pub enum Resized {
 }
 
 impl Disk {
-    /// Opens, locks (advisory: exclusive, or shared when read-only) and probes.
+    /// Opens, locks (advisory: exclusive, or shared when read-only; unless [`Locking::Later`](crate::Locking::Later)) and probes.
     pub fn open(spec: &DiskSpec, options: &OpenOptions) -> Result<Disk, OpenError> {
         let name = spec.name();
         let (serial, limits, backing) = match spec {
             DiskSpec::Path(path) | DiskSpec::Raw(path) => {
-                let (file, kind) = open_path(path, options.read_only)?;
+                let (file, kind) = open_path(path, options.read_only, options.locking)?;
                 if matches!(spec, DiskSpec::Path(_)) {
                     options.content.judge(refuse_format(path, &file))?;
                 }
@@ -110,7 +114,7 @@ impl Disk {
                 (serial, limits, Backing::Nbd(Box::new(nbd)))
             }
             DiskSpec::Rbd(spec) => {
-                let image = rbd::open(spec, &name, options.read_only)?;
+                let image = rbd::open(spec, &name, options.read_only, options.locking)?;
                 let mut backing = Backing::Rbd(Box::new(image));
                 if !spec.is_raw && !options.read_only {
                     let raw = format!("{name},raw=on");
@@ -158,10 +162,17 @@ impl Disk {
             sync_failed: AtomicBool::new(false),
             stripe,
             legs: legs.into_boxed_slice(),
+            superblocks: Vec::new(),
             barriers: Vec::new(),
             predecessor_died: false,
             reopen_error: opened.err(),
         }
+    }
+
+    /// Has these superblocks be the ones that the legs must have when they are acquired.
+    pub(crate) fn with_superblocks(mut self, superblocks: Vec<(u64, Superblock)>) -> Disk {
+        self.superblocks = superblocks;
+        self
     }
 
     /// Returns the name that an operator uses: the path or the spec.

@@ -11,11 +11,12 @@ use std::sync::{Arc, Mutex};
 use cleave_blk::Limits;
 use cleave_nbd::NbdClient;
 use cleave_rbd::{Closing, Image};
+use rustix::fs::Advice;
 use vm_memory::MmapRegion;
 
 use crate::detect::{self, probe_file, size_bytes};
 use crate::model::SharedDrive;
-use crate::open::reopen;
+use crate::open::{lock, reopen, unlock};
 use crate::{FileKind, OpenError, OpenOptions, RangeLocks, rbd};
 
 /// The storage of a leg.
@@ -103,6 +104,16 @@ impl Backing {
         }
     }
 
+    /// Reads these bytes, or those of them that there are, and waits for them. Of what can be a leg of a stripe.
+    pub(crate) fn read_at<'a>(&self, bytes: &'a mut [u8], offset: u64) -> io::Result<&'a [u8]> {
+        let len = match self {
+            Backing::File { file, .. } => file.read_at(bytes, offset)?,
+            Backing::Rbd(image) => image.read_at(bytes, offset)?,
+            _ => return Err(no_bytes()),
+        };
+        Ok(bytes.get(..len).unwrap_or_default())
+    }
+
     /// Writes these bytes and waits until they are durable. Of what can be a leg of a stripe.
     pub(crate) fn write_durably_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         match self {
@@ -182,6 +193,48 @@ impl Leg {
     pub(crate) fn with_unused(mut self, bytes: u64) -> Leg {
         self.unused_bytes = bytes;
         self
+    }
+
+    /// Takes its locks without waiting for their holder, and drops what this host has cached of it.
+    pub(crate) fn acquire(&self, read_only: bool) -> Result<(), OpenError> {
+        let failed = |error: io::Error| OpenError::Io(self.name.clone(), error);
+        match &self.backing {
+            Backing::File { file, direct, .. } => {
+                lock(file, &self.name, read_only, 1)?;
+                match direct {
+                    true => Ok(()),
+                    false => self.drop_cache(file).map_err(failed),
+                }
+            }
+            Backing::Rbd(image) if !read_only => {
+                let refused = |error| OpenError::Rbd(self.name.clone(), Box::new(error));
+                image.lock().map_err(refused)
+            }
+            Backing::Ram(_)
+            | Backing::Null { .. }
+            | Backing::Model { .. }
+            | Backing::Nbd(_)
+            | Backing::Rbd(_) => Ok(()),
+        }
+    }
+
+    /// Drops the pages of the file that are in this host's page cache: another host may have written since they were read. Only
+    /// clean pages can be dropped. A block device has a command for it as well (BLKFLSBUF), which drops the same pages and
+    /// needs a privilege that a confined daemon has given up.
+    fn drop_cache(&self, file: &File) -> io::Result<()> {
+        self.sync()?;
+        Ok(rustix::fs::fadvise(file, 0, None, Advice::DontNeed)?)
+    }
+
+    /// Releases its locks. It may be acquired again.
+    pub(crate) fn release(&self) -> io::Result<()> {
+        match &self.backing {
+            Backing::File { file, .. } => unlock(file),
+            Backing::Rbd(image) => image.unlock().map_err(io::Error::other),
+            Backing::Ram(_) | Backing::Null { .. } | Backing::Model { .. } | Backing::Nbd(_) => {
+                Ok(())
+            }
+        }
     }
 
     /// Returns the bytes from its beginning that may be read and written: those that belong to the disk, minus those that

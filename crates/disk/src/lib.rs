@@ -25,7 +25,7 @@ pub use disk::{Disk, Resized};
 pub use iopoll::IopollError;
 pub use leg::{Backing, Leg};
 pub use lock::RangeLocks;
-pub use open::{ContentOrigin, Direct, FileKind, OpenError, OpenOptions};
+pub use open::{ContentOrigin, Direct, FileKind, Locking, OpenError, OpenOptions};
 pub use size::{format_size, parse_size};
 pub use spec::DiskSpec;
 pub use stripe::{

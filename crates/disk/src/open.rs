@@ -49,6 +49,17 @@ pub struct OpenOptions {
     pub workers: u16,
     /// Origin of what it holds.
     pub content: ContentOrigin,
+    /// When its locks are taken.
+    pub locking: Locking,
+}
+
+/// When the locks of a disk are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Locking {
+    /// When it is opened. A disk that another program has is refused.
+    AtOpen,
+    /// By [`Disk::acquire`](crate::Disk::acquire). Another program may have the disk until then, and nothing is written to it.
+    Later,
 }
 
 /// Origin of what a disk holds.
@@ -72,6 +83,7 @@ impl Default for OpenOptions {
             discard: true,
             workers: 1,
             content: ContentOrigin::Unknown,
+            locking: Locking::AtOpen,
         }
     }
 }
@@ -224,6 +236,26 @@ impl OpenError {
         }
     }
 
+    /// Returns the program that has the disk, as far as it is known, if it is locked. It may be unlocked later.
+    pub fn holder(&self) -> Option<&str> {
+        match self {
+            OpenError::InUse(_) => Some("another cleave"),
+            OpenError::InUseByQemu(_) => Some("QEMU or one of its tools"),
+            OpenError::Rbd(_, error) => error.owner(),
+            _ => None,
+        }
+    }
+
+    /// Returns true if a disk that is open and cannot be acquired for this reason has to be opened anew: its legs do not form the
+    /// stripe any more, or its cluster refuses this client for good.
+    pub fn needs_reopening(&self) -> bool {
+        match self {
+            OpenError::Stripe(_) => true,
+            OpenError::Rbd(_, error) => error.is_fenced(),
+            _ => false,
+        }
+    }
+
     /// Returns the error for a failed system call.
     pub(crate) fn io(path: &Path, source: impl Into<io::Error>) -> OpenError {
         OpenError::Io(path.display().to_string(), source.into())
@@ -237,11 +269,17 @@ impl OpenError {
 const TRIES: u32 = 80;
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// Opens an existing file or device and locks it; nothing is created. The descriptor lives as long as the
+/// Opens an existing file or device, and locks it if that is due; nothing is created. The descriptor lives as long as the
 /// disk, so a file that is replaced or deleted is still served.
-pub(crate) fn open_path(path: &Path, read_only: bool) -> Result<(File, FileKind), OpenError> {
+pub(crate) fn open_path(
+    path: &Path,
+    read_only: bool,
+    locking: Locking,
+) -> Result<(File, FileKind), OpenError> {
     let (file, kind) = open_unlocked(path, read_only)?;
-    lock(&file, path, read_only)?;
+    if locking == Locking::AtOpen {
+        lock(&file, &path.display().to_string(), read_only, TRIES)?;
+    }
     Ok((file, kind))
 }
 
@@ -261,7 +299,8 @@ pub(crate) fn open_unlocked(path: &Path, read_only: bool) -> Result<(File, FileK
         // nobody can mount it while a guest writes it.
         flags |= OFlags::EXCL;
     }
-    let fd = retry_while(Errno::BUSY, || rustix::fs::open(path, flags, Mode::empty()))
+    let open = || rustix::fs::open(path, flags, Mode::empty());
+    let fd = retry_while(Errno::BUSY, TRIES, open)
         .map_err(|errno| open_error(path, read_only, errno))?;
     let file = File::from(fd);
     // The path may have been replaced since the check; O_NONBLOCK kept even a fifo from blocking us.
@@ -307,28 +346,40 @@ fn open_error(path: &Path, read_only: bool, errno: Errno) -> OpenError {
     }
 }
 
-fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), OpenError> {
+/// Takes both kinds of locks, or neither. With one try, it does not wait.
+pub(crate) fn lock(file: &File, name: &str, read_only: bool, tries: u32) -> Result<(), OpenError> {
     let operation = if read_only {
         FlockOperation::NonBlockingLockShared
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
     let refused = |in_use: fn(String) -> OpenError| {
-        let name = path.display().to_string();
         move |errno| match errno {
-            Errno::WOULDBLOCK => in_use(name),
-            errno => OpenError::Lock(name, errno.into()),
+            Errno::WOULDBLOCK => in_use(name.to_owned()),
+            errno => OpenError::Lock(name.to_owned(), errno.into()),
         }
     };
-    retry_while(Errno::WOULDBLOCK, || rustix::fs::flock(file, operation))
-        .map_err(refused(OpenError::InUse))?;
-    retry_while(Errno::WOULDBLOCK, || qemu_lock::lock(file, read_only))
+    let flock = || rustix::fs::flock(file, operation);
+    retry_while(Errno::WOULDBLOCK, tries, flock).map_err(refused(OpenError::InUse))?;
+    let qemu = || qemu_lock::lock(file, read_only);
+    retry_while(Errno::WOULDBLOCK, tries, qemu)
+        .inspect_err(|_| drop(unlock(file)))
         .map_err(refused(OpenError::InUseByQemu))
 }
 
+/// Releases both kinds of locks.
+pub(crate) fn unlock(file: &File) -> io::Result<()> {
+    let qemu = qemu_lock::unlock(file);
+    rustix::fs::flock(file, FlockOperation::Unlock)?;
+    Ok(qemu?)
+}
+
 /// Retries while `attempt` fails with `taken`, because the holder may be brief.
-fn retry_while<T>(taken: Errno, mut attempt: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
-    let mut tries = TRIES;
+fn retry_while<T>(
+    taken: Errno,
+    mut tries: u32,
+    mut attempt: impl FnMut() -> Result<T, Errno>,
+) -> Result<T, Errno> {
     loop {
         match attempt() {
             Err(Errno::INTR) => {}
@@ -349,16 +400,19 @@ mod tests {
     fn a_brief_lock_is_waited_for_and_a_lasting_one_is_refused() {
         let outcomes = [Err(Errno::BUSY), Err(Errno::INTR), Err(Errno::BUSY), Ok(7)];
         let mut left = outcomes.into_iter();
-        assert_eq!(retry_while(Errno::BUSY, || left.next().unwrap()), Ok(7));
+        assert_eq!(
+            retry_while(Errno::BUSY, TRIES, || left.next().unwrap()),
+            Ok(7)
+        );
 
         let mut tried = 0;
-        let refused: Result<(), _> = retry_while(Errno::BUSY, || {
+        let refused: Result<(), _> = retry_while(Errno::BUSY, TRIES, || {
             tried += 1;
             Err(Errno::BUSY)
         });
         assert_eq!((refused, tried), (Err(Errno::BUSY), TRIES));
 
-        let other: Result<(), _> = retry_while(Errno::BUSY, || Err(Errno::ACCESS));
+        let other: Result<(), _> = retry_while(Errno::BUSY, TRIES, || Err(Errno::ACCESS));
         assert_eq!(other, Err(Errno::ACCESS));
     }
 

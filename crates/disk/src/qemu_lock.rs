@@ -28,7 +28,22 @@ pub(crate) fn lock(file: &File, read_only: bool) -> Result<(), Errno> {
         false => &[CONSISTENT_READ, WRITE],
     };
     let unshared = &[WRITE, RESIZE];
-    match try_lock(file, used, unshared) {
+    where_possible(try_lock(file, used, unshared))
+}
+
+/// Releases all of them.
+pub(crate) fn unlock(file: &File) -> Result<(), Errno> {
+    let all = bytes(&[CONSISTENT_READ, WRITE], USED).chain(bytes(&[WRITE, RESIZE], UNSHARED));
+    let mut released = Ok(());
+    for byte in all {
+        released = released.and(set(file, byte, libc::F_UNLCK));
+    }
+    where_possible(released)
+}
+
+/// Ignores that a file system has no such locks.
+fn where_possible(tried: Result<(), Errno>) -> Result<(), Errno> {
+    match tried {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Ok(()),
         tried => tried,
     }

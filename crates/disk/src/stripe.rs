@@ -13,7 +13,8 @@ use crate::serial::hashed_serial;
 use crate::size::format_size;
 use crate::superblock::{self, Superblock, SuperblockState};
 use crate::{
-    Backing, ContentOrigin, Direct, Disk, DiskSpec, FileKind, Leg, OpenError, OpenOptions, rbd,
+    Backing, ContentOrigin, Direct, Disk, DiskSpec, FileKind, Leg, Locking, OpenError, OpenOptions,
+    rbd,
 };
 
 mod check;
@@ -75,10 +76,14 @@ impl Disk {
         options: &OpenOptions,
     ) -> Result<Disk, OpenError> {
         let stripe = layout(specs.len(), chunk_bytes)?;
-        let members = open_all(specs, |spec| open_locked(spec, options.read_only))?;
+        let members = open_all(specs, |spec| {
+            open_locked(spec, options.read_only, options.locking)
+        })?;
+        let mut superblocks = Vec::new();
         let (data_bytes, serial) = match kind {
             StripeKind::Superblocks => {
                 let whole = check::whole(&as_members(&members), Some(chunk_bytes))?;
+                superblocks.extend(members.iter().filter_map(Opened::superblock));
                 (whole.data_bytes, hashed_serial(&whole.set))
             }
             StripeKind::Raw => {
@@ -95,14 +100,10 @@ impl Disk {
         let first = legs.first().map(Leg::name).unwrap_or_default();
         let name = format!("stripe of {} ({first} …)", stripe.legs());
         let workers = options.workers;
-        Ok(Disk::of_legs(
-            name,
-            serial,
-            limits,
-            Some(stripe),
-            legs,
-            workers,
-        ))
+        Ok(
+            Disk::of_legs(name, serial, limits, Some(stripe), legs, workers)
+                .with_superblocks(superblocks),
+        )
     }
 }
 
@@ -115,6 +116,14 @@ struct Opened {
 }
 
 impl Opened {
+    /// Returns its superblock, if that is whole, and the place of it.
+    fn superblock(&self) -> Option<(u64, Superblock)> {
+        match (superblock::offset(self.size_bytes), self.found) {
+            (Some(place), SuperblockState::Whole(found)) => Some((place, found)),
+            _ => None,
+        }
+    }
+
     fn too_small(&self) -> StripeError {
         StripeError(format!(
             "leg {} has {} bytes, too few for a chunk and a superblock; make it larger",
@@ -176,25 +185,28 @@ fn open_all(
         .collect()
 }
 
-/// Opens and locks what can be a leg.
-fn open_locked(spec: &DiskSpec, read_only: bool) -> Result<Backing, OpenError> {
-    open_leg(spec, read_only, |path| open_path(path, read_only))
+/// Opens what can be a leg, and locks it if that is due.
+fn open_locked(spec: &DiskSpec, read_only: bool, locking: Locking) -> Result<Backing, OpenError> {
+    let open_file = |path: &Path| open_path(path, read_only, locking);
+    open_leg(spec, read_only, locking, open_file)
 }
 
 /// Opens what can be a leg for reading, without disturbing a program that serves it. An image that is read is never locked.
 fn open_to_look(spec: &DiskSpec) -> Result<Backing, OpenError> {
-    open_leg(spec, true, |path| open_unlocked(path, true))
+    let open_file = |path: &Path| open_unlocked(path, true);
+    open_leg(spec, true, Locking::Later, open_file)
 }
 
 fn open_leg(
     spec: &DiskSpec,
     read_only: bool,
+    locking: Locking,
     open_file: impl FnOnce(&Path) -> Result<(File, FileKind), OpenError>,
 ) -> Result<Backing, OpenError> {
     match (spec, spec.path()) {
         (_, Some(path)) => open_file(path).map(|(file, kind)| Backing::file(file, kind)),
         (DiskSpec::Rbd(rbd), None) => {
-            let image = rbd::open(rbd, &spec.name(), read_only)?;
+            let image = rbd::open(rbd, &spec.name(), read_only, locking)?;
             Ok(Backing::Rbd(Box::new(image)))
         }
         (_, None) => Err(no_leg(spec).into()),
@@ -343,7 +355,7 @@ pub fn create_stripe(
     overwrite: Overwrite,
 ) -> Result<Created, OpenError> {
     let stripe = layout(specs.len(), chunk_bytes)?;
-    let mut members = open_all(specs, |spec| open_locked(spec, false))?;
+    let mut members = open_all(specs, |spec| open_locked(spec, false, Locking::AtOpen))?;
     let mut data_bytes = u64::MAX;
     for member in &mut members {
         if overwrite == Overwrite::No {

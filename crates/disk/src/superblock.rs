@@ -62,6 +62,9 @@ pub(crate) fn offset(leg_bytes: u64) -> Option<u64> {
     (blocks >= 2).then(|| (blocks - 1) * SUPERBLOCK_BYTES)
 }
 
+/// Bytes that are read to see a superblock again, and their alignment: no store needs a larger one.
+const WINDOW_BYTES: usize = 64 << 10;
+
 /// Returns the size of a leg, and what is in the place of its superblock.
 pub(crate) fn read(leg: &Backing) -> io::Result<(u64, SuperblockState)> {
     let size_bytes = leg.size_bytes()?.unwrap_or(0);
@@ -71,6 +74,20 @@ pub(crate) fn read(leg: &Backing) -> io::Result<(u64, SuperblockState)> {
     let mut block = [0; SUPERBLOCK_BYTES as usize];
     leg.read_exact_at(&mut block, place)?;
     Ok((size_bytes, Superblock::parse(&block)))
+}
+
+/// Reads what is in the place of a superblock of a leg that was probed, and so may have O_DIRECT set.
+pub(crate) fn read_again(leg: &Backing, place: u64) -> io::Result<SuperblockState> {
+    let mut buffer = vec![0; 2 * WINDOW_BYTES];
+    let start = buffer.as_ptr().align_offset(WINDOW_BYTES);
+    let window = buffer.get_mut(start..start.saturating_add(WINDOW_BYTES));
+    let within = place % WINDOW_BYTES as u64;
+    let read = leg.read_at(window.unwrap_or_default(), place - within)?;
+    let block = read.get(within as usize..);
+    match block.filter(|block| block.len() >= HEAD_BYTES) {
+        Some(block) => Ok(Superblock::parse(block)),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
 }
 
 impl Superblock {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_config::{CpuList, DiskConfig, Names, Storage};
-use cleave_disk::{ContentOrigin, DiskSpec, OpenOptions};
+use cleave_disk::{ContentOrigin, DiskSpec, Locking, OpenOptions};
 use cleave_session::SessionConfig;
 use cleave_worker::{LimitGroup, Pool, Split, Tuning, WorkerConfig};
 
@@ -79,6 +79,7 @@ impl Service {
                 // A vring has one worker.
                 workers: workers.min(queues),
                 content: ContentOrigin::Unknown,
+                locking: Locking::AtOpen,
             },
             session: SessionConfig {
                 face: config.face.get().into(),

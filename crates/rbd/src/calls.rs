@@ -118,6 +118,8 @@ calls! {
         rbd_update_watch(RadosHandle, *mut u64, OnUpdate, *mut c_void) -> c_int;
         rbd_update_unwatch(RadosHandle, u64) -> c_int;
         rbd_lock_acquire(RadosHandle, c_int) -> c_int;
+        rbd_lock_release(RadosHandle) -> c_int;
+        rbd_invalidate_cache(RadosHandle) -> c_int;
         rbd_lock_get_owners(RadosHandle, *mut c_int, *mut *mut c_char, *mut size_t) -> c_int;
         rbd_lock_get_owners_cleanup(*mut *mut c_char, size_t);
         rbd_aio_create_completion(*mut c_void, OnCompletion, *mut RadosHandle) -> c_int;

@@ -71,6 +71,19 @@ impl RbdError {
         matches!(self, RbdError::Connect(_, error) if matches!(error.kind(), TimedOut | InvalidInput))
     }
 
+    /// Returns the client that has the lock of the image, if that is the reason.
+    pub fn owner(&self) -> Option<&str> {
+        match self {
+            RbdError::InUse(_, owner) => Some(owner),
+            _ => None,
+        }
+    }
+
+    /// Returns true if the cluster refuses this client for good, because another one has taken the lock.
+    pub fn is_fenced(&self) -> bool {
+        matches!(self, RbdError::Lock(_, error) if error.raw_os_error() == Some(libc::ESHUTDOWN))
+    }
+
     pub(crate) fn image(place: &ImagePlace, result: i32) -> RbdError {
         let name = match &place.snapshot {
             Some(snapshot) => format!("{}@{snapshot}", place.image_name()),

@@ -18,6 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::calls::{self, Calls, Info, RadosHandle, RawSetting, calls};
 use crate::error::io as failed;
+use crate::lock::{ExclusiveLock, Shareable};
 use crate::settings::{OwnSettings, RiskySetting};
 use crate::{ImagePlace, Inbox, RbdError, inbox, opener};
 
@@ -41,6 +42,8 @@ pub enum ImageAccess {
     Read,
     /// For reading and writing, with the exclusive lock.
     Write,
+    /// For reading, and for writing once [`Image::lock`] has taken the exclusive lock.
+    WriteOnceLocked,
 }
 
 /// What becomes of the space of a range that is zeroed.
@@ -59,12 +62,14 @@ pub enum Thickness {
 pub struct Image {
     /// There until it closes.
     session: Option<Session>,
+    /// Open as long as there is a session.
     handle: Shareable,
     calls: &'static Calls,
     size_bytes: AtomicU64,
     object_bytes: u64,
     is_clone: bool,
-    access: ImageAccess,
+    name: String,
+    is_locked: AtomicBool,
     changed: OwnedFd,
     is_fenced: AtomicBool,
 }
@@ -85,15 +90,6 @@ struct Session {
     /// Boxed because librbd has its address.
     _changed: Box<OwnedFd>,
 }
-
-/// The image's handle, which is open as long as there is a session.
-#[derive(Debug, Clone, Copy)]
-struct Shareable(RadosHandle);
-
-// SAFETY: librbd permits the use of its handles from any thread, and from several at once.
-unsafe impl Send for Shareable {}
-// SAFETY: as above.
-unsafe impl Sync for Shareable {}
 
 /// A connection to a cluster.
 #[derive(Debug)]
@@ -150,12 +146,16 @@ impl Image {
         // Dropped before the eventfd, to which its watch writes, whatever fails below.
         let mut image = pool.open(place, access)?;
         // librbd watches nothing that is open for reading only.
-        if access == ImageAccess::Write {
+        if access != ImageAccess::Read {
             let harmful = image.harmful_setting();
             if let Some(setting) = harmful.map_err(|error| RbdError::image(place, error))? {
                 return Err(RbdError::Harmful(place.image_name(), setting));
             }
-            image.lock(place)?;
+            let lock = image.exclusive_lock();
+            lock.require(&place.image_name())?;
+            if access == ImageAccess::Write {
+                lock.take(&place.image_name())?;
+            }
             image
                 .watch(&changed)
                 .map_err(|error| RbdError::image(place, error))?;
@@ -180,7 +180,8 @@ impl Image {
             size_bytes: AtomicU64::new(info.size),
             object_bytes: info.obj_size,
             is_clone,
-            access,
+            name: place.image_name(),
+            is_locked: AtomicBool::new(access == ImageAccess::Write),
             is_fenced: AtomicBool::new(false),
         })
     }
@@ -204,10 +205,18 @@ impl Image {
 
     /// Reads exactly these bytes and waits for them. For what is read once, such as a superblock; requests use `read`.
     pub fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        match self.read_at(bytes, offset)? {
+            read if read == bytes.len() => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// Reads these bytes, or those before the end of the image, and waits for them. Returns how many they are.
+    pub fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
         let (at, len) = (bytes.as_mut_ptr().cast(), bytes.len());
         // SAFETY: the image is open, and librbd fills the bytes before it returns.
         let result = unsafe { (self.calls.rbd_read)(self.handle.0, offset, len, at) };
-        whole(result, len, io::ErrorKind::UnexpectedEof)
+        moved(result)
     }
 
     /// Writes these bytes and waits until the cluster has them, or a cache of librbd: see `sync_all`.
@@ -215,7 +224,10 @@ impl Image {
         let (at, len) = (bytes.as_ptr().cast(), bytes.len());
         // SAFETY: the image is open, and librbd has taken the bytes when it returns.
         let result = unsafe { (self.calls.rbd_write)(self.handle.0, offset, len, at) };
-        whole(result, len, io::ErrorKind::WriteZero)
+        match moved(result)? {
+            written if written == len => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
     }
 
     /// Waits until everything that was written is durable.
@@ -242,9 +254,36 @@ impl Image {
         self.is_clone
     }
 
-    /// Returns true if it was opened with the exclusive lock.
+    /// Returns true if it has the exclusive lock.
     pub fn is_locked(&self) -> bool {
-        self.access == ImageAccess::Write
+        self.is_locked.load(Ordering::Relaxed)
+    }
+
+    /// Takes the exclusive lock, under the conditions of [`Image::open`], and waits as long. Not for an image that is opened
+    /// for reading only.
+    pub fn lock(&self) -> Result<(), RbdError> {
+        let (lock, name) = (self.exclusive_lock(), self.name.clone());
+        // The image stays open until the answer is here.
+        opener::run(move || lock.take(&name))?;
+        self.is_locked.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives the exclusive lock back, if it has it. To be called when nothing is in flight.
+    pub fn unlock(&self) -> Result<(), RbdError> {
+        if self.is_locked() {
+            let lock = self.exclusive_lock();
+            opener::run(move || Ok(lock.give_back()?))?;
+            self.is_locked.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn exclusive_lock(&self) -> ExclusiveLock {
+        ExclusiveLock {
+            calls: self.calls,
+            image: self.handle,
+        }
     }
 
     /// Returns true if the cluster refuses this client for good, because another one has taken the lock.
@@ -397,13 +436,9 @@ impl Drop for Closing {
     }
 }
 
-/// Returns the outcome of a transfer that was to move `wanted` bytes. librbd cuts it off at the end of the image.
-fn whole(result: libc::ssize_t, wanted: usize, short: io::ErrorKind) -> io::Result<()> {
-    match usize::try_from(result) {
-        Ok(moved) if moved == wanted => Ok(()),
-        Ok(_) => Err(short.into()),
-        Err(_) => Err(failed(i32::try_from(result).unwrap_or(-libc::EIO))),
-    }
+/// Returns how many bytes a transfer moved. librbd cuts it off at the end of the image.
+fn moved(result: libc::ssize_t) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| failed(i32::try_from(result).unwrap_or(-libc::EIO)))
 }
 
 /// Completes an I/O. Called by librbd on one of its threads when an I/O is over.
@@ -560,7 +595,7 @@ impl Pool {
         let snapshot = snapshot.as_ref().map_or(null(), |name| name.as_ptr());
         let open = match access {
             ImageAccess::Read => self.calls.rbd_open_read_only,
-            ImageAccess::Write => self.calls.rbd_open,
+            ImageAccess::Write | ImageAccess::WriteOnceLocked => self.calls.rbd_open,
         };
         let mut handle = null_mut();
         // SAFETY: the pool is open, and the texts are valid during the call.
@@ -623,45 +658,10 @@ impl Opened {
         Ok(own.harmful())
     }
 
-    fn lock(&self, place: &ImagePlace) -> Result<(), RbdError> {
-        let mut features = 0;
-        // SAFETY: the image is open.
-        let asked = unsafe { (self.calls.rbd_get_features)(self.handle, &raw mut features) };
-        if asked < 0 {
-            return Err(RbdError::image(place, asked));
-        }
-        if features & calls::FEATURE_LOCK == 0 {
-            return Err(RbdError::NoLock(place.image_name()));
-        }
-        // SAFETY: as above.
-        match unsafe { (self.calls.rbd_lock_acquire)(self.handle, calls::EXCLUSIVE) } {
-            0.. => Ok(()),
-            error => Err(match (error.saturating_neg(), self.owner()) {
-                (libc::EROFS | libc::EBUSY | libc::EAGAIN, Some(owner)) => {
-                    RbdError::InUse(place.image_name(), owner)
-                }
-                _ => RbdError::Lock(place.image_name(), failed(error)),
-            }),
-        }
-    }
-
-    /// Returns the client that has the lock.
-    fn owner(&self) -> Option<String> {
-        let (mut mode, mut owners, mut count) = (0, [null_mut::<c_char>(); 1], 1);
-        // SAFETY: there is room for `count` texts, which are ended by a zero byte and freed after the copy.
-        unsafe {
-            let got = (self.calls.rbd_lock_get_owners)(
-                self.handle,
-                &raw mut mode,
-                owners.as_mut_ptr(),
-                &raw mut count,
-            );
-            let owner = *owners
-                .first()
-                .filter(|owner| got >= 0 && count > 0 && !owner.is_null())?;
-            let name = CStr::from_ptr(owner).to_string_lossy().into_owned();
-            (self.calls.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count);
-            Some(name)
+    fn exclusive_lock(&self) -> ExclusiveLock {
+        ExclusiveLock {
+            calls: self.calls,
+            image: Shareable(self.handle),
         }
     }
 

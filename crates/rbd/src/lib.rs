@@ -8,6 +8,7 @@ mod calls;
 mod error;
 mod image;
 mod inbox;
+mod lock;
 mod opener;
 mod place;
 mod settings;

@@ -9,7 +9,7 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use tempfile::TempDir;
 
 use super::*;
-use crate::{Direct, FileKind};
+use crate::{Direct, FileKind, Locking};
 
 const OPTIONS: OpenOptions = OpenOptions {
     read_only: false,
@@ -18,6 +18,7 @@ const OPTIONS: OpenOptions = OpenOptions {
     discard: true,
     workers: 1,
     content: ContentOrigin::Unknown,
+    locking: Locking::AtOpen,
 };
 
 fn image(folder: &Path, name: &str, bytes: u64) -> PathBuf {
@@ -634,4 +635,155 @@ fn a_write_protected_block_device_asks_for_read_only() {
             .iter()
             .all(|disk| disk.limits().read_only && !disk.limits().discard)
     );
+}
+
+/// Options of a disk that another program may have at first.
+const LATER: OpenOptions = OpenOptions {
+    locking: Locking::Later,
+    ..OPTIONS
+};
+
+fn holder(disk: &Disk) -> Option<String> {
+    let refused = disk.acquire().unwrap_err();
+    assert!(!refused.needs_reopening(), "{refused}");
+    refused.holder().map(str::to_owned)
+}
+
+/// Two hosts that have one file, as two open file descriptions.
+#[test]
+fn a_disk_that_is_released_can_be_acquired_by_another_and_comes_back() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 1 << 20);
+    let source = open(&path, &OPTIONS).unwrap();
+    let target = open(&path, &LATER).unwrap();
+    assert_eq!(holder(&target).as_deref(), Some("another cleave"));
+    source.release().unwrap();
+    target.acquire().unwrap();
+    assert_eq!(holder(&source).as_deref(), Some("another cleave"));
+    // It would be if a refused attempt had left a lock of QEMU's behind.
+    target.release().unwrap();
+    source.acquire().unwrap();
+    let third = refusal(&path, &OPTIONS);
+    assert!(third.contains("in use by another cleave"), "{third}");
+}
+
+#[test]
+fn readers_share_what_they_acquire() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 1 << 20);
+    let read_only = OpenOptions {
+        read_only: true,
+        ..LATER
+    };
+    let readers = [0, 1].map(|_| open(&path, &read_only).unwrap());
+    for reader in &readers {
+        reader.acquire().unwrap();
+    }
+    let writer = open(&path, &LATER).unwrap();
+    assert!(holder(&writer).is_some());
+    readers.iter().for_each(|reader| reader.release().unwrap());
+    writer.acquire().unwrap();
+    assert!(holder(&readers[0]).is_some());
+}
+
+#[test]
+fn a_disk_that_qemu_has_is_not_acquired_and_nothing_stays_locked() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 1 << 20);
+    let qemu = File::open(&path).unwrap();
+    let disk = open(&path, &LATER).unwrap();
+    crate::qemu_lock::lock(&qemu, true).unwrap();
+    let owner = holder(&disk);
+    assert_eq!(owner.as_deref(), Some("QEMU or one of its tools"));
+    // The refused attempt has released its other lock.
+    let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+    rustix::fs::flock(&qemu, operation).unwrap();
+    assert_eq!(holder(&disk).as_deref(), Some("another cleave"));
+    crate::open::unlock(&qemu).unwrap();
+    disk.acquire().unwrap();
+    assert_eq!(
+        crate::qemu_lock::lock(&qemu, false),
+        Err(rustix::io::Errno::WOULDBLOCK)
+    );
+}
+
+/// Another host may have made it larger, or cut it short.
+#[test]
+fn a_disk_that_is_acquired_has_the_size_that_it_has_by_then() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 1 << 20);
+    let disk = open(&path, &LATER).unwrap();
+    let other = File::options().write(true).open(&path).unwrap();
+    for (size, capacity, short) in [(2 << 20, 2 << 20, 0), (1 << 20, 2 << 20, 1 << 20)] {
+        other.set_len(size).unwrap();
+        disk.acquire().unwrap();
+        assert_eq!(
+            (disk.capacity_bytes(), disk.short_bytes()),
+            (capacity, short)
+        );
+        disk.release().unwrap();
+    }
+}
+
+/// What was read before must not be read again from this host's memory. Not on a file system that is nothing but memory.
+#[test]
+fn a_disk_that_is_acquired_has_no_pages_in_the_cache() {
+    let dir = TempDir::new_in(".").unwrap();
+    let path = image(dir.path(), "image", 1 << 20);
+    if rustix::fs::statfs(&path).unwrap().f_type == 0x0102_1994 {
+        return cleave_tests::ignored("tmpfs has no page cache to drop");
+    }
+    let buffered = OpenOptions {
+        direct: Direct::Off,
+        ..LATER
+    };
+    let disk = open(&path, &buffered).unwrap();
+    let Backing::File { file, .. } = disk.legs()[0].backing() else {
+        panic!("no file")
+    };
+    file.write_all_at(&[7; 64 << 10], 0).unwrap();
+    let is_cached = || {
+        use rustix::io::{Errno, ReadWriteFlags};
+        let mut bytes = [0; 4096];
+        let read = &mut [std::io::IoSliceMut::new(&mut bytes)];
+        match rustix::io::preadv2(file, read, 4096, ReadWriteFlags::NOWAIT) {
+            Ok(4096) => Some(true),
+            Err(Errno::AGAIN) => Some(false),
+            other => {
+                cleave_tests::ignored(&format!("the cache cannot be looked into: {other:?}"));
+                None
+            }
+        }
+    };
+    if is_cached() == Some(true) {
+        disk.acquire().unwrap();
+        assert_eq!(is_cached(), Some(false));
+    }
+}
+
+#[test]
+fn a_disk_without_locks_is_acquired_at_once() {
+    for spec in ["ram:1M", "null:1M", "model:p3700,size=1M"] {
+        let disk = Disk::open(&spec.parse().unwrap(), &LATER).unwrap();
+        disk.acquire().unwrap();
+        disk.release().unwrap();
+    }
+}
+
+#[test]
+fn a_block_device_is_acquired() {
+    let dir = TempDir::new().unwrap();
+    let path = image(dir.path(), "image", 1 << 20);
+    let Some(device) = Loop::attach(&path, &[]) else {
+        return;
+    };
+    for direct in [Direct::Auto, Direct::Off] {
+        let disk = open(&device.0, &OpenOptions { direct, ..LATER }).unwrap();
+        let other = File::open(&device.0).unwrap();
+        crate::qemu_lock::lock(&other, true).unwrap();
+        assert!(holder(&disk).is_some());
+        drop(other);
+        disk.acquire().unwrap();
+        disk.release().unwrap();
+    }
 }

@@ -5,16 +5,22 @@ use cleave_rbd::{Image, ImageAccess};
 
 use super::RbdSpec;
 use crate::detect::{RemoteProperties, probe_remote};
-use crate::{OpenError, OpenOptions};
+use crate::{Locking, OpenError, OpenOptions};
 
-/// Opens an image; for writing, with its exclusive lock.
-pub(crate) fn open(spec: &RbdSpec, name: &str, read_only: bool) -> Result<Image, OpenError> {
-    let access = match read_only {
-        true => ImageAccess::Read,
-        false if spec.place.snapshot.is_some() => {
+/// Opens an image; for writing, with its exclusive lock if that is due.
+pub(crate) fn open(
+    spec: &RbdSpec,
+    name: &str,
+    read_only: bool,
+    locking: Locking,
+) -> Result<Image, OpenError> {
+    let access = match (read_only, locking) {
+        (true, _) => ImageAccess::Read,
+        (false, _) if spec.place.snapshot.is_some() => {
             return Err(OpenError::Snapshot(name.to_owned()));
         }
-        false => ImageAccess::Write,
+        (false, Locking::AtOpen) => ImageAccess::Write,
+        (false, Locking::Later) => ImageAccess::WriteOnceLocked,
     };
     Image::open(&spec.place, access)
         .map_err(|error| OpenError::Rbd(name.to_owned(), Box::new(error)))

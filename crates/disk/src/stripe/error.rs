@@ -5,6 +5,16 @@
 #[error("{0}")]
 pub struct StripeError(pub(super) String);
 
+impl StripeError {
+    /// Makes the error for a leg that was opened and does not have its superblock any more.
+    pub(crate) fn changed(leg: &str) -> StripeError {
+        StripeError(format!(
+            "leg {leg} does not have the superblock any more that it had when it was opened: it was cut short or belongs to \
+             another stripe by now; see `cleave stripe show`, then open the disk again"
+        ))
+    }
+}
+
 /// Makes the error for too few legs, or too many.
 pub(super) fn wrong_count(legs: u16) -> StripeError {
     StripeError(format!(

@@ -200,3 +200,70 @@ fn raw_legs_after_a_crash_during_creation_are_refused() {
         assert_eq!(raw.is_ok(), heads == 0, "{heads:b}");
     }
 }
+
+/// Opens a stripe whose legs another program may have at first.
+fn open_later(legs: &[DiskSpec]) -> Disk {
+    let options = OpenOptions {
+        locking: Locking::Later,
+        ..OpenOptions::default()
+    };
+    Disk::open_stripe(legs, CHUNK, StripeKind::Superblocks, &options).unwrap()
+}
+
+#[test]
+fn all_legs_are_acquired_or_none() {
+    let folder = TempDir::new().unwrap();
+    let legs = ["a", "b", "c"].map(|name| leg(&folder, name, LEG));
+    create_stripe(&legs, CHUNK, Overwrite::No).unwrap();
+    let target = open_later(&legs);
+    let source = open_later(&legs);
+    source.acquire().unwrap();
+    assert!(target.acquire().is_err());
+    source.release().unwrap();
+    for held in &legs {
+        let other = Disk::open(
+            held,
+            &OpenOptions {
+                read_only: true,
+                ..OpenOptions::default()
+            },
+        );
+        let other = other.unwrap();
+        let refused = target.acquire().unwrap_err();
+        assert!(refused.to_string().contains(&held.to_string()), "{refused}");
+        // Whatever comes before that leg is free again.
+        drop(other);
+        source.acquire().unwrap();
+        source.release().unwrap();
+    }
+    target.acquire().unwrap();
+}
+
+#[test]
+fn a_stripe_is_acquired_only_with_the_legs_that_were_opened() {
+    let folder = TempDir::new().unwrap();
+    let legs = ["a", "b"].map(|name| leg(&folder, name, SMALL));
+    create_stripe(&legs, CHUNK, Overwrite::No).unwrap();
+    let before = legs.each_ref().map(last_block);
+    let stripe = open_later(&legs);
+    // A leg that grew has its superblock where it was.
+    let second = File::options().write(true).open(at(&legs[1])).unwrap();
+    second.set_len(2 * SMALL).unwrap();
+    stripe.acquire().unwrap();
+    stripe.release().unwrap();
+    second.set_len(SMALL).unwrap();
+    create_stripe(&legs, CHUNK, Overwrite::Yes).unwrap();
+    says(stripe.acquire(), "belongs to another stripe by now");
+    assert!(stripe.acquire().unwrap_err().needs_reopening());
+    legs.iter()
+        .zip(&before)
+        .for_each(|(leg, block)| set_last_block(leg, block));
+    stripe.acquire().unwrap();
+    stripe.release().unwrap();
+    second.set_len(SMALL / 2).unwrap();
+    says(stripe.acquire(), "was cut short");
+    // The other leg is free.
+    let options = OpenOptions::default();
+    let other = DiskSpec::Raw(at(&legs[0]));
+    Disk::open(&other, &options).unwrap();
+}
