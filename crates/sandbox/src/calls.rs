@@ -18,7 +18,7 @@ pub enum Role {
     Pool,
     /// Closes, queries and writes descriptors of a frontend.
     Offload,
-    /// Asks for the size of the disk, and makes it durable.
+    /// Asks for the size of the disk, makes it durable, and takes and releases its locks.
     Disk,
     /// Writes lines to stderr.
     Log,
@@ -57,12 +57,13 @@ impl Role {
                 WATCHES,
                 EVENTS,
                 SYNC,
+                LOCKS,
             ],
             Role::Session => &[BASE, RINGS, NEW_RINGS, START, DESCRIPTORS, FRONTEND],
             Role::Worker => &[BASE, RINGS],
             Role::Pool => &[BASE, RINGS, POOL],
             Role::Offload => &[BASE, START, DESCRIPTORS],
-            Role::Disk => &[BASE, DESCRIPTORS, SYNC, WATCHES],
+            Role::Disk => &[BASE, DESCRIPTORS, SYNC, LOCKS, WATCHES],
             Role::Log => &[BASE],
             Role::Dial => &[BASE, DIAL],
             Role::Node => &[
@@ -76,6 +77,7 @@ impl Role {
                 WATCHES,
                 EVENTS,
                 SYNC,
+                LOCKS,
                 NEW_DISKS,
                 DIAL,
             ],
@@ -277,6 +279,17 @@ const SYNC: &[SystemCall] = &[
 /// FICLONE, which is of another type in each libc.
 const CLONE: &[u64] = &[0x4004_9409];
 
+/// The locks of an open file, and the pages that this host has cached of it.
+const LOCKS: &[SystemCall] = &[
+    any(libc::SYS_flock),
+    // QEMU's locks.
+    with(libc::SYS_fcntl, Arguments::OneOf(1, OFD_LOCKS)),
+    // The advice may cost time, and changes no byte.
+    any(libc::SYS_fadvise64),
+];
+
+const OFD_LOCKS: &[u64] = &[libc::F_OFD_SETLK as u64, libc::F_OFD_GETLK as u64];
+
 /// Descriptors that a frontend sent: asked what they are, read, written and closed.
 const DESCRIPTORS: &[SystemCall] = &[
     // A socket of the control loop that is closed elsewhere leaves that loop.
@@ -390,11 +403,8 @@ const NEW_DISKS: &[SystemCall] = &[
     any(libc::SYS_faccessat),
     // glibc's realpath, of a path with `..` or a slash at its end.
     any(libc::SYS_faccessat2),
-    any(libc::SYS_flock),
     any(libc::SYS_fallocate),
     any(libc::SYS_pwrite64),
-    // QEMU's locks.
-    with(libc::SYS_fcntl, Arguments::OneOf(1, OFD_LOCKS)),
     // Sizes of a block device.
     with(libc::SYS_ioctl, Arguments::OneOf(1, DEVICE_SIZES)),
     // Reachable files can only become fewer.
@@ -419,7 +429,6 @@ const NEW_DISKS: &[SystemCall] = &[
     any(libc::SYS_access),
 ];
 
-const OFD_LOCKS: &[u64] = &[libc::F_OFD_SETLK as u64, libc::F_OFD_GETLK as u64];
 /// BLKSSZGET, BLKPBSZGET and BLKGETSIZE64.
 const DEVICE_SIZES: &[u64] = &[0x1268, 0x127b, 0x8008_1272];
 

@@ -25,6 +25,8 @@ const VARIABLE: &str = "CLEAVE_SANDBOX_ATTEMPT";
 
 /// Made before the process is confined, as signal handlers have it.
 static PAIR: OnceLock<(UnixStream, UnixStream)> = OnceLock::new();
+/// Opened before too, as a disk is.
+static DISK: OnceLock<File> = OnceLock::new();
 /// Made before too, as the threads of a pool have it.
 static EPOLL: OnceLock<OwnedFd> = OnceLock::new();
 
@@ -78,6 +80,10 @@ const TABLE: &[(&str, [End; 7])] = &[
     (
         "remove a foreign file",
         [ACCESS, PERM, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "lock and unlock a disk",
+        [Done, PERM, PERM, PERM, Done, PERM, PERM],
     ),
     ("execute a program", [Killed; 7]),
     // `clone3` is refused before its flags are known; where `clone` may start a thread, libc then tries that one.
@@ -170,6 +176,10 @@ const NODE_TABLE: &[(&str, [End; 6])] = &[
     (
         "remove a foreign file",
         [ACCESS, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "lock and unlock a disk",
+        [Done, PERM, PERM, PERM, Done, PERM],
     ),
     ("execute a program", [Killed; 6]),
     (
@@ -281,6 +291,7 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
         "use root's rights" => use_roots_rights(),
         "remove a permitted file" => std::fs::remove_file(files.file("remove")),
         "remove a foreign file" => std::fs::remove_file(files.file("foreign")),
+        "lock and unlock a disk" => lock_and_unlock(DISK.get().unwrap()),
         "execute a program" => Err(Command::new("/bin/true").exec()),
         "start a process" => Command::new("/bin/true").spawn().map(drop),
         "trace the parent" => Ok(nix::sys::ptrace::attach(raw(parent()))?),
@@ -329,6 +340,25 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
         },
         other => panic!("unknown attempt {other}"),
     }
+}
+
+/// Takes the locks of a disk that is open, drops what is cached of it, and releases the locks.
+fn lock_and_unlock(file: &File) -> io::Result<()> {
+    use nix::fcntl::{FcntlArg, fcntl};
+    use rustix::fs::{Advice, FlockOperation, fadvise, flock};
+    flock(file, FlockOperation::NonBlockingLockExclusive)?;
+    let lock = |kind| libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 100,
+        l_len: 1,
+        l_pid: 0,
+    };
+    fcntl(file, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK)))?;
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock(libc::F_WRLCK)))?;
+    fadvise(file, 0, None, Advice::DontNeed)?;
+    fcntl(file, FcntlArg::F_OFD_SETLK(&lock(libc::F_UNLCK)))?;
+    Ok(flock(file, FlockOperation::Unlock)?)
 }
 
 /// Links a file as a snapshot is made: it has a name once it is whole.
@@ -402,6 +432,8 @@ fn attempt_here(words: &str) -> ! {
     };
     let role = roles[role.parse::<usize>().unwrap()];
     PAIR.set(UnixStream::pair().unwrap()).unwrap();
+    DISK.set(File::open(files.file("foreign")).unwrap())
+        .unwrap();
     EPOLL
         .set(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap())
         .unwrap();
