@@ -37,6 +37,8 @@ words! {
         Changed = "changed",
         /// The size changed, or bytes at the end of the disk are missing or back.
         Resized = "resized",
+        /// The disk was taken over or handed over, or waits: `possession` says which, and `holder` who has the locks, if known.
+        Possession = "possession",
         /// The disk is quiesced, for at most `seconds`.
         Quiesced = "quiesced",
         /// The disk goes on after a quiet.

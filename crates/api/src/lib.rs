@@ -34,8 +34,9 @@ pub use orders::{
 pub use problem::{Problem, ProblemKind};
 pub use report::{
     DiskReport, ImageLock, InFlightRequests, LatencySummary, LegReport, PacingReport,
-    ProcessReport, RequestClass, RequestDirection, RequestTotals, RequestVerb, RunningVring,
-    ServerConnections, SessionReport, SizeClass, SpinExperiment, SplitExperiment, SplitReport,
-    StalledVring, StoreKind, StoreReport, TuningReport, VringReport, WorkerMode, ZeroReads,
+    PossessionState, ProcessReport, RequestClass, RequestDirection, RequestTotals, RequestVerb,
+    RunningVring, ServerConnections, SessionReport, SizeClass, SpinExperiment, SplitExperiment,
+    SplitReport, StalledVring, StoreKind, StoreReport, TuningReport, VringReport, WorkerMode,
+    ZeroReads,
 };
 pub use table::{HttpMethod, Operation, Query, QueryValue, Route, Tag};

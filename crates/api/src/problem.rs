@@ -22,6 +22,8 @@ words! {
         BodyTimeout = "body-timeout",
         /// The disk is opening, has failed, or ends.
         NotServed = "disk-not-served",
+        /// The disk is another host's to use: it is inactive, was handed over, or waits for its locks.
+        NotActive = "disk-not-active",
         /// The disk is being removed.
         BeingRemoved = "disk-being-removed",
         /// A frontend is connected.
@@ -73,6 +75,7 @@ impl ProblemKind {
             ProblemKind::MethodNotAllowed => 405,
             ProblemKind::BodyTimeout => 408,
             ProblemKind::NotServed
+            | ProblemKind::NotActive
             | ProblemKind::BeingRemoved
             | ProblemKind::FrontendConnected
             | ProblemKind::FixedFields

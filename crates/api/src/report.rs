@@ -21,6 +21,9 @@ pub struct DiskReport {
     pub store: StoreReport,
     /// The process of the daemon.
     pub process: ProcessReport,
+    /// The right to read and write the disk.
+    #[serde(default)]
+    pub possession: PossessionState,
     /// The frontend.
     pub session: SessionReport,
     /// The settings that can change while the disk is served.
@@ -442,6 +445,27 @@ pub struct LegReport {
 }
 
 words! {
+    /// The right to read and write a disk: it is here, or another host may have it.
+    PossessionState {
+        /// The disk has its locks, and its guest may run here.
+        Active = "active",
+        /// The disk was started inactive, and no guest has moved here yet.
+        Inactive = "inactive",
+        /// The guest has moved away, and the locks were released.
+        HandedOver = "handed-over",
+        /// A guest is to run here and waits, because the locks cannot be had yet.
+        Waiting = "waiting",
+    }
+}
+
+/// The daemons of versions that do not report it always have the locks.
+impl Default for PossessionState {
+    fn default() -> PossessionState {
+        PossessionState::Active
+    }
+}
+
+words! {
     /// The kind of storage of a disk.
     StoreKind {
         /// A regular file.
@@ -468,7 +492,7 @@ words! {
     ImageLock {
         /// This daemon has it.
         Held = "held",
-        /// A read-only disk needs none.
+        /// This daemon does not have it: the disk is read-only, or not active here.
         None = "none",
         /// Another client took it. Every request fails until the disk is opened again.
         Lost = "lost",

@@ -5,6 +5,7 @@ mod announcement;
 mod guests;
 mod loop_device;
 mod pending;
+mod possession;
 mod server;
 mod server_losses;
 mod sessions;
@@ -29,6 +30,7 @@ use tokio::sync::mpsc;
 
 use crate::events::Events;
 use crate::failure::Failure;
+use crate::possession::DiskPossession;
 use crate::process::confine::Confinement;
 use crate::resize::Watch;
 use crate::service::Service;
@@ -108,6 +110,8 @@ pub(crate) struct DiskServer {
     confinement: Confinement,
     disk: Arc<Disk>,
     device: Arc<Device>,
+    /// The right of this host to read and write the disk.
+    possession: Arc<DiskPossession>,
     watch: Watch,
     /// The watch ignores writes until then.
     rearm_at: Option<Instant>,
@@ -146,6 +150,8 @@ enum Event {
     Changed,
     Rearm,
     SizeChecked(io::Result<Resized>),
+    /// The disk has come from another host.
+    Acquired,
 }
 
 impl DiskServer {
@@ -191,8 +197,11 @@ impl DiskServer {
         };
         let device = Arc::new(device.recording(recording));
         let vrings = service.session.vrings_max;
+        let events = naming.events.clone();
+        let possession = possession::of(&disk, &service.open, &confinement, id.clone(), events);
         let status = DiskStatus::new(
             device.clone(),
+            possession.clone(),
             naming.endpoint.clone(),
             vrings,
             confinement.clone(),
@@ -205,17 +214,18 @@ impl DiskServer {
             once: service.once,
             watch,
             rearm_at: None,
-            size: SizeChecks::default(),
+            size: SizeChecks::new(disk.capacity_bytes()),
             losses: ServerLosses::default(),
             disk,
             device,
+            possession,
             service,
             confinement,
             listener,
             accept_after: None,
             pending: PendingConnections::new(offload.clone()),
             offload,
-            owners: Arc::default(),
+            owners: Arc::new(Owners::of(possession.clone())),
             guests: Guests::default(),
             status: Arc::new(status),
             endpoint: naming.endpoint,
@@ -294,6 +304,7 @@ impl DiskServer {
                     self.check_size();
                 }
                 Event::SizeChecked(resized) => self.report_size(resized),
+                Event::Acquired => self.check_size(),
             }
         }
         self.offload.close(self.listener.take());
@@ -312,6 +323,7 @@ impl DiskServer {
             pending,
             watch,
             size,
+            possession,
             ..
         } = self;
         let have_place = guests.have_place();
@@ -326,6 +338,7 @@ impl DiskServer {
             accepted = accept(listener), if pause.is_none() => Event::Accepted(accepted),
             () = until(pause), if pause.is_some() => Event::AcceptAgain,
             resized = size.checked() => Event::SizeChecked(resized),
+            () = possession.acquired() => Event::Acquired,
             () = watch.changed() => Event::Changed,
             () = until(rearm_at), if rearm_at.is_some() => Event::Rearm,
         }

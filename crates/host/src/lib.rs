@@ -13,6 +13,7 @@ mod failure;
 mod hosted;
 mod http;
 mod node;
+mod possession;
 mod problem;
 mod process;
 mod resize;

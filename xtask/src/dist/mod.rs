@@ -61,6 +61,7 @@ docs/errors.md usr/share/doc/cleave/errors.md
 docs/install.md usr/share/doc/cleave/install.md
 docs/limits.md usr/share/doc/cleave/limits.md
 docs/metrics.md usr/share/doc/cleave/metrics.md
+docs/migration.md usr/share/doc/cleave/migration.md
 docs/models.md usr/share/doc/cleave/models.md
 docs/monitoring.md usr/share/doc/cleave/monitoring.md
 docs/network.md usr/share/doc/cleave/network.md

@@ -35,6 +35,12 @@ impl DiskServer {
             },
             self.endpoint,
         );
+        if !self.possession.is_active() {
+            tracing::info!(
+                "{}: it is inactive: nothing is written to it, and its locks are taken before a guest uses it",
+                self.disk.name()
+            );
+        }
         if !is_locked {
             tracing::warn!(
                 "{}.lock cannot be made or locked: if this daemon is killed, the next one will not wait for its I/O; remove \

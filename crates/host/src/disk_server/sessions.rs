@@ -96,6 +96,8 @@ impl DiskServer {
     pub(super) fn end_session(&mut self, seat: Seat, ending: Option<Ending>, left: &str) {
         let (seat, ended) = self.guests.remove(seat);
         self.offload.close(ended.map(|guest| guest.stream));
+        // Another one that waits asks again.
+        self.possession.stop_waiting();
         let sessions = self.guests.sessions();
         match seat {
             Seat::Parked => {

@@ -21,8 +21,18 @@ impl DiskServer {
         self.check_size();
     }
 
-    /// Checks the size of the disk, with the watch armed anew first, so that nothing is missed.
+    /// Checks the size of the disk, with the watch armed anew first, so that nothing is missed. What becomes of a disk that
+    /// another host has is told when it is acquired again.
     pub(super) fn check_size(&mut self) {
+        if !self.possession.is_active() {
+            // A request learns that it was not taken.
+            let askers = std::mem::take(&mut self.size.next_askers);
+            if askers.iter().any(is_signal) {
+                let name = self.disk.name();
+                tracing::info!("{name}: its size is not checked, because it is not active here");
+            }
+            return;
+        }
         if self.size.running.is_some() {
             self.size.is_due = true;
             return;
@@ -58,7 +68,6 @@ impl DiskServer {
                 Err(why)
             }
         };
-        let is_signal = |asker: &SizeAsker| matches!(asker, SizeAsker::Signal);
         if outcome == Ok(false) && askers.iter().any(is_signal) {
             self.tell_unchanged();
         }
@@ -97,13 +106,19 @@ impl DiskServer {
 
     /// Takes a size that was found. Returns true if it differs from the last one.
     fn take_size(&mut self, resized: Resized) -> bool {
+        let served = self.disk.capacity_bytes();
+        let known = std::mem::replace(&mut self.size.known_bytes, served);
+        let resized = match resized {
+            // It was found when the disk was acquired.
+            Resized::No if served > known => Resized::Grown(served),
+            found => found,
+        };
         let short = match resized {
             Resized::Short(leg, bytes) => Some((leg, bytes)),
             Resized::Grown(_) | Resized::No => None,
         };
         let was = std::mem::replace(&mut self.size.short, short);
         let name = self.disk.name();
-        let served = self.disk.capacity_bytes();
         match resized {
             Resized::Grown(bytes) => {
                 tracing::info!("{name}: has grown to {bytes} bytes");
@@ -129,4 +144,8 @@ impl DiskServer {
         );
         true
     }
+}
+
+fn is_signal(asker: &SizeAsker) -> bool {
+    matches!(asker, SizeAsker::Signal)
 }

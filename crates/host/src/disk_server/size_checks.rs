@@ -17,8 +17,8 @@ pub(crate) enum SizeAsker {
     Request(oneshot::Sender<Result<(), String>>),
 }
 
-/// The check under way, and the one after it.
-#[derive(Debug, Default)]
+/// The check under way, the one after it, and what was told last.
+#[derive(Debug)]
 pub(super) struct SizeChecks {
     /// The running check. It runs on a thread of its own, because it blocks if the server of a network file is lost.
     pub(super) running: Option<oneshot::Receiver<io::Result<Resized>>>,
@@ -28,11 +28,25 @@ pub(super) struct SizeChecks {
     pub(super) is_due: bool,
     /// Those that wait for the check that must follow.
     pub(super) next_askers: Vec<SizeAsker>,
+    /// The size that was told last.
+    pub(super) known_bytes: u64,
     /// The leg that ends before what its guest was told, and where.
     pub(super) short: Option<(u16, u64)>,
 }
 
 impl SizeChecks {
+    /// Makes the checks of a disk that was opened with this size.
+    pub(super) fn new(known_bytes: u64) -> SizeChecks {
+        SizeChecks {
+            running: None,
+            askers: Vec::new(),
+            is_due: false,
+            next_askers: Vec::new(),
+            known_bytes,
+            short: None,
+        }
+    }
+
     /// Waits for the running check of the size; forever if there is none.
     pub(super) async fn checked(&mut self) -> io::Result<Resized> {
         match &mut self.running {

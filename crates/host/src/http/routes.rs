@@ -170,7 +170,7 @@ pub(super) async fn remove(
 
 pub(super) async fn resize(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Answer {
     let disk = host.find(&path)?;
-    served(&disk)?;
+    served(&disk)?.possession.refuse_away()?;
     let (reply, checked) = oneshot::channel();
     // An order that is not taken drops the reply.
     disk.order(DiskRequest::CheckSize(Some(SizeAsker::Request(reply))))

@@ -73,6 +73,7 @@ impl DiskStatus {
             endpoint: self.endpoint.clone(),
             store: store(device),
             process: process(),
+            possession: self.possession.state(),
             session: self.session_report(),
             tuning: self.tuning(),
             pacing: pacing(device),

@@ -53,6 +53,8 @@ const DISK: &[Family<DiskMetrics>] = families! { DiskMetrics:
 const SERVED: &[Family<ServedMetrics>] = families! { ServedMetrics:
     /// What a served disk is called, and what it consists of; always 1.
     gauge cleave_disk_info = info;
+    /// The right to read and write a served disk: active, inactive, handed-over or waiting; always 1.
+    gauge cleave_disk_possession = |disk, to| to.by("state", [(disk.report.possession, 1)]);
     /// 1 while a frontend is connected.
     gauge cleave_connected = |disk, to| to.one(u8::from(disk.report.session.connected));
     /// Frontends served so far.

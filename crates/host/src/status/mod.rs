@@ -24,6 +24,7 @@ use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 
 use crate::events::Events;
+use crate::possession::DiskPossession;
 use crate::process::confine::Confinement;
 use crate::socket::hang_up::has_left;
 
@@ -52,6 +53,7 @@ pub(crate) struct CurrentSession {
 #[derive(Debug)]
 pub(crate) struct DiskStatus {
     device: Arc<Device>,
+    pub(crate) possession: Arc<DiskPossession>,
     /// Its id, if that is neither its serial nor a part of its name.
     id: Option<String>,
     /// The socket of the frontends.
@@ -80,6 +82,7 @@ pub(crate) struct DiskStatus {
 impl DiskStatus {
     pub(crate) fn new(
         device: Arc<Device>,
+        possession: Arc<DiskPossession>,
         endpoint: String,
         vrings: u16,
         confinement: Confinement,
@@ -92,6 +95,7 @@ impl DiskStatus {
         };
         DiskStatus {
             device,
+            possession,
             id: None,
             endpoint,
             vrings,

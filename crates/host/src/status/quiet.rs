@@ -64,6 +64,7 @@ impl DiskStatus {
 
     /// Makes everything durable that was written so far.
     pub(crate) async fn flush(&self) -> Result<Flushed, Refusal> {
+        self.possession.refuse_away()?;
         let start = Instant::now();
         self.sync(start + FLUSH_TIME).await?;
         let took_ms = milliseconds(start.elapsed());
@@ -151,8 +152,9 @@ impl DiskStatus {
         self.refuse_resumed(quiet)
     }
 
-    /// Fails if this quiet has ended meanwhile: then the guest may have written.
+    /// Fails if this quiet has ended meanwhile, or the guest has moved to another host: then it may have written.
     fn refuse_resumed(&self, id: Id) -> Result<(), Refusal> {
+        self.possession.refuse_away()?;
         let quiet = self.lock_quiet();
         match quiet.as_ref().is_some_and(|quiet| quiet.timer.id() == id) {
             true => Ok(()),
@@ -180,6 +182,7 @@ impl DiskStatus {
     }
 
     fn begin_quiet(self: &Arc<DiskStatus>, until: Instant) -> Result<(Id, String), Refusal> {
+        self.possession.refuse_away()?;
         let mut quiet = self.lock_quiet();
         if self.has_ended.load(Ordering::Relaxed) {
             let why = "the disk has ended: see the list of disks".to_owned();

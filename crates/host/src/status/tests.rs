@@ -4,10 +4,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cleave_api::{EventName, RequestDirection, RequestVerb, SizeClass, StoreKind};
+use cleave_api::{
+    EventName, ProblemKind, RequestDirection, RequestVerb, SizeClass, StoreKind,
+};
 use cleave_blk::Face;
 use cleave_config::DiskConfig;
-use cleave_disk::{Disk, DiskSpec, OpenOptions, StripeKind};
+use cleave_disk::{Disk, DiskSpec, Locking, OpenOptions, StripeKind};
 use cleave_session::{Offload, Session, SessionConfig};
 use cleave_worker::record::{Kind, Recording};
 use cleave_worker::splitter::{SplitResult, SplitState};
@@ -16,6 +18,8 @@ use serde_json::{Value, json};
 
 use super::metrics::tests::text_of;
 use super::{CurrentSession, DiskStatus};
+use crate::possession::DiskPossession;
+use crate::problem::Refusal;
 use crate::process::confine::Confinement;
 
 fn options() -> OpenOptions {
@@ -23,6 +27,10 @@ fn options() -> OpenOptions {
 }
 
 pub(super) fn status(disk: Disk, serial: &str) -> Arc<DiskStatus> {
+    status_of(disk, serial, Locking::AtOpen)
+}
+
+fn status_of(disk: Disk, serial: &str, locking: Locking) -> Arc<DiskStatus> {
     let mut padded = [0; 20];
     padded[..serial.len()].copy_from_slice(serial.as_bytes());
     let config = WorkerConfig {
@@ -32,8 +40,11 @@ pub(super) fn status(disk: Disk, serial: &str) -> Arc<DiskStatus> {
     let tuning = Tuning::new(Split::Off);
     let device = Device::new(Arc::new(disk), padded, true, config, tuning);
     let device = Arc::new(device.recording(Recording::On));
+    let disk = device.disk.clone();
+    let possession = DiskPossession::new(disk, locking, drop, drop);
     Arc::new(DiskStatus::new(
         device,
+        Arc::new(possession),
         "/run/a.sock".to_owned(),
         4,
         Confinement::none(),
@@ -94,7 +105,7 @@ fn the_shape_of_the_json_is_a_promise() {
         pacing.experiments pacing.sleeps pacing.spin_hit_seconds pacing.spin_left_max_seconds \
         pacing.spin_left_seconds pacing.spin_wasted_seconds pacing.switches.budget \
         pacing.switches.crowded pacing.switches.fast pacing.switches.slow pacing.switches.tuned pacing.switches.vain \
-        pacing.wakeups process.cpu_seconds process.pid process.resident_bytes \
+        pacing.wakeups possession process.cpu_seconds process.pid process.resident_bytes \
         process.uptime_seconds process.version quiesced_seconds recording serial session.connected session.count \
         session.features session.parked session.protocol_features store.block_bytes store.cache store.connections store.direct store.iopoll \
         store.kind store.lock store.read_only store.short_bytes store.size_bytes store.sync_failed totals.broken totals.calls \
@@ -112,6 +123,27 @@ fn the_shape_of_the_json_is_a_promise() {
     for list in ["workers", "tried"] {
         assert_eq!(report["pacing"][list], Value::Array(Vec::new()), "{list}");
     }
+}
+
+/// Its bytes are another host's, and a flush or a copy of them would mean nothing.
+#[tokio::test]
+async fn a_disk_that_another_host_may_have_is_shown_and_left_alone() {
+    let disk = Disk::open(&"ram:1M".parse().unwrap(), &options()).unwrap();
+    let status = status_of(disk, "a", Locking::Later);
+    let kinds = [
+        status.flush().await.map(drop),
+        status.quiesce(b"").await.map(drop),
+    ];
+    let kinds = kinds.map(|refused| refused.map_err(|Refusal(kind, _)| kind));
+    assert_eq!(kinds, [Err(ProblemKind::NotActive); 2]);
+    assert!(status.quiet_left().is_none());
+    let report = status.report();
+    assert_eq!(
+        serde_json::to_value(&report).unwrap()["possession"],
+        "inactive"
+    );
+    let sample = "cleave_disk_possession{disk=\"a\",state=\"inactive\"} 1\n";
+    assert!(text_of(report).contains(sample));
 }
 
 #[test]

@@ -15,8 +15,9 @@ const COLUMNS: [(&str, &str); 7] = [
 ];
 
 /// The fields of a disk that a sheet shows, and what they are called there.
-const FIELDS: [(&str, &str); 10] = [
+const FIELDS: [(&str, &str); 11] = [
     ("state", "/state"),
+    ("possession", "/possession"),
     ("error", "/error"),
     ("disk", "/name"),
     ("size", "/size_bytes"),
@@ -64,7 +65,12 @@ pub(super) fn list(body: &Value) -> String {
 pub(super) fn sheet(body: &Value) -> String {
     let state = FIELDS.iter().filter_map(|(name, path)| {
         let value = body.pointer(path).filter(|value| !value.is_null())?;
-        if *path == "/store/short_bytes" && *value == 0 {
+        let usual = match *path {
+            "/store/short_bytes" => *value == 0,
+            "/possession" => *value == "active",
+            _ => false,
+        };
+        if usual {
             return None;
         }
         let field = path.rsplit('/').next().unwrap_or_default();
@@ -298,13 +304,13 @@ mod tests {
     #[test]
     fn a_sheet_shows_what_is_known() {
         let body = json!({
-            "id": "d1", "state": "serving", "error": null, "size_bytes": 1536, "socket": "/s",
+            "id": "d1", "state": "serving", "possession": "waiting", "error": null, "size_bytes": 1536, "socket": "/s",
             "spec": {"disk": ["/a"], "limits": {"group": "g", "iops-total": 5}},
         });
         assert_eq!(
             sheet(&body),
-            "d1\n  state                 serving\n  size                  1.5 KiB\n  socket                /s\n  \
-             options\n    disk                /a\n    limits              group=g,iops-total=5\n"
+            "d1\n  state                 serving\n  possession            waiting\n  size                  1.5 KiB\n  \
+             socket                /s\n  options\n    disk                /a\n    limits              group=g,iops-total=5\n"
         );
     }
 

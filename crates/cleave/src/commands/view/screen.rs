@@ -1,6 +1,8 @@
 //! Formats reports for people: lines of at most eighty columns for `top`, a page for `stats`.
 
-use cleave_api::{DiskReport, LatencySummary, SizeClass, SpinExperiment, SplitReport, WorkerMode};
+use cleave_api::{
+    DiskReport, LatencySummary, PossessionState, SizeClass, SpinExperiment, SplitReport, WorkerMode,
+};
 use cleave_config::CompletionOption;
 
 use super::rates::Rates;
@@ -112,8 +114,14 @@ fn line(report: &DiskReport, rates: Rates) -> String {
     )
 }
 
-/// Returns how the disk waits, or that its guest does.
+/// Returns how the disk waits, or that its guest does, or why it has none.
 fn mode(report: &DiskReport) -> String {
+    match report.possession {
+        PossessionState::Active => {}
+        PossessionState::Inactive => return "INACTIVE".to_owned(),
+        PossessionState::HandedOver => return "MOVED".to_owned(),
+        PossessionState::Waiting => return "WAITING".to_owned(),
+    }
     match (held(report), report.quiesced_seconds) {
         (0, None) => report.tuning.completion.to_string(),
         (0, Some(_)) => "QUIESCED".to_owned(),
@@ -139,6 +147,12 @@ fn held(report: &DiskReport) -> u64 {
 fn detail(report: &DiskReport) -> String {
     let mut parts = Vec::new();
     // First: the line may be cut.
+    match report.possession {
+        PossessionState::Active => {}
+        PossessionState::Inactive => parts.push("INACTIVE until a guest comes".to_owned()),
+        PossessionState::HandedOver => parts.push("MOVED to another host".to_owned()),
+        PossessionState::Waiting => parts.push("WAITING for its locks".to_owned()),
+    }
     match held(report) {
         0 => {}
         held => parts.push(format!("{held} HELD")),
@@ -581,6 +595,39 @@ new                   0        0     0.0       -       -  adaptive     0.0   0.0
             price_percent,
             seconds_ago: ago,
         })
+    }
+
+    #[test]
+    fn a_disk_that_another_host_may_have_says_so_first() {
+        let mut report = report("a.img", 5.0, 5, &[]);
+        report.quiesced_seconds = Some(3.0);
+        for (possession, word, sentence) in [
+            (
+                PossessionState::Active,
+                "QUIESCED ",
+                "QUIESCED for 3 s more",
+            ),
+            (
+                PossessionState::Inactive,
+                "INACTIVE ",
+                "INACTIVE until a guest comes",
+            ),
+            (
+                PossessionState::HandedOver,
+                "MOVED ",
+                "MOVED to another host",
+            ),
+            (
+                PossessionState::Waiting,
+                "WAITING ",
+                "WAITING for its locks",
+            ),
+        ] {
+            report.possession = possession;
+            let lines = drawn(&[Row::Disk(&report, None)], 24);
+            assert!(lines[1].contains(word), "{}", lines[1]);
+            assert!(lines[2].trim_start().starts_with(sentence), "{}", lines[2]);
+        }
     }
 
     #[test]
