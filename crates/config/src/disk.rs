@@ -22,7 +22,9 @@ use crate::values::serial::Serial;
 use crate::values::size::Size;
 use crate::values::spec::WrittenSpec;
 use crate::values::split::SplitOption;
-use crate::values::words::{Cache, CompletionOption, FaceVersion, Persistent, Switch, When};
+use crate::values::words::{
+    Cache, CompletionOption, FaceVersion, Persistent, StartState, Switch, When,
+};
 
 /// The CPU time of 256 workers that never sleep, in per cent of one core.
 const SPIN_MAX: u32 = 25_600;
@@ -144,6 +146,13 @@ disk_options! {
         /// off: only a few sums are recorded.
         #[arg(long, value_name = "SWITCH", default_value_t)]
         stats: Given<Switch<true>>,
+        /// Lock the disk at once, or only before a guest uses it that moves here from another host
+        ///
+        /// active: at once; a disk that another program has is refused. inactive: the disk is opened although another host still
+        /// serves it. Its locks are taken before the guest's first request, and waited for as long as it takes. See
+        /// docs/migration.md.
+        #[arg(long, value_name = "STATE", default_value_t)]
+        start: Given<StartState>,
         /// How long a shutdown waits for requests in flight, in seconds: 0 to 86400
         ///
         /// If the disk has not answered by then, cleave exits 1 and reports how many requests are left to the next daemon,

@@ -46,4 +46,6 @@ pub use values::size::Size;
 pub use values::spec::WrittenSpec;
 pub use values::split::SplitOption;
 pub use values::text::Text;
-pub use values::words::{Cache, CompletionOption, FaceVersion, Persistent, Switch, When};
+pub use values::words::{
+    Cache, CompletionOption, FaceVersion, Persistent, StartState, Switch, When,
+};

@@ -66,6 +66,7 @@ fn two_spellings_of_a_disk_are_the_same_disk() {
         ("queues", json!("64")),
         ("queue_size", json!(1024)),
         ("stats", json!("on")),
+        ("start", json!("active")),
         ("stop_deadline", json!(2)),
         ("socket_mode", json!("0660")),
         ("socket_mode", json!("660")),
@@ -147,9 +148,8 @@ fn a_disk_becomes_as_a_description_says_unless_it_would_have_to_be_opened_anew()
     // What is left out has its default.
     let wanted = json!({"disk": ["ram:1M"], "queues": "4", "completion": "poll"});
     assert_eq!(turned(&wanted), Ok(config(&wanted)));
-    let fixed =
-        json!({"disk": ["ram:2M"], "queues": 5, "persistent": false, "limits": {"group": "g"}});
-    let fields = vec!["disk", "queues", "persistent", "limits.group"];
+    let fixed = json!({"disk": ["ram:2M"], "queues": 5, "start": "inactive", "persistent": false, "limits": {"group": "g"}});
+    let fields = vec!["disk", "queues", "start", "persistent", "limits.group"];
     assert_eq!(turned(&fixed), Err(Unlike::Fixed(fields)));
     let bad = json!({"disk": ["ram:1M"], "queues": 4, "coalesce_max": 8});
     assert!(matches!(turned(&bad), Err(Unlike::Check(why)) if why.contains("coalesce_us")));

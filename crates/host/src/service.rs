@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleave_config::{CpuList, DiskConfig, Names, Storage};
-use cleave_disk::{ContentOrigin, DiskSpec, Locking, OpenOptions};
+use cleave_disk::{ContentOrigin, DiskSpec, OpenOptions};
 use cleave_session::SessionConfig;
 use cleave_worker::{LimitGroup, Pool, Split, Tuning, WorkerConfig};
 
@@ -79,7 +79,7 @@ impl Service {
                 // A vring has one worker.
                 workers: workers.min(queues),
                 content: ContentOrigin::Unknown,
-                locking: Locking::AtOpen,
+                locking: config.start.get().into(),
             },
             session: SessionConfig {
                 face: config.face.get().into(),
@@ -164,7 +164,7 @@ fn usable(CpuList(wanted): &CpuList, names: Names) -> Result<Vec<usize>, Failure
 mod tests {
     use cleave_blk::Face;
     use cleave_config::Cache;
-    use cleave_disk::Direct;
+    use cleave_disk::{Direct, Locking};
     use cleave_worker::CompletionPolicy;
 
     use super::*;
@@ -205,6 +205,8 @@ mod tests {
         assert_eq!(with("direct = 'on'").open.direct, Direct::On);
         assert_eq!(with("direct = 'off'").open.direct, Direct::Off);
         assert!(!with("discard = 'off'").open.discard);
+        let inactive = with("start = 'inactive'");
+        assert_eq!(inactive.open.locking, Locking::Later);
         assert_eq!(with("queues = 7").session.vrings_max, 7);
         assert_eq!(with("queue_size = 32768").session.vring_size_max, 32768);
         assert_eq!(with("workers = 5").session.workers_max, 5);

@@ -78,6 +78,7 @@ fn every_option_reaches_the_settings() {
         ("--queues 7", "queues = 7"),
         ("--queue-size 32768", "queue_size = 32768"),
         ("--workers 5", "workers = 5"),
+        ("--start inactive", "start = 'inactive'"),
         ("--cpus 0", "cpus = '0'"),
         ("--completion poll", "completion = 'poll'"),
         ("--spin-cpu-max 0", "spin_cpu_max = 0"),

@@ -51,6 +51,16 @@ pub enum CompletionOption {
     Adaptive,
 }
 
+/// When a disk's locks are taken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum StartState {
+    /// When it is opened.
+    #[default]
+    Active,
+    /// Before a guest that moves here uses it.
+    Inactive,
+}
+
 /// A setting that is on or off, and `DEFAULT` if it is left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Switch<const DEFAULT: bool>(bool);
@@ -135,6 +145,7 @@ as_word!([] Cache, "Cache");
 as_word!([] FaceVersion, "FaceVersion");
 as_word!([] When, "When");
 as_word!([] CompletionOption, "CompletionOption");
+as_word!([] StartState, "StartState");
 as_word!([const DEFAULT: bool] Switch<DEFAULT>, "Switch");
 
 impl From<When> for cleave_disk::Direct {
@@ -151,6 +162,15 @@ impl From<FaceVersion> for cleave_blk::Face {
     fn from(version: FaceVersion) -> cleave_blk::Face {
         match version {
             FaceVersion::V1 => cleave_blk::Face::V1,
+        }
+    }
+}
+
+impl From<StartState> for cleave_disk::Locking {
+    fn from(start: StartState) -> cleave_disk::Locking {
+        match start {
+            StartState::Active => cleave_disk::Locking::AtOpen,
+            StartState::Inactive => cleave_disk::Locking::Later,
         }
     }
 }

@@ -4,9 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cleave_api::{
-    EventName, ProblemKind, RequestDirection, RequestVerb, SizeClass, StoreKind,
-};
+use cleave_api::{EventName, ProblemKind, RequestDirection, RequestVerb, SizeClass, StoreKind};
 use cleave_blk::Face;
 use cleave_config::DiskConfig;
 use cleave_disk::{Disk, DiskSpec, Locking, OpenOptions, StripeKind};
