@@ -1,4 +1,5 @@
-//! A client of a control socket: HTTP/1.1 over a unix socket, with a connection for each request.
+//! A client of a control socket: HTTP/1.0 over a unix socket, with a connection for each request. A reply to that version never comes
+//! in chunks.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -13,7 +14,7 @@ use serde::de::DeserializeOwned;
 use crate::problem::Problem;
 use crate::table::Operation;
 
-/// Longest line of a header, or of the frame of a chunk.
+/// Longest line of a header.
 const LINE_BYTES_MAX: u64 = 16 << 10;
 /// Most lines of a header.
 const HEADER_LINES_MAX: usize = 100;
@@ -134,13 +135,13 @@ impl HttpClient {
             let reply = begun.finish().map_err(|error| self.explain(error))?;
             return Err(ClientError::Refused(reply.refusal().unwrap_or_default()));
         }
-        let stream = begun.body.stream.get_mut();
+        let stream = begun.stream.get_mut();
         stream.until = None;
         let set = stream.stream.set_read_timeout(silence);
         set.map_err(|error| self.explain(error))?;
         Ok(EventLines {
             client: self.clone(),
-            lines: BufReader::new(begun.body),
+            lines: begun.stream,
         })
     }
 
@@ -155,8 +156,7 @@ impl HttpClient {
             until: Some(Instant::now() + self.patience),
         };
         let request = format!(
-            "{method} {target} HTTP/1.1\r\nHost: cleave\r\nConnection: close\r\n\
-             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            "{method} {target} HTTP/1.0\r\nHost: cleave\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         );
         match stream.write_all(request.as_bytes()) {
@@ -235,7 +235,9 @@ impl Write for Timed {
 struct Begun<S = Timed> {
     status: u16,
     header: String,
-    body: Body<S>,
+    stream: BufReader<S>,
+    /// Bytes of the body. `None`: it ends with the connection.
+    length: Option<u64>,
 }
 
 impl<S: Read> Begun<S> {
@@ -246,39 +248,38 @@ impl<S: Read> Begun<S> {
         let status = words.next().filter(|_| is_http);
         let status = status.and_then(|status| status.trim_end().parse().ok());
         let status = status.ok_or_else(|| broken("it is not HTTP"))?;
-        let (mut is_chunked, mut length) = (false, None);
+        let mut length = None;
         for _ in 0..HEADER_LINES_MAX {
             let line = line(&mut stream)?;
             if line.trim_end().is_empty() {
-                let body = Body {
-                    stream,
-                    is_chunked,
-                    // A reply without a length ends with the connection.
-                    left: length.unwrap_or(if is_chunked { 0 } else { u64::MAX }),
-                    has_ended: false,
-                };
                 return Ok(Begun {
                     status,
                     header,
-                    body,
+                    stream,
+                    length,
                 });
             }
             let (name, value) = line.split_once(':').unwrap_or((&line, ""));
-            match name.to_ascii_lowercase().as_str() {
-                "transfer-encoding" => is_chunked = value.trim().eq_ignore_ascii_case("chunked"),
-                "content-length" => length = value.trim().parse().ok(),
-                _ => {}
+            if name.eq_ignore_ascii_case("content-length") {
+                length = value.trim().parse().ok();
             }
             header += &line;
         }
         Err(broken("its header has no end"))
     }
 
-    fn finish(mut self) -> io::Result<HttpReply> {
+    fn finish(self) -> io::Result<HttpReply> {
         let mut body = String::new();
-        let mut bounded = self.body.by_ref().take(BODY_BYTES_MAX + 1);
-        if bounded.read_to_string(&mut body)? as u64 > BODY_BYTES_MAX {
-            return Err(broken("it is too long"));
+        let most = BODY_BYTES_MAX + 1;
+        let mut bounded = self
+            .stream
+            .take(self.length.map_or(most, |length| length.min(most)));
+        match bounded.read_to_string(&mut body)? as u64 {
+            read if read > BODY_BYTES_MAX => return Err(broken("it is too long")),
+            read if self.length.is_some_and(|length| read < length) => {
+                return Err(broken("it breaks off"));
+            }
+            _ => {}
         }
         Ok(HttpReply {
             status: self.status,
@@ -302,58 +303,10 @@ fn line(stream: &mut impl BufRead) -> io::Result<String> {
     }
 }
 
-/// The body of a reply, without the frames of chunks.
-struct Body<S> {
-    stream: BufReader<S>,
-    is_chunked: bool,
-    /// Bytes left of the body, or of the chunk.
-    left: u64,
-    has_ended: bool,
-}
-
-impl<S: Read> Body<S> {
-    /// Reads the size of the next chunk; the last is empty.
-    fn next_chunk(&mut self) -> io::Result<()> {
-        let size = line(&mut self.stream)?;
-        let size = size.split(';').next().unwrap_or_default().trim();
-        self.left = u64::from_str_radix(size, 16).map_err(|_| broken("a chunk has no size"))?;
-        if self.left == 0 {
-            self.has_ended = true;
-        }
-        Ok(())
-    }
-}
-
-impl<S: Read> Read for Body<S> {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        if self.is_chunked && self.left == 0 && !self.has_ended {
-            self.next_chunk()?;
-        }
-        if self.left == 0 || to.is_empty() {
-            return Ok(0);
-        }
-        let n = self.stream.by_ref().take(self.left).read(to)?;
-        let has_end = self.is_chunked || self.left != u64::MAX;
-        if n == 0 && has_end {
-            return Err(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "it breaks off",
-            ));
-        }
-        if has_end {
-            self.left -= n as u64;
-        }
-        if self.is_chunked && self.left == 0 {
-            line(&mut self.stream)?;
-        }
-        Ok(n)
-    }
-}
-
 /// Events as they come, a line of JSON each. They end when the daemon ends.
 pub struct EventLines {
     client: HttpClient,
-    lines: BufReader<Body<Timed>>,
+    lines: BufReader<Timed>,
 }
 
 impl Iterator for EventLines {
@@ -363,10 +316,9 @@ impl Iterator for EventLines {
         let mut line = String::new();
         let mut bounded = self.lines.by_ref().take(EVENT_BYTES_MAX);
         match bounded.read_line(&mut line) {
-            Ok(0) => None,
-            Ok(_) => Some(Ok(line.trim_end().to_owned())),
-            // The other side went away in the middle of its reply, which has no end of its own.
-            Err(error) if error.kind() == io::ErrorKind::InvalidData && line.is_empty() => None,
+            Ok(_) if line.ends_with('\n') => Some(Ok(line.trim_end().to_owned())),
+            // The other side went away, maybe in the middle of a line.
+            Ok(_) => None,
             Err(error) => Some(Err(self.client.explain(error))),
         }
     }
@@ -390,10 +342,6 @@ mod tests {
             ("HTTP/1.1 200 OK\r\nA: b\r\n\r\n{}\r\n\r\n", "{}\r\n\r\n"),
             ("HTTP/1.0 200\r\ncontent-length: 2\r\n\r\n{}rest", "{}"),
             ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", ""),
-            (
-                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nA;b=c\r\n0123456789\r\n0\r\n\r\n",
-                "{}0123456789",
-            ),
         ] {
             let read = read(reply).unwrap();
             assert_eq!((read.status, &*read.body), (200, body), "{reply:?}");
@@ -409,8 +357,6 @@ mod tests {
             "HTTP/1.1 200 OK\r\n",
             "HTTP/1.1 OK\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}",
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n",
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n{}\r\n",
             &["HTTP/1.1 200 OK\r\n", &"A: b\r\n".repeat(200)].concat(),
             &["HTTP/1.1 200 OK\r\nA: ", &"b".repeat(20_000)].concat(),
         ] {
