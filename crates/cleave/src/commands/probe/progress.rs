@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use cleave_probe::ProbeProgress;
 
+use crate::output::size;
 use crate::progress::{bar, draw, note};
 
 const BAR_CELLS: usize = 30;
@@ -43,16 +44,8 @@ fn line(progress: &ProbeProgress) -> String {
         clock(progress.left),
         direction,
         point.depth,
-        bytes(point.block_bytes()),
+        size(point.block_bytes()),
     )
-}
-
-fn bytes(bytes: u64) -> String {
-    match bytes {
-        _ if bytes >= 1 << 20 => format!("{} MiB", bytes >> 20),
-        _ if bytes >= 1 << 10 => format!("{} KiB", bytes >> 10),
-        _ => format!("{bytes} B"),
-    }
 }
 
 /// Minutes and seconds.

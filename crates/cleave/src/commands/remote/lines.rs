@@ -3,6 +3,8 @@
 use cleave_api::{EventName, Operation, natural};
 use serde_json::{Map, Value};
 
+use crate::output::size;
+
 /// Columns of the list, and the fields that they show.
 const COLUMNS: [(&str, &str); 7] = [
     ("ID", "id"),
@@ -216,18 +218,6 @@ fn shown(field: &str, value: Option<&Value>) -> String {
         ("connected", Some(Value::Bool(true))) => "connected".to_owned(),
         ("connected", _) => "-".to_owned(),
         (_, value) => text(value),
-    }
-}
-
-/// In the largest unit of which it is a whole number, or to a tenth.
-fn size(bytes: u64) -> String {
-    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    match units.into_iter().find(|(_, shift)| bytes >> shift > 0) {
-        Some((unit, shift)) => match bytes % (1 << shift) {
-            0 => format!("{} {unit}", bytes >> shift),
-            _ => format!("{:.1} {unit}", bytes as f64 / (1_u64 << shift) as f64),
-        },
-        None => format!("{bytes} B"),
     }
 }
 
