@@ -59,7 +59,6 @@ fn the_host_is_described_a_finding_a_line() {
         "kernel",
         "io_uring",
         "open files",
-        "memlock",
         "huge pages",
         "shared memory",
         "confinement",

@@ -10,12 +10,11 @@ use super::finding::Finding;
 /// Containers often have this much or less in /dev/shm.
 const SHM_SMALL: u64 = 64 << 20;
 
-/// Open files, locked memory, huge pages, shared memory.
+/// Open files, huge pages, shared memory.
 pub(super) fn check() -> Vec<Finding> {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     vec![
         open_files(getrlimit(Resource::Nofile).maximum),
-        locked_memory(getrlimit(Resource::Memlock).current),
         huge_pages(&meminfo),
         shared_memory(),
     ]
@@ -33,12 +32,6 @@ fn open_files(most: Option<u64>) -> Finding {
         Some(most) => Finding::ok(check, format!("up to {most} (hard limit)")),
         None => Finding::ok(check, "no limit"),
     }
-}
-
-/// Rings have not counted against it since Linux 5.12.
-fn locked_memory(most: Option<u64>) -> Finding {
-    let most = most.map_or("no limit".to_owned(), |most| format!("{} KiB", most >> 10));
-    Finding::ok("memlock", format!("{most}; the daemon locks no memory"))
 }
 
 fn huge_pages(meminfo: &str) -> Finding {
