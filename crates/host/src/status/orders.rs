@@ -33,10 +33,8 @@ impl DiskStatus {
         if is_other {
             self.device.tune(tuning);
             let name = self.device.disk.name();
-            tracing::info!(
-                "{name}: is served differently from now on: {}",
-                self.describe_tuning()
-            );
+            let how = serde_json::to_string(&self.tuning()).unwrap_or_default();
+            tracing::info!("{name}: is served differently from now on: {how}");
         }
         Ok(is_other)
     }
@@ -64,11 +62,6 @@ impl DiskStatus {
             tracing::info!("{name}: {requests} held requests {outcome}, as ordered");
         }
         Ok(requests)
-    }
-
-    /// Returns in a line how the disk is served now.
-    fn describe_tuning(&self) -> String {
-        serde_json::to_string(&self.tuning()).unwrap_or_default()
     }
 
     /// Returns true if the disk goes by this name: its id, its serial, or what it was opened as.
