@@ -10,9 +10,6 @@ use itertools::Itertools;
 
 use super::tree::{Crate, Sources, joined};
 
-/// Folders of crates that still have circles. A crate without one must not be listed.
-const TIED: &[&str] = &[];
-
 /// Imports that a name is followed through, from one re-export to the next.
 const HOPS_MAX: usize = 16;
 
@@ -20,20 +17,9 @@ const HOPS_MAX: usize = 16;
 pub(super) fn tied(sources: &Sources) -> Vec<String> {
     let is_root = |path: &&String| path.ends_with("/lib.rs") || path.ends_with("/main.rs");
     let roots = sources.keys().filter(is_root);
-    roots.flat_map(|root| faults(root, sources)).collect()
-}
-
-/// Faults of the crate whose root is this file.
-fn faults(root: &str, sources: &Sources) -> Vec<String> {
-    let circles = Crate::read(root, sources).circles();
-    let is_listed = TIED.iter().any(|folder| root.starts_with(folder));
-    match (is_listed, circles.is_empty()) {
-        (true, true) => vec![format!(
-            "{root}: no circles are left; xtask/src/tidy/circles.rs lists it"
-        )],
-        (true, false) => Vec::new(),
-        (false, _) => circles,
-    }
+    roots
+        .flat_map(|root| Crate::read(root, sources).circles())
+        .collect()
 }
 
 /// For each module the modules that it needs, each with the first line that does.
