@@ -326,3 +326,18 @@ impl Device {
         !self.writeback.load(Ordering::Relaxed) || features & feature::FLUSH == 0
     }
 }
+
+#[cfg(test)]
+impl Device {
+    /// Makes a disk in memory.
+    pub(crate) fn ram() -> Device {
+        let spec = cleave_disk::DiskSpec::Ram(1 << 20);
+        let disk = Disk::open(&spec, &cleave_disk::OpenOptions::default()).unwrap();
+        let config = WorkerConfig {
+            cpus: Vec::new(),
+            ops: 64,
+        };
+        let tuning = Tuning::new(Split::Off);
+        Device::new(Arc::new(disk), [0; ID_BYTES], true, config, tuning)
+    }
+}

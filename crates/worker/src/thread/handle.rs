@@ -196,13 +196,11 @@ mod tests {
     use std::time::Duration;
 
     use cleave_blk::Op;
-    use cleave_disk::{DiskSpec, OpenOptions};
     use cleave_engine::{Done, Wait};
     use cleave_guest::Epoch;
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
-    use crate::{Split, Tuning, WorkerConfig};
 
     /// A store with a mistake.
     struct Mistaken(End);
@@ -240,17 +238,10 @@ mod tests {
 
     #[test]
     fn the_hook_runs_on_the_worker_thread_before_it_is_handed_out() {
-        let disk = Disk::open(&DiskSpec::Ram(1 << 20), &OpenOptions::default()).unwrap();
-        let config = WorkerConfig {
-            cpus: Vec::new(),
-            ops: 64,
-        };
-        let tuning = Tuning::new(Split::Off);
         let seen = Arc::new(std::sync::Mutex::new(None));
         let told = seen.clone();
         let hook = move || *told.lock().unwrap() = std::thread::current().name().map(str::to_owned);
-        let device = Device::new(Arc::new(disk), [0; 20], true, config, tuning);
-        let device = Arc::new(device.at_worker_start(hook));
+        let device = Arc::new(Device::ram().at_worker_start(hook));
         let alarm = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
         let memory = Memory::new(Vec::new()).unwrap();
         let _handle = Handle::spawn(3, None, device, memory, alarm).unwrap();
@@ -261,13 +252,7 @@ mod tests {
     #[test]
     fn a_panic_ends_its_worker_and_raises_the_alarm() {
         for end in [End::Whole, End::InFlight, End::Panic] {
-            let disk = Disk::open(&DiskSpec::Ram(1 << 20), &OpenOptions::default()).unwrap();
-            let config = WorkerConfig {
-                cpus: Vec::new(),
-                ops: 64,
-            };
-            let tuning = Tuning::new(Split::Off);
-            let device = Arc::new(Device::new(Arc::new(disk), [0; 20], true, config, tuning));
+            let device = Arc::new(Device::ram());
             let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
             let alarm = Arc::new(eventfd(0, flags).unwrap());
             let (_control, commands) = Control::channel().unwrap();

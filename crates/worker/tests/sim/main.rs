@@ -28,13 +28,15 @@ use std::time::Duration;
 
 use cleave_blk::spec::{feature, request_type, status};
 use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions, StripeKind};
+use cleave_guest::{Inflight, InflightLayout};
 use cleave_sim::{Random, Sim, SimConfig, SimStore};
 use cleave_worker::record::{Category, ErrorKind, Kind, Recording, Stage};
 use cleave_worker::{
     Coalesce, CompletionPolicy, Control, DataDirection, Device, ErrorAction, Lap,
-    Pending as Commanded, Prior, Split, Totals, Tuning, VringStart, Worker, WorkerConfig, reactor,
+    Pending as Commanded, Prior, Split, Stopped, Totals, Tuning, VringStart, Worker, WorkerConfig,
+    reactor,
 };
-use driver::{Answer, Ask, DATA_MAX, Driver};
+use driver::{Answer, Ask, DATA_MAX, Driver, SIZE};
 use rustix::event::{EventfdFlags, eventfd};
 
 const DISK_BYTES: usize = 1 << 20;
@@ -205,6 +207,15 @@ impl Bench {
         panic!("the command has not taken effect");
     }
 
+    /// Stops the vring, and starts it again with the requests in flight that the region has. Returns how it stopped.
+    fn restart_from(&mut self, region: &Inflight) -> Stopped {
+        let stopped = self.control.stop(0);
+        let stopped = self.carry_out(stopped);
+        let started = self.control.start(kept_vring(region));
+        self.carry_out(started).unwrap();
+        stopped
+    }
+
     /// Submits a request and runs laps until it completes.
     fn ask(&mut self, ask: &Ask) -> Answer {
         let head = self.driver.submit(ask).unwrap();
@@ -217,6 +228,22 @@ impl Bench {
         }
         panic!("no answer to {ask:?}");
     }
+}
+
+/// A vring whose requests in flight are kept in this region.
+fn kept_vring(region: &Inflight) -> VringStart {
+    VringStart {
+        // The frontend's value must be ignored.
+        base: 4711,
+        journal: region.journal(0),
+        ..vring(0)
+    }
+}
+
+/// Makes an in-flight region for the vring.
+fn inflight_region() -> Inflight {
+    let layout = InflightLayout::new(1, SIZE);
+    Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap()
 }
 
 fn quiet(seed: u64) -> SimConfig {

@@ -2,10 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use cleave_guest::{Inflight, InflightLayout};
-
 use super::*;
-use crate::driver::SIZE;
 
 /// Sectors of each write; write `n` goes to sector `n * WRITE_SECTORS`.
 const WRITE_SECTORS: u64 = 8;
@@ -60,17 +57,12 @@ fn start(
     )
     .unwrap();
     // Carried out in the first lap, which may be the one that panics.
-    let _ = control.start(VringStart {
-        base: 4711,
-        journal: region.journal(0),
-        ..vring(0)
-    });
+    let _ = control.start(kept_vring(region));
     (worker, control)
 }
 
 #[test]
 fn the_next_worker_does_what_one_that_panicked_left_and_nothing_twice() {
-    let layout = InflightLayout::new(1, SIZE);
     let mut done_again = 0;
     for seed in 0..60 {
         let mut random = Random::new(seed);
@@ -80,7 +72,7 @@ fn the_next_worker_does_what_one_that_panicked_left_and_nothing_twice() {
             durable: vec![0; DISK_BYTES],
             ..Default::default()
         }));
-        let region = Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap();
+        let region = inflight_region();
         let mut driver = Driver::new();
         let mut guest = Guest {
             contents: (0..WRITES)

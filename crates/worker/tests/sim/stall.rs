@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::status;
-use cleave_guest::{Inflight, InflightLayout, Memory};
+use cleave_guest::Memory;
 use cleave_worker::record::StalledRequests;
 use cleave_worker::{CompletionPolicy, Lap, Stopped, Tuning, VringStart};
 
-use crate::driver::{Answer, Ask, Driver, Part, SIZE};
-use crate::{Bench, DISK_BYTES, FEATURES, quiet, vring};
+use crate::driver::{Answer, Ask, Driver, Part};
+use crate::{Bench, DISK_BYTES, FEATURES, inflight_region, kept_vring, quiet, vring};
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
@@ -463,20 +463,10 @@ fn stopping_a_vring_fails_its_stalled_requests() {
 /// If the frontend keeps the requests in flight, they wait for the next daemon or connection.
 #[test]
 fn stopping_a_kept_vring_leaves_its_stalled_requests_in_the_region() {
-    let layout = InflightLayout::new(1, SIZE);
     for policy in ["hold", "retry:60"] {
-        let region = Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap();
-        let start = || VringStart {
-            // The frontend's value must be ignored.
-            base: 4711,
-            journal: region.journal(0),
-            ..vring(0)
-        };
+        let region = inflight_region();
         let mut bench = bench(10, policy);
-        let stopped = bench.control.stop(0);
-        assert_eq!(bench.carry_out(stopped), Stopped::At(0));
-        let started = bench.control.start(start());
-        bench.carry_out(started).unwrap();
+        assert_eq!(bench.restart_from(&region), Stopped::At(0));
         break_disk(&bench, ALL, EIO);
         for byte in 1..=4 {
             bench.driver.submit(&write(byte.into(), byte)).unwrap();
@@ -487,7 +477,7 @@ fn stopping_a_kept_vring_leaves_its_stalled_requests_in_the_region() {
         assert_eq!(bench.carry_out(stopped), Stopped::Left, "{policy}");
         assert_eq!((stalled(&bench), bench.driver.in_flight()), (None, 4));
         mend_disk(&bench);
-        let started = bench.control.start(start());
+        let started = bench.control.start(kept_vring(&region));
         bench.carry_out(started).unwrap();
         assert_eq!(statuses(&collect(&mut bench, 4)), [status::OK; 4]);
         // Afterwards nothing is left.
@@ -776,30 +766,16 @@ fn a_vring_that_is_stopped_while_its_ring_is_away_does_not_pass_off_held_request
 /// A vring that stops takes the requests of an earlier daemon first, but none may go to a disk that is quiesced.
 #[test]
 fn a_vring_that_is_stopped_while_the_disk_is_quiesced_leaves_what_an_earlier_daemon_left() {
-    let layout = InflightLayout::new(1, SIZE);
-    let region = Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap();
-    let start = || VringStart {
-        journal: region.journal(0),
-        ..vring(0)
-    };
+    let region = inflight_region();
     let mut bench = bench(17, "hold");
-    let stopped = bench.control.stop(0);
-    assert_eq!(bench.carry_out(stopped), Stopped::At(0));
-    let started = bench.control.start(start());
-    bench.carry_out(started).unwrap();
+    assert_eq!(bench.restart_from(&region), Stopped::At(0));
     hold_writes(&mut bench, 3);
-    let stopped = bench.control.stop(0);
-    assert_eq!(bench.carry_out(stopped), Stopped::Left);
     mend_disk(&bench);
     bench.device.quiesce();
-    let started = bench.control.start(start());
-    bench.carry_out(started).unwrap();
+    assert_eq!(bench.restart_from(&region), Stopped::Left);
     watch_pushes(&bench);
-    let stopped = bench.control.stop(0);
-    assert_eq!(bench.carry_out(stopped), Stopped::Left);
+    assert_eq!(bench.restart_from(&region), Stopped::Left);
     assert!(pushed(&bench).is_empty());
     bench.device.go_on();
-    let started = bench.control.start(start());
-    bench.carry_out(started).unwrap();
     assert_eq!(statuses(&collect(&mut bench, 3)), [status::OK; 3]);
 }

@@ -4,10 +4,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use cleave_guest::{Inflight, InflightLayout, Memory};
-use cleave_worker::Stopped;
+use cleave_guest::Memory;
 
-use crate::driver::{Part, SIZE};
+use crate::driver::Part;
 use crate::*;
 
 const SECTORS_USED: u64 = 256;
@@ -55,9 +54,7 @@ impl Turmoil {
             ops: [200, 64][seed as usize / 2 % 2],
             ..quiet(seed)
         };
-        let layout = InflightLayout::new(1, SIZE);
-        let region =
-            kept.then(|| Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap());
+        let region = kept.then(inflight_region);
         let mut turmoil = Turmoil {
             bench: Bench::new(config, FEATURES),
             region,

@@ -4,13 +4,12 @@ use std::time::{Duration, Instant};
 
 use cleave_blk::spec::status;
 use cleave_disk::{Disk, OpenOptions};
-use cleave_guest::{Inflight, InflightLayout};
 use cleave_tests::Scratch;
 use cleave_tests::nbd::{Export, NbdServer};
-use cleave_worker::{Split, Stopped, Tuning, VringStart};
+use cleave_worker::{Split, Stopped, Tuning};
 
-use crate::driver::{Ask, SIZE};
-use crate::{Bench, DISK_BYTES, FEATURES, device_of, quiet, vring};
+use crate::driver::Ask;
+use crate::{Bench, DISK_BYTES, FEATURES, device_of, inflight_region, quiet};
 
 const EIO: i32 = 5;
 const FENCE: Duration = Duration::from_secs(1);
@@ -70,16 +69,8 @@ fn write(bench: &mut Bench) {
 
 /// Has the guest's only vring start with a request that is in flight already.
 fn leave_request(bench: &mut Bench) {
-    let layout = InflightLayout::new(1, SIZE);
-    let region = Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap();
-    let start = || VringStart {
-        journal: region.journal(0),
-        ..vring(0)
-    };
-    let stopped = bench.control.stop(0);
-    bench.carry_out(stopped);
-    let started = bench.control.start(start());
-    bench.carry_out(started).unwrap();
+    let region = inflight_region();
+    bench.restart_from(&region);
     bench.device.tune(Tuning {
         on_error: "hold".parse().unwrap(),
         ..Tuning::clone(&bench.device.tuning())
@@ -89,9 +80,6 @@ fn leave_request(bench: &mut Bench) {
     for _ in 0..60 {
         bench.lap();
     }
-    let stopped = bench.control.stop(0);
-    assert_eq!(bench.carry_out(stopped), Stopped::Left);
+    assert_eq!(bench.restart_from(&region), Stopped::Left);
     bench.store.lock().unwrap().failing = None;
-    let started = bench.control.start(start());
-    bench.carry_out(started).unwrap();
 }

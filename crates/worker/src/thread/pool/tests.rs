@@ -2,14 +2,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_blk::Op;
-use cleave_disk::{Disk, DiskSpec, OpenOptions};
 use cleave_engine::{Done, Reactor, Store, Wait};
 use cleave_guest::{Epoch, Memory};
 use rustix::thread::sched_getcpu;
 
 use super::*;
 use crate::thread::handle::Runs;
-use crate::{Device, Handle, Split, Tuning, WorkerConfig};
+use crate::{Device, Handle};
 
 /// A store that panics when it is used, with or without something in flight, or whose disk hangs until it is told otherwise.
 enum Bad {
@@ -49,19 +48,7 @@ fn pool(threads: usize) -> Arc<Pool> {
 }
 
 fn device(pool: &Arc<Pool>) -> Arc<Device> {
-    let disk = Disk::open(&DiskSpec::Ram(1 << 20), &OpenOptions::default()).unwrap();
-    let config = WorkerConfig {
-        cpus: Vec::new(),
-        ops: 64,
-    };
-    let device = Device::new(
-        Arc::new(disk),
-        [0; 20],
-        true,
-        config,
-        Tuning::new(Split::Off),
-    );
-    Arc::new(device.in_pool(Some(pool.clone())))
+    Arc::new(Device::ram().in_pool(Some(pool.clone())))
 }
 
 fn event() -> Arc<OwnedFd> {
