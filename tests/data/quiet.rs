@@ -191,8 +191,7 @@ fn a_disk_that_hangs_is_not_quiesced_and_goes_on() {
         answer.body
     );
     assert!(start.elapsed() < Duration::from_secs(3));
-    silent.hold(false);
-    silent.let_go();
+    silent.release();
     let (mut client, done) = read.join().unwrap();
     done.unwrap();
     client.queue(0).read(8192, &mut [0; 4096]).unwrap();
@@ -211,8 +210,7 @@ fn a_disk_that_is_resumed_while_it_flushes_is_not_called_quiesced() {
         let asked = scope.spawn(|| quiesce(&control, 30));
         assert!(wait_until(|| silent.held() == 1));
         assert_eq!(post(&control, "resume", "").status, 200);
-        silent.hold(false);
-        silent.let_go();
+        silent.release();
         let answer = asked.join().unwrap();
         assert_eq!(answer.status, 409, "{}", answer.body);
         assert!(answer.error().contains("resumed"), "{}", answer.body);

@@ -66,8 +66,7 @@ impl Killed {
         let waits = next.log_has("waiting for the daemon that served");
         if !waits || has_listener(self.daemon.socket()) {
             // Otherwise it could not exit.
-            self.mute.hold(false);
-            self.mute.let_go();
+            self.mute.release();
             panic!("the next daemon does not wait: {}", next.log());
         }
         next
@@ -75,8 +74,7 @@ impl Killed {
 
     /// The server completes the requests that it held; then the next daemon serves.
     fn let_go(&self, next: &Daemon) {
-        self.mute.hold(false);
-        self.mute.let_go();
+        self.mute.release();
         let served = wait_until(|| has_listener(self.daemon.socket()));
         assert!(served, "{}", next.log());
     }
@@ -147,8 +145,7 @@ fn requests_on_a_hanging_disk_are_left_to_the_next_daemon() {
     daemon.signal(Signal::TERM);
     let ended = daemon.wait();
     let log = daemon.log();
-    mute.hold(false);
-    mute.let_go();
+    mute.release();
     match ended {
         Some((Some(1), took)) if took < Duration::from_secs(3) => {}
         other => panic!("{other:?}\n{log}"),
@@ -210,8 +207,7 @@ impl Larger {
         assert!(wait_until(|| self.mute.held() == 1));
         queue.set_timeout(TIMEOUT);
         self.daemon.signal(Signal::KILL);
-        self.mute.hold(false);
-        self.mute.let_go();
+        self.mute.release();
         self.daemon.die().unwrap();
     }
 

@@ -258,8 +258,7 @@ fn a_file_whose_server_hangs_delays_its_disk_alone() {
         assert!(wait_until(
             || server.held() > 0 && done.load(Ordering::Relaxed)
         ));
-        server.hold(false);
-        server.let_go();
+        server.release();
         wait_all(other.queue(0), HUNG);
     });
     server.hold(true);
@@ -267,8 +266,7 @@ fn a_file_whose_server_hangs_delays_its_disk_alone() {
     assert!(wait_until(|| server.held() > 0));
     street.assert_file_is_served();
     plug_memory(&mut other);
-    server.hold(false);
-    server.let_go();
+    server.release();
     wait_all(other.queue(0), HUNG);
     drop(other);
     street.node.daemon.finish();
@@ -342,8 +340,7 @@ fn memory_is_plugged_while_the_server_of_the_only_disk_hangs() {
         flood(client.queue(0), HUNG, 4096);
         assert!(wait_until(|| server.held() > 0));
         plug_memory(&mut client);
-        server.hold(false);
-        server.let_go();
+        server.release();
         wait_all(client.queue(0), HUNG);
         exercise(&mut client).unwrap();
         drop(client);
@@ -372,8 +369,7 @@ fn a_file_with_a_server_is_read_at_the_guests_depth() {
         most = server.held();
         most as u64 == DEPTH
     });
-    server.hold(false);
-    server.let_go();
+    server.release();
     assert!(is_deep, "the server had {most} reads at once");
     wait_all(client.queue(0), DEPTH);
     drop(client);
@@ -409,8 +405,7 @@ fn a_device_without_free_tags_delays_its_disk_alone() {
     street.compare("a device without tags", |done| {
         assert!(wait_until(|| done.load(Ordering::Relaxed)));
     });
-    server.hold(false);
-    server.let_go();
+    server.release();
     wait_all(other.queue(0), OUT);
     drop(other);
     street.node.remove("other");

@@ -108,6 +108,12 @@ impl UnresponsiveFs {
         self.flags.lets_go.store(true, Ordering::SeqCst);
     }
 
+    /// Completes the queued requests, and queues no more.
+    pub fn release(&self) {
+        self.hold(false);
+        self.let_go();
+    }
+
     /// Number of queued reads, writes and flushes.
     pub fn held(&self) -> usize {
         self.flags.held.load(Ordering::SeqCst)
