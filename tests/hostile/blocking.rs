@@ -17,7 +17,8 @@ use rustix::pipe::{SpliceFlags, pipe, splice};
 use rustix::process::Signal;
 
 use crate::attack::{
-    check_both_vrings, check_other_vring, context, negotiated, open, open_with, polling, settle,
+    check_both_vrings, check_other_vring, context, frontend, negotiated, open, open_with, polling,
+    settle,
 };
 use crate::config::refused;
 
@@ -77,6 +78,7 @@ fn lingering(rows: &mut Vec<Row>) {
         "a lingering socket of a frontend that is refused",
         |daemon| {
             let mut client = open(daemon)?;
+            let _parked = context(frontend(daemon), "connect")?;
             let _unread = while_stopped(daemon, || queue_lingering(daemon))?;
             turned_away(daemon)?;
             check_both_vrings(&mut client)
@@ -86,6 +88,7 @@ fn lingering(rows: &mut Vec<Row>) {
         "40 lingering sockets of frontends that are refused",
         |daemon| {
             let mut client = open(daemon)?;
+            let _parked = context(frontend(daemon), "connect")?;
             let mut unread = Vec::new();
             for _ in 0..40 {
                 unread.push(while_stopped(daemon, || queue_lingering(daemon))?);
@@ -112,8 +115,12 @@ fn lingering(rows: &mut Vec<Row>) {
                     "the connection is not closed".into()
                 })?;
             }
-            let first = context(Socket::connect(daemon.socket(), time_limit()), "connect")?;
-            context(first.send_raw(&bytes, &[]), "send")?;
+            let connect = || {
+                let next = context(Socket::connect(daemon.socket(), time_limit()), "connect")?;
+                context(next.send_raw(&bytes, &[]), "send")?;
+                Ok::<_, String>(next)
+            };
+            let _both = [connect()?, connect()?];
             turned_away(daemon)
         },
     ));
@@ -218,13 +225,13 @@ fn queue_lingering(daemon: &Daemon) -> Result<TcpStream, String> {
     Ok(lingering.give_up())
 }
 
-/// Checks that the control loop still refuses a second frontend.
+/// Checks that the control loop still refuses a third frontend.
 fn turned_away(daemon: &Daemon) -> Outcome {
     let closed = wait_until(|| {
-        let second = Socket::connect(daemon.socket(), time_limit());
-        second.is_ok_and(|second| closes_within(&second, Duration::from_secs(5)))
+        let third = Socket::connect(daemon.socket(), time_limit());
+        third.is_ok_and(|third| closes_within(&third, Duration::from_secs(5)))
     });
-    ensure(closed, || "a second frontend is not refused".into())
+    ensure(closed, || "a third frontend is not refused".into())
 }
 
 /// A file system whose server never answers, if this process can mount one.

@@ -1,14 +1,15 @@
-//! Frontends connect, disconnect and are killed; one is served at a time, and none leaves anything behind.
+//! Frontends connect, disconnect and are killed; the guest of one is served at a time while another is parked, and none leaves
+//! anything behind.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cleave_client::Socket;
+use cleave_client::{Client, Frontend, Socket, Workload};
 use cleave_tests::{
-    Daemon, Lateness, Scratch, Stopwatch, TIMEOUT, closes_within, ensure, exercise, flood, is_root,
-    scale, small, unless_late, wait_until,
+    Daemon, Lateness, Messages as _, Scratch, Stopwatch, TIMEOUT, closes_within, ensure, exercise,
+    flood, http, is_root, scale, small, unless_late, wait_until,
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
@@ -57,22 +58,148 @@ fn the_next_frontend_is_served_at_once() {
     daemon.finish();
 }
 
+/// Connects a frontend beside another, which parks it.
+fn parked(daemon: &Daemon) -> Frontend {
+    let second = Frontend::connect(daemon.socket(), TIMEOUT).unwrap();
+    second.features().unwrap();
+    second
+}
+
+/// Runs a client in a thread, which gets its vrings when the other frontend has stopped, and waits until it is in line.
+fn in_line<'scope>(
+    scope: &'scope std::thread::Scope<'scope, '_>,
+    daemon: &'scope Daemon,
+) -> std::thread::ScopedJoinHandle<'scope, Client> {
+    let second = scope.spawn(move || Client::open(daemon.socket(), &small(2)).unwrap());
+    let waits = wait_until(|| daemon.log_has("wants to start"));
+    assert!(waits, "{}", daemon.log());
+    second
+}
+
+/// Stops all vrings of a client with two.
+fn stop(client: &mut Client) {
+    for index in 0..2 {
+        client.frontend().vring_base(index).unwrap();
+    }
+}
+
 #[test]
-fn a_second_frontend_is_refused() {
+fn a_third_frontend_is_refused() {
     let daemon = Daemon::serve(&["--disk", "ram:64M"]);
     let mut first = daemon.open(&small(2));
+    let second = parked(&daemon);
     for _ in 0..3 {
-        let second = Socket::connect(daemon.socket(), TIMEOUT).unwrap();
+        let third = Socket::connect(daemon.socket(), TIMEOUT).unwrap();
         assert!(
-            closes_within(&second, TIMEOUT),
-            "the second frontend was not refused"
+            closes_within(&third, TIMEOUT),
+            "the third frontend was not refused"
         );
         exercise(&mut first).unwrap();
+        second.features().unwrap();
     }
-    assert!(daemon.log_has("second frontend"), "{}", daemon.log());
-    drop(first);
+    assert!(daemon.log_has("third frontend"), "{}", daemon.log());
+    drop((first, second));
     exercise(&mut daemon.open(&small(2))).unwrap();
     daemon.finish();
+}
+
+#[test]
+fn a_parked_frontend_starts_when_the_first_has_stopped() {
+    let (daemon, control) = Daemon::serve_with_control(&["--disk", "ram:64M"]);
+    let shown = || http::get(&control, "/v1/disks/ram:64M")["session"].clone();
+    let mut events = http::events(&control);
+    let mut next = || events.next().unwrap()["event"].clone();
+    let mut first = daemon.open(&small(2));
+    exercise(&mut first).unwrap();
+    assert_eq!(next(), "connected");
+    assert_eq!(shown()["parked"], false);
+    std::thread::scope(|scope| {
+        let second = in_line(scope, &daemon);
+        assert_eq!(next(), "parked");
+        assert_eq!(shown()["parked"], true);
+        // One vring is enough to keep the disk.
+        first.frontend().vring_base(0).unwrap();
+        assert!(!second.is_finished());
+        stop(&mut first);
+        exercise(&mut second.join().unwrap()).unwrap();
+        assert_eq!(next(), "taken_over");
+        // The one that was first is parked now, and has the disk again when the other has left.
+        assert_eq!(next(), "disconnected");
+        assert_eq!(next(), "connected");
+        assert_eq!(shown()["parked"], false);
+    });
+    for index in 0..2 {
+        let base = first.queue(index).ring().reaped();
+        first.resume_queue(index, base).unwrap();
+    }
+    exercise(&mut first).unwrap();
+    assert!(daemon.log_has("has taken over"), "{}", daemon.log());
+    daemon.finish();
+}
+
+#[test]
+fn a_first_frontend_that_starts_again_keeps_the_disk() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M"]);
+    let mut first = daemon.open(&small(2));
+    let second = parked(&daemon);
+    exercise(&mut first).unwrap();
+    stop(&mut first);
+    for index in 0..2 {
+        let base = first.queue(index).ring().reaped();
+        first.resume_queue(index, base).unwrap();
+    }
+    assert!(closes_within(second.socket(), TIMEOUT), "{}", daemon.log());
+    exercise(&mut first).unwrap();
+    assert!(
+        daemon.log_has("started its vrings again"),
+        "{}",
+        daemon.log()
+    );
+    daemon.finish();
+}
+
+#[test]
+fn parked_frontends_that_come_and_go_leave_the_first_alone() {
+    let daemon = Daemon::serve(&["--disk", "ram:64M"]);
+    let mut first = daemon.open(&small(2));
+    // The first of them has everything allocated that is allocated only once.
+    drop(parked(&daemon));
+    let (fds, threads) = (daemon.fds_at_rest(), daemon.threads());
+    let mut served = 0;
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| (0..scale(200)).for_each(|_| drop(parked(&daemon))));
+        while !others.is_finished() {
+            let reads = Workload::reads(4096, 4, 1 << 20, Duration::from_millis(20));
+            let totals = first.queue(0).run(&reads, |_| ()).unwrap();
+            assert_eq!(totals.failed, 0);
+            served += totals.reads;
+        }
+        others.join().unwrap();
+    });
+    assert!(served > 0);
+    first.frontend().features().unwrap();
+    daemon.fds_settle_at(fds).unwrap();
+    daemon.threads_settle_at(threads).unwrap();
+    let lines = daemon.log().matches("parked").count();
+    assert!(lines < 60, "{lines} lines\n{}", daemon.log_tail());
+    exercise(&mut first).unwrap();
+    daemon.finish();
+}
+
+#[test]
+fn a_parked_frontend_keeps_the_daemon_up_under_once() {
+    let mut daemon = Daemon::serve(&["--disk", "ram:64M", "--once"]);
+    let mut first = daemon.open(&small(2));
+    drop(parked(&daemon));
+    exercise(&mut first).unwrap();
+    daemon.alive().unwrap();
+    std::thread::scope(|scope| {
+        let second = in_line(scope, &daemon);
+        drop(first);
+        exercise(&mut second.join().unwrap()).unwrap();
+    });
+    let (code, _) = daemon.wait().expect("it exits when both have left");
+    assert_eq!(code, Some(0), "{}", daemon.log());
 }
 
 #[test]

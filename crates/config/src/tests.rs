@@ -56,7 +56,6 @@ fn two_spellings_of_a_disk_are_the_same_disk() {
         ("queues", json!(null)),
         ("serial", json!("")),
         ("face", json!("v1")),
-        ("block_size", json!(null)),
         ("block_size", json!(512)),
         ("cache", json!("writeback")),
         ("direct", json!("auto")),

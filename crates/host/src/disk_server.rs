@@ -39,7 +39,7 @@ use crate::socket::path_lock::PathLock;
 use crate::source;
 use crate::status::DiskStatus;
 use crate::tuning::split_for;
-use guests::{Guests, Seat};
+use guests::{GuestKind, Guests};
 use pending::PendingConnections;
 use server_losses::ServerLosses;
 pub(crate) use size_checks::SizeAsker;
@@ -143,7 +143,7 @@ pub(crate) struct DiskServer {
 /// An event that wakes the loop.
 enum Event {
     Ordered(Order),
-    Ended(Seat, Option<Ending>),
+    Ended(GuestKind, Option<Ending>),
     Accepted(io::Result<tokio::net::UnixStream>),
     AcceptAgain,
     Ready(UnixStream),
@@ -275,8 +275,8 @@ impl DiskServer {
                     break;
                 }
                 Event::Ordered(Order::CheckSize(asker)) => self.check_size_for(asker),
-                Event::Ended(seat, ending) => {
-                    self.end_session(seat, ending, "has left");
+                Event::Ended(kind, ending) => {
+                    self.end_session(kind, ending, "has left");
                     if self.once && self.guests.are_none() {
                         break;
                     }
@@ -333,7 +333,7 @@ impl DiskServer {
             // In this order: a shutdown is never delayed, and a session has ended before the next one starts.
             biased;
             Some(order) = orders.recv() => Event::Ordered(order),
-            (seat, ending) = guests.ended() => Event::Ended(seat, ending),
+            (kind, ending) = guests.ended() => Event::Ended(kind, ending),
             stream = pending.next_ready(), if have_place => Event::Ready(stream),
             accepted = accept(listener), if pause.is_none() => Event::Accepted(accepted),
             () = until(pause), if pause.is_some() => Event::AcceptAgain,

@@ -68,7 +68,7 @@ struct Sessions {
 #[derive(Debug)]
 struct Member {
     signals: Arc<SessionSignals>,
-    /// It waits for the disk.
+    /// True while it waits for the disk.
     waits: bool,
 }
 
@@ -87,11 +87,11 @@ enum Hold {
 /// How a session got the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// It came first, or had the disk before.
+    /// The session came first, or had the disk before.
     First,
-    /// It was parked until now.
+    /// The session was parked until now.
     TakenOver,
-    /// It had the disk before, and a session that was parked meanwhile has been hung up.
+    /// The session had the disk before, and one that was parked meanwhile has been hung up.
     Defended,
 }
 

@@ -26,7 +26,7 @@ const BODY_BYTES: usize = 32;
 /// Why a state cannot be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Unfit {
-    /// It is not a whole state.
+    /// The bytes are not a whole state.
     Damaged(&'static str),
     /// The disk that the guest comes from differs from this one in a property: there, and here.
     Different(&'static str, String, String),
@@ -83,7 +83,7 @@ impl PortableState {
         }
     }
 
-    /// Refuses a state whose guest could not go on with the disk `here`. The cache mode is no property of the disk.
+    /// Refuses a state whose guest could not go on with the disk `here`. The cache mode does not belong to the disk.
     pub(crate) fn fits(self, here: PortableState) -> Result<(), Unfit> {
         let access = |read_only| if read_only { "read-only" } else { "read-write" };
         let properties = [

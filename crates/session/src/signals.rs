@@ -24,7 +24,7 @@ pub(crate) struct SessionSignals {
 /// Why a session must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Summons {
-    /// It was asked to hang up, or its frontend has left.
+    /// The session was asked to hang up, or its frontend has left.
     HangUp,
     /// A worker cannot continue.
     Alarm,

@@ -21,7 +21,7 @@ use crate::forward::Forwarder;
 use crate::offload::Offload;
 use crate::owner::Claimant;
 use crate::portable::PortableState;
-use crate::transfer::Transfer;
+use crate::transfer::StateTransfer;
 use crate::vrings::Vrings;
 use crate::workers::Workers;
 use crate::{MessageRefusal, SessionConfig};
@@ -93,8 +93,8 @@ pub(crate) struct SessionState {
     /// A vring has stopped while a dirty log was in force, so the guest moves if the others stop too.
     pub(crate) is_leaving: bool,
     channel: Option<Channel>,
-    /// Of the device's state, begun and not checked yet.
-    transfer: Option<Transfer>,
+    /// The transfer of the device's state that has begun and was not checked yet.
+    transfer: Option<StateTransfer>,
     /// Used if a vring's call or err descriptor is not an eventfd.
     pub(crate) forwarder: Option<Forwarder>,
     /// The refusal of a message that the crate parsed (see `handler`).
@@ -449,8 +449,8 @@ impl SessionState {
             ));
         }
         let begun = match direction {
-            TRANSFER_SAVE => Transfer::save(&self.offload, fd, self.portable().to_bytes()),
-            TRANSFER_LOAD => Transfer::load(&self.offload, fd, PortableState::BYTES),
+            TRANSFER_SAVE => StateTransfer::save(&self.offload, fd, self.portable().to_bytes()),
+            TRANSFER_LOAD => StateTransfer::load(&self.offload, fd, PortableState::BYTES),
             _ => {
                 return Err(MessageRefusal::message(format!(
                     "a transfer of the device's state in direction {direction}"

@@ -20,22 +20,26 @@ const ENDED_WITHIN: Duration = Duration::from_secs(2);
 
 /// A transfer that has begun.
 #[derive(Debug)]
-pub(crate) struct Transfer {
+pub(crate) struct StateTransfer {
     /// What was read; nothing if it was written.
     ended: Receiver<io::Result<Option<Vec<u8>>>>,
 }
 
-impl Transfer {
+impl StateTransfer {
     /// Begins to write these bytes.
-    pub(crate) fn save(offload: &Offload, fd: Foreign, bytes: Vec<u8>) -> io::Result<Transfer> {
-        Transfer::begin(offload, fd, move |fd, until| {
+    pub(crate) fn save(
+        offload: &Offload,
+        fd: Foreign,
+        bytes: Vec<u8>,
+    ) -> io::Result<StateTransfer> {
+        StateTransfer::begin(offload, fd, move |fd, until| {
             write(fd, &bytes, until).map(|()| None)
         })
     }
 
     /// Begins to read up to the end. Of more than `most` bytes not all are read.
-    pub(crate) fn load(offload: &Offload, fd: Foreign, most: usize) -> io::Result<Transfer> {
-        Transfer::begin(offload, fd, move |fd, until| {
+    pub(crate) fn load(offload: &Offload, fd: Foreign, most: usize) -> io::Result<StateTransfer> {
+        StateTransfer::begin(offload, fd, move |fd, until| {
             read(fd, most, until).map(Some)
         })
     }
@@ -44,7 +48,7 @@ impl Transfer {
         offload: &Offload,
         fd: Foreign,
         transfer: impl FnOnce(&OwnedFd, Instant) -> io::Result<Option<Vec<u8>>> + Send + 'static,
-    ) -> io::Result<Transfer> {
+    ) -> io::Result<StateTransfer> {
         let (sender, ended) = sync_channel(1);
         let until = Instant::now() + WITHIN;
         offload.start(move || {
@@ -56,7 +60,7 @@ impl Transfer {
             drop(fd);
             let _ = sender.send(done);
         })?;
-        Ok(Transfer { ended })
+        Ok(StateTransfer { ended })
     }
 
     /// Waits for the end. Returns what was read; nothing if it was written.

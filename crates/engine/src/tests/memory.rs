@@ -74,7 +74,7 @@ fn many_scattered_segments_complete() {
     }
 }
 
-/// Of a long request to a stripe.
+/// Such an op is part of a long request to a stripe.
 #[test]
 fn an_op_over_several_chunks_leaves_out_those_of_the_other_leg() {
     for direct in [Direct::Off, Direct::Auto] {

@@ -18,12 +18,12 @@ pub(super) struct Guest {
     pub(super) ending: oneshot::Receiver<Ending>,
 }
 
-/// The place of a frontend at its disk.
+/// Who is behind a frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Seat {
-    /// Its guest has the disk, or comes first.
+pub(super) enum GuestKind {
+    /// The guest that has the disk, or that of the frontend that came first.
     Guest,
-    /// It waits until the other frontend has stopped its vrings.
+    /// A guest that may come: the frontend waits until the other has stopped its vrings.
     Parked,
 }
 
@@ -74,42 +74,44 @@ impl Guests {
     }
 
     /// Adds a frontend for which there is a place.
-    pub(super) fn add(&mut self, guest: Guest) -> Seat {
+    pub(super) fn add(&mut self, guest: Guest) -> GuestKind {
         match self.guest {
             None => {
                 self.guest = Some(guest);
-                Seat::Guest
+                GuestKind::Guest
             }
             Some(_) => {
                 self.parked = Some(guest);
-                Seat::Parked
+                GuestKind::Parked
             }
         }
     }
 
     /// Waits for the end of a session; forever if there is none. `None`: its thread failed.
-    pub(super) async fn ended(&mut self) -> (Seat, Option<Ending>) {
+    pub(super) async fn ended(&mut self) -> (GuestKind, Option<Ending>) {
         let Guests { guest, parked } = self;
         tokio::select! {
             biased;
-            ending = ended(guest) => (Seat::Guest, ending),
-            ending = ended(parked) => (Seat::Parked, ending),
+            ending = ended(guest) => (GuestKind::Guest, ending),
+            ending = ended(parked) => (GuestKind::Parked, ending),
         }
     }
 
-    /// Removes a frontend whose session has ended. Returns it, and the seat that it had at its end.
-    pub(super) fn remove(&mut self, ended: Seat) -> (Seat, Option<Guest>) {
+    /// Removes a frontend whose session has ended. Returns it, and what it was at its end.
+    pub(super) fn remove(&mut self, ended: GuestKind) -> (GuestKind, Option<Guest>) {
         let owns = |guest: &Option<Guest>| guest.as_ref().is_some_and(|one| one.remote.owns());
         let has_taken_over = owns(&self.parked) && !owns(&self.guest);
         if has_taken_over {
             std::mem::swap(&mut self.guest, &mut self.parked);
         }
         match (ended, has_taken_over) {
-            (Seat::Guest, false) | (Seat::Parked, true) => {
+            (GuestKind::Guest, false) | (GuestKind::Parked, true) => {
                 let left = std::mem::replace(&mut self.guest, self.parked.take());
-                (Seat::Guest, left)
+                (GuestKind::Guest, left)
             }
-            (Seat::Parked, false) | (Seat::Guest, true) => (Seat::Parked, self.parked.take()),
+            (GuestKind::Parked, false) | (GuestKind::Guest, true) => {
+                (GuestKind::Parked, self.parked.take())
+            }
         }
     }
 }

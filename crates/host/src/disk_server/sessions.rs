@@ -13,7 +13,7 @@ use cleave_worker::Totals;
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
-use super::guests::{Guest, Seat};
+use super::guests::{Guest, GuestKind};
 use super::{DiskServer, Order};
 use crate::failure::Failure;
 
@@ -31,10 +31,10 @@ impl DiskServer {
             });
         }
         match self.spawn(stream) {
-            Ok(Seat::Guest) => self
+            Ok(GuestKind::Guest) => self
                 .arrivals
                 .log(|more| tracing::info!("{name}: a frontend has connected{more}")),
-            Ok(Seat::Parked) => {
+            Ok(GuestKind::Parked) => {
                 self.parkings.log(|more| {
                     tracing::info!(
                         "{name}: a second frontend has connected and is parked: it can start when the first has stopped its \
@@ -54,7 +54,7 @@ impl DiskServer {
         }
     }
 
-    pub(super) fn spawn(&mut self, stream: UnixStream) -> io::Result<Seat> {
+    pub(super) fn spawn(&mut self, stream: UnixStream) -> io::Result<GuestKind> {
         let started = stream.try_clone().and_then(|theirs| self.start(theirs));
         let (remote, ending) = match started {
             Ok(started) => started,
@@ -63,17 +63,17 @@ impl DiskServer {
                 return Err(error);
             }
         };
-        let seat = self.guests.add(Guest {
+        let kind = self.guests.add(Guest {
             remote,
             stream: Arc::new(stream),
             ending,
         });
-        let event = match seat {
-            Seat::Guest => EventName::Connected,
-            Seat::Parked => EventName::Parked,
+        let event = match kind {
+            GuestKind::Guest => EventName::Connected,
+            GuestKind::Parked => EventName::Parked,
         };
         self.status.begin(self.guests.sessions(), event);
-        Ok(seat)
+        Ok(kind)
     }
 
     fn start(&self, stream: UnixStream) -> io::Result<(SessionHandle, oneshot::Receiver<Ending>)> {
@@ -93,18 +93,18 @@ impl DiskServer {
     }
 
     /// A session has ended; `None`: its thread failed. `left` says how a connection that was in order ended.
-    pub(super) fn end_session(&mut self, seat: Seat, ending: Option<Ending>, left: &str) {
-        let (seat, ended) = self.guests.remove(seat);
+    pub(super) fn end_session(&mut self, kind: GuestKind, ending: Option<Ending>, left: &str) {
+        let (kind, ended) = self.guests.remove(kind);
         self.offload.close(ended.map(|guest| guest.stream));
         // Another one that waits asks again.
         self.possession.stop_waiting();
         let sessions = self.guests.sessions();
-        match seat {
-            Seat::Parked => {
+        match kind {
+            GuestKind::Parked => {
                 self.status.end(sessions, EventName::ParkedLeft);
                 self.tell_parked_ended(ending, left);
             }
-            Seat::Guest => {
+            GuestKind::Guest => {
                 let has_next = !sessions.is_empty();
                 self.status.end(sessions, EventName::Disconnected);
                 self.tell_ended(ending, left);
@@ -171,8 +171,8 @@ impl DiskServer {
         while !self.guests.are_none() {
             tokio::select! {
                 biased;
-                (seat, ending) = self.guests.ended() => {
-                    self.end_session(seat, ending, "was disconnected");
+                (kind, ending) = self.guests.ended() => {
+                    self.end_session(kind, ending, "was disconnected");
                 }
                 Some(order) = orders.recv() => {
                     if let Order::Stop(_, Some(within)) = order {

@@ -107,12 +107,7 @@ impl DiskServer {
     /// Takes a size that was found. Returns true if it differs from the last one.
     fn take_size(&mut self, resized: Resized) -> bool {
         let served = self.disk.capacity_bytes();
-        let known = std::mem::replace(&mut self.size.known_bytes, served);
-        let resized = match resized {
-            // It was found when the disk was acquired.
-            Resized::No if served > known => Resized::Grown(served),
-            found => found,
-        };
+        let resized = self.size.news(resized, served);
         let short = match resized {
             Resized::Short(leg, bytes) => Some((leg, bytes)),
             Resized::Grown(_) | Resized::No => None,

@@ -47,6 +47,16 @@ impl SizeChecks {
         }
     }
 
+    /// Notes the size that is served. Returns what there is to tell: a disk may have grown at another host, which was found when it
+    /// was acquired, and so not by the check that found this.
+    pub(super) fn news(&mut self, found: Resized, served_bytes: u64) -> Resized {
+        let known_bytes = std::mem::replace(&mut self.known_bytes, served_bytes);
+        match found {
+            Resized::No if served_bytes > known_bytes => Resized::Grown(served_bytes),
+            found => found,
+        }
+    }
+
     /// Waits for the running check of the size; forever if there is none.
     pub(super) async fn checked(&mut self) -> io::Result<Resized> {
         match &mut self.running {
@@ -64,6 +74,29 @@ impl SizeChecks {
         // A request that is dropped here learns that it was not taken.
         if self.next_askers.len() < ASKERS_MAX {
             self.next_askers.push(asker);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_is_told_once_whoever_has_found_it() {
+        let mut size = SizeChecks::new(10);
+        for (found, served_bytes, news) in [
+            (Resized::No, 10, Resized::No),
+            // By the check itself.
+            (Resized::Grown(20), 20, Resized::Grown(20)),
+            (Resized::No, 20, Resized::No),
+            // When the disk was acquired.
+            (Resized::No, 30, Resized::Grown(30)),
+            (Resized::No, 30, Resized::No),
+            (Resized::Short(0, 5), 30, Resized::Short(0, 5)),
+            (Resized::No, 30, Resized::No),
+        ] {
+            assert_eq!(size.news(found, served_bytes), news);
         }
     }
 }

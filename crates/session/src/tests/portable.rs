@@ -78,13 +78,13 @@ fn a_guest_moves_with_its_vrings_and_its_cache_mode() {
     assert_eq!(target.add_memory(0, MEM_BYTES, USER), Ack);
     assert!(target.is_writeback());
     assert_eq!(target.load(&state), 0);
-    assert!(!target.is_writeback(), "the mode of the guest");
     for (driver, (_, base)) in drivers.iter_mut().zip(bases) {
         target.configure_at(driver, base);
         let enabled = target.request(Req::SET_VRING_ENABLE, &words(&[driver.index, 1]));
         assert_eq!(enabled, Ack);
         (0..2).for_each(|_| driver.request());
     }
+    assert!(!target.is_writeback(), "the mode of the guest");
     target.end();
 }
 
