@@ -14,6 +14,8 @@ pub(super) enum DaemonMode {
     Plain,
     Poll,
     ReadOnly,
+    /// Takes the disk when a guest's first vring starts, for another daemon may have it until then.
+    Inactive,
     /// The disk is a qcow2 image, through an NBD server.
     Nbd,
     /// The disk is an image of a Ceph cluster.
@@ -83,6 +85,7 @@ pub(super) fn start(bench: &Bench<'_>, folder: &Path, mode: DaemonMode) -> Resul
             line.extend(words(CLEAVE, &[&at, &disk, &vrings, &vrings, &block]));
             line.extend((mode == DaemonMode::Poll).then(|| "--completion=poll".to_owned()));
             line.extend((mode == DaemonMode::ReadOnly).then(|| "--read-only".to_owned()));
+            line.extend((mode == DaemonMode::Inactive).then(|| "--start=inactive".to_owned()));
         }
         BackendKind::QemuStorageDaemon => {
             let [writable, read_only] = match mode {

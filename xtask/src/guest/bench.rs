@@ -14,8 +14,10 @@ pub(super) const DISK_BYTES: u64 = 160 * MIB;
 pub(super) const GROWN_BYTES: u64 = 192 * MIB;
 /// Time limit of one boot. It is generous: a busy machine without KVM needs a tenth of it.
 pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(300);
-/// Kills of the daemon under one guest; `CLEAVE_GUEST_KILLS` says otherwise.
+/// Kills of the daemon under one guest, and moves of one to another daemon and QEMU; `CLEAVE_GUEST_KILLS` and
+/// `CLEAVE_GUEST_MOVES` say otherwise.
 const KILLS: u64 = 6;
+const MOVES: u64 = 3;
 
 /// The things that a case works with, and its result.
 pub(super) struct Bench<'a> {
@@ -49,11 +51,11 @@ impl Bench<'_> {
             BackendKind::Cleave => ("yes", GROWN_BYTES),
             BackendKind::QemuStorageDaemon => ("", DISK_BYTES),
         };
-        let kills = std::env::var("CLEAVE_GUEST_KILLS").ok();
-        let kills = kills.map_or(Ok(KILLS), |text| text.parse().at("CLEAVE_GUEST_KILLS"))?;
+        let kills = number("CLEAVE_GUEST_KILLS", KILLS)?;
+        let moves = number("CLEAVE_GUEST_MOVES", MOVES)?;
         let settings = format!(
             "DISK=/dev/vda BOOT={boot} BYTES={DISK_BYTES} GROWN_BYTES={grown} SERIAL={} BLOCK={block_bytes} \
-             QUEUES={cpus} KILLS={kills} OURS={ours}",
+             QUEUES={cpus} KILLS={kills} MOVES={moves} OURS={ours}",
             self.kit.kind.serial()
         );
         self.kit.initramfs.write(to, script, &settings, &[])
@@ -65,11 +67,16 @@ impl Bench<'_> {
 
     /// Returns the disk as the first that the firmware tries.
     pub(super) fn disk(&self) -> Vec<String> {
+        self.disk_at(&self.folder.join("disk.sock"))
+    }
+
+    /// Returns that disk, served on this socket.
+    pub(super) fn disk_at(&self, socket: &Path) -> Vec<String> {
         let reconnect = match self.name {
             "killed" | "reconnect" => format!(",{}", self.kit.reconnect),
             _ => String::new(),
         };
-        let socket = format!("{}{reconnect}", self.folder.join("disk.sock").display());
+        let socket = format!("{}{reconnect}", socket.display());
         let device = format!("{},bootindex=1", self.cpus);
         words(VHOST_USER_DISK, &[&"disk", &socket, &"disk", &device])
     }
@@ -89,6 +96,12 @@ impl Bench<'_> {
             limit,
         )
     }
+}
+
+/// Returns the number that an environment variable says, or this one.
+fn number(variable: &str, otherwise: u64) -> Result<u64> {
+    let said = std::env::var(variable).ok();
+    said.map_or(Ok(otherwise), |text| text.parse().at(variable))
 }
 
 /// Makes a file as long as this.

@@ -9,10 +9,12 @@ use super::backend::{self, DaemonMode};
 use super::bench::{BOOT_LIMIT, Bench};
 use super::boots::{self, DISK};
 use super::kit::Kit;
-use super::{iopoll, libvirt};
+use super::{iopoll, libvirt, migration};
 
 /// The case with a Ceph cluster. It runs only when it is asked for.
 pub(crate) const RBD: &str = "fio-verify-rbd";
+/// The case with a QEMU that is replaced under its guest, as QEMU does from version 10 on. It runs only when it is asked for.
+const UPGRADE: &str = "qemu-upgrade";
 
 /// A case by its name; a guest has as many CPUs as vrings, and both sizes of blocks are told to some.
 pub(super) struct GuestCase {
@@ -48,11 +50,20 @@ pub(super) const ALL: &[GuestCase] = &[
     case("fio-verify-poll", 1, 512, How::Fio("verify_polled")),
     case("fio-verify-nbd", 4, 512, How::Fio("verify_nbd")),
     case(RBD, 4, 512, How::Fio("verify_rbd")),
+    case("migration", 2, 512, How::Own(migration::run)),
+    case(UPGRADE, 2, 512, How::Own(migration::upgrade)),
     case("libvirt", 4, 4096, How::Own(libvirt::run)),
     case("reconnect", 1, 512, How::Disk("reconnect")),
     // Firmware sets up one vring of the four, and boots from blocks of 512 bytes only.
     case("firmware-boot", 4, 512, How::Own(firmware_boot)),
 ];
+
+impl GuestCase {
+    /// Returns true if it runs with the others.
+    pub(super) fn is_usual(&self) -> bool {
+        ![RBD, UPGRADE].contains(&self.name)
+    }
+}
 
 /// Runs a case and prints its line; the number of its checks, unless it cannot run here.
 pub(super) fn run(kit: &Kit, case: &GuestCase) -> Result<Option<usize>, ()> {

@@ -8,6 +8,7 @@ mod cases;
 mod iopoll;
 mod kit;
 mod libvirt;
+mod migration;
 
 use std::path::Path;
 use std::time::Instant;
@@ -45,7 +46,7 @@ pub(crate) fn names() -> PossibleValuesParser {
 /// in between.
 const WIDTH: usize = 2;
 
-/// Runs all cases but that of Ceph, or only the one named; reports how many passed. Logs and images stay if asked for, or if a case
+/// Runs all usual cases, or only the one named; reports how many passed. Logs and images stay if asked for, or if a case
 /// failed.
 pub(crate) fn run(
     root: &Path,
@@ -62,7 +63,7 @@ pub(crate) fn run(
     let version = version.lines().next().unwrap_or_default();
     println!("guest: Linux {release}, accelerator {accelerator}, {version}");
     let start = Instant::now();
-    let is_chosen = |case: &&GuestCase| only.map_or(case.name != RBD, |name| name == case.name);
+    let is_chosen = |case: &&GuestCase| only.map_or(case.is_usual(), |name| name == case.name);
     let chosen: Vec<&GuestCase> = cases::ALL.iter().filter(is_chosen).collect();
     let ended = suite::side_by_side(&chosen, WIDTH, |case| cases::run(&kit, case));
     let counts: Vec<usize> = ended.iter().flatten().copied().flatten().collect();

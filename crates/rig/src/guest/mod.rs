@@ -4,6 +4,7 @@ mod host;
 mod initramfs;
 mod kernel;
 mod machine;
+mod monitor;
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use crate::command::{Result, command};
 pub use initramfs::Initramfs;
 pub use kernel::{Kernel, boot};
 pub use machine::{Accelerator, Check, Machine, QEMU, VHOST_USER_DISK, failed, qemu, reconnect};
+pub use monitor::Monitor;
 
 /// A script that proves that an accelerator runs a guest at all. There is no disk.
 const ALIVE: &str = "mark alive\npoweroff -f\n";

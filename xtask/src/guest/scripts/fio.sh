@@ -69,3 +69,34 @@ JOBS
     end "^$"
 }
 
+
+# While the guest moves: to another QEMU with another daemon, not at all because the move is cancelled, or back from where it was
+# stopped for the move.
+moved() { through roll-back cancel move; }
+
+# While its QEMU is replaced.
+upgraded() { through upgrade; }
+
+# through STEP...: as often as MOVES says, with pauses in which there is always something in flight.
+through() {
+    jobs <<'JOBS'
+global filename=/dev/vda direct=1 thread ioengine=libaio verify=crc32c verify_fatal=1 do_verify=1
+every-queue rw=randrw bsrange=4k-64k blockalign=4k size=6m offset_increment=8m numjobs=2 iodepth=16
+JOBS
+    verify_on &
+    verifier=$!
+    for round in $(seq "$MOVES"); do
+        for step; do
+            usleep $((300000 + round * 377000 % 500000))
+            ask "$step"
+            run "fio-goes-on-after-$step-$round" kill -0 $verifier
+        done
+    done
+    touch /tmp/enough
+    wait $verifier
+    status=$?
+    check fio-after-all 0 $status
+    [ $status = 0 ] || tail -n 20 /tmp/fio
+    run fio-came-round test -s /tmp/rounds
+    end "^$"
+}
