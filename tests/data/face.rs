@@ -3,8 +3,7 @@
 use cleave_blk::spec::{feature, request_type as kind};
 use cleave_client::DriverRequest;
 use cleave_tests::{
-    Case, Daemon, LoopDevice, Messages as _, Requirement, Scratch, assert_face_v1, run_to_exit,
-    small,
+    Case, Daemon, LoopDevice, Requirement, Scratch, assert_face_v1, run_to_exit, small,
 };
 
 const DISK: u64 = 64 << 20;

@@ -8,6 +8,7 @@
 
 mod crash;
 mod kill;
+mod migration;
 mod on_error;
 mod recovery;
 mod storage;
@@ -17,5 +18,7 @@ use std::process::ExitCode;
 use cleave_tests::{cases_of, run_cases};
 
 fn main() -> ExitCode {
-    run_cases(cases_of![kill, storage, on_error, crash, recovery])
+    run_cases(cases_of![
+        kill, storage, on_error, crash, recovery, migration
+    ])
 }

@@ -8,8 +8,8 @@ use cleave_client::message::protocol;
 use cleave_client::{Base, Client, Error};
 use cleave_tests::http::{fetch, get};
 use cleave_tests::{
-    Case, Daemon, Exited, Messages as _, Mount, Requirement, Scratch, Stopwatch, TIMEOUT,
-    assert_serves, pattern, run_to_exit, small, wait_until, writes_all,
+    Case, Daemon, Exited, Mount, Requirement, Scratch, Stopwatch, TIMEOUT, assert_serves, pattern,
+    run_to_exit, small, wait_until, writes_all,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};

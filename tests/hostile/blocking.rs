@@ -9,8 +9,8 @@ use std::time::Duration;
 use cleave_client::message::{self, FLAG_NEED_REPLY, RegionBytes, VERSION, request as number};
 use cleave_client::{Client, Socket};
 use cleave_tests::{
-    Daemon, Messages as _, Outcome, Row, Scratch, UnresponsiveFs, assert_serves, closes_within,
-    ensure, flood, is_root, row, time_limit, wait_until,
+    Daemon, Outcome, Row, Scratch, UnresponsiveFs, assert_serves, closes_within, ensure, flood,
+    is_root, row, time_limit, wait_until,
 };
 use rustix::net::sockopt::set_socket_linger;
 use rustix::pipe::{SpliceFlags, pipe, splice};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::{Client, DriverRequest, Error, MemoryMessages, RegionOptions};
-use cleave_tests::{Daemon, Messages as _, Outcome, Row, ensure, flood, row};
+use cleave_tests::{Daemon, Outcome, Row, ensure, flood, row};
 
 use crate::attack::{check_both_vrings, check_other_vring_or_closed, context, negotiated};
 use crate::config::refused;

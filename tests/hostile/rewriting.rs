@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::{Client, RingLayout};
-use cleave_tests::{Messages as _, Outcome, Random, Row, header, row, scale};
+use cleave_tests::{Outcome, Random, Row, header, row, scale};
 
 use crate::attack::{
     INDIRECT, Parts, check_other_vring, check_served_or_retired, context, entry, open_with,

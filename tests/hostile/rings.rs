@@ -7,8 +7,8 @@ use std::time::Duration;
 use cleave_blk::spec::{feature, request_type as kind};
 use cleave_client::{Buffer, Client, DeviceOptions, DriverRing, ReapWait, RingLayout, message};
 use cleave_tests::{
-    Messages as _, Outcome, Random, Row, ensure, exercise_queue, flood, header, policy, row, scale,
-    small, time_limit, wait_until,
+    Outcome, Random, Row, ensure, exercise_queue, flood, header, policy, row, scale, small,
+    time_limit, wait_until,
 };
 
 use crate::attack::{

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use cleave_client::{Client, Frontend, Socket, Workload};
 use cleave_tests::{
-    Daemon, Lateness, Messages as _, Scratch, Stopwatch, TIMEOUT, closes_within, ensure, exercise,
-    flood, http, is_root, scale, small, unless_late, wait_until,
+    Daemon, Lateness, Scratch, Stopwatch, TIMEOUT, closes_within, ensure, exercise, flood, http,
+    is_root, scale, small, unless_late, wait_until,
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 

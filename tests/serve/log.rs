@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 
 use cleave_client::message::protocol;
 use cleave_client::{Client, DeviceOptions, Frontend, InflightRegion};
-use cleave_tests::{
-    Daemon, Messages as _, Scratch, TIMEOUT, exercise, run_to_exit, small, wait_until,
-};
+use cleave_tests::{Daemon, Scratch, TIMEOUT, exercise, run_to_exit, small, wait_until};
 use rustix::process::{Pid, Signal};
 
 #[test]

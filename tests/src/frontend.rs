@@ -37,8 +37,6 @@ pub trait Messages {
     fn max_mem_slots(&self) -> Result<u64, Error>;
     /// GET_INFLIGHT_FD: the payload and descriptor of the reply.
     fn inflight_fd(&self, vrings: u16, size: u16) -> Result<(Vec<u8>, Option<OwnedFd>), Error>;
-    /// GET_VRING_BASE: stops the vring.
-    fn vring_base(&self, index: u32) -> Result<u32, Error>;
 }
 
 impl Messages for Frontend {
@@ -90,21 +88,6 @@ impl Messages for Frontend {
         asked[18..20].copy_from_slice(&size.to_le_bytes());
         let mut got = self.request(request::GET_INFLIGHT_FD, &asked, &[])?;
         Ok((got.payload, got.fds.pop()))
-    }
-
-    fn vring_base(&self, index: u32) -> Result<u32, Error> {
-        let got = self.request(
-            request::GET_VRING_BASE,
-            &message::vring_state(index, 0),
-            &[],
-        )?;
-        match (
-            message::u32_at(&got.payload, 0),
-            message::u32_at(&got.payload, 4),
-        ) {
-            (Some(found), Some(base)) if found == index => Ok(base),
-            _ => Err(Error::Protocol("the base of another vring".into())),
-        }
     }
 }
 

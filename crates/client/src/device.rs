@@ -114,16 +114,16 @@ const RAM_AT: u64 = 0x1_0000_0000;
 /// A running device.
 #[derive(Debug)]
 pub struct Client {
-    frontend: Frontend,
-    memory: Arc<GuestMemory>,
-    queues: Vec<Queue>,
+    pub(crate) frontend: Frontend,
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) queues: Vec<Queue>,
     config: DeviceConfig,
     offered: u64,
-    features: u64,
+    pub(crate) features: u64,
     protocol_features: u64,
     table: MemoryMessages,
     /// Kept for the next daemon.
-    inflight: Option<InflightRegion>,
+    pub(crate) inflight: Option<InflightRegion>,
 }
 
 /// The position that the frontend sends for a vring after its daemon died.
@@ -359,7 +359,7 @@ impl Client {
     }
 
     /// Sends the set-up of a vring in QEMU's order, and enables it.
-    fn announce(&self, queue: &Queue, base: u16) -> Result<(), Error> {
+    pub(crate) fn announce(&self, queue: &Queue, base: u16) -> Result<(), Error> {
         let index = u32::from(queue.index);
         let size = queue.ring.size();
         self.frontend.set_vring_num(index, size.into())?;

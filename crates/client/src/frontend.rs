@@ -327,6 +327,15 @@ impl Frontend {
         )
     }
 
+    /// Sends GET_VRING_BASE, which stops the vring. Returns its position.
+    pub fn vring_base(&self, index: u32) -> Result<u32, Error> {
+        let payload = message::vring_state(index, 0);
+        let got = self.request(request::GET_VRING_BASE, &payload, &[])?;
+        let [found, base] = [0, 4].map(|at| message::u32_at(&got.payload, at));
+        let base = base.filter(|_| found == Some(index));
+        base.ok_or_else(|| Error::Protocol("the base of another vring".into()))
+    }
+
     /// Sends SET_VRING_KICK; `None`: the daemon is to poll.
     pub fn set_vring_kick(&self, index: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
         self.vring_fd(request::SET_VRING_KICK, index, fd)

@@ -19,6 +19,7 @@ mod load;
 mod log;
 mod memory;
 pub mod message;
+mod moving;
 mod queue;
 mod ring;
 mod socket;
