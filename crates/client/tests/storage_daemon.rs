@@ -12,7 +12,7 @@ use cleave_client::{
     Client, DeviceOptions, Error, Layout, MemoryMessages, Notifier, Offered, OffsetOrder, ReapWait,
     Stop, Verify, Workload,
 };
-use cleave_tests::{Lateness, Messages as _, Requirement, ensure, run_cases, unless_late};
+use cleave_tests::{Lateness, Requirement, ensure, run_cases, unless_late};
 
 /// Time limit for anything that must happen.
 const TIMEOUT: Duration = Duration::from_secs(60);

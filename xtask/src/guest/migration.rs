@@ -190,7 +190,10 @@ impl Journey<'_, '_> {
         source.wait("query-migrate", "status", &["active"])?;
         source.ask("migrate_cancel", json!({}))?;
         ended(&mut source, "cancelled")?;
-        self.stays(target)
+        drop(target.machine);
+        source
+            .wait("query-status", "status", &["running"])
+            .map(drop)
     }
 
     /// Ends the target when the guest was stopped for it, so that the guest goes on where it was.
@@ -206,13 +209,6 @@ impl Journey<'_, '_> {
         ended(&mut source, "failed")?;
         source.wait("query-status", "status", &["running"])?;
         able(&mut source, "pause-before-switchover", false)
-    }
-
-    fn stays(&self, target: Guest) -> Result {
-        drop(target.machine);
-        let mut monitor = Monitor::connect(&self.guest.monitor)?;
-        let status = monitor.wait("query-status", "status", &["running"]);
-        status.map(drop)
     }
 
     /// Replaces the guest's QEMU by another one on the same daemon, which takes over the guest's memory as it is.
