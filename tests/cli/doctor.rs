@@ -1,7 +1,7 @@
 //! `cleave doctor`: what it finds, and that it names the remedy.
 
 use std::fs::{Permissions, create_dir, set_permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
@@ -215,6 +215,20 @@ fn a_disk_that_is_served_at_the_socket_in_question_is_well() {
     assert_eq!(code, Some(0), "{found:?}");
     let is_named = |(level, line): &(String, String)| level == "warning" && line.contains(&own);
     assert!(found.iter().any(is_named), "{found:?}");
+}
+
+#[test]
+fn partitions_in_blocks_of_another_size_are_named() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 1 << 20);
+    let is_named =
+        |(level, line): &(String, String)| level == "warning" && line.contains("--block-size 4096");
+    let (code, found) = ask("--disk", &image, &["--user", "0"]);
+    assert!(code == Some(0) && !found.iter().any(is_named), "{found:?}");
+    let file = std::fs::File::options().write(true).open(&image).unwrap();
+    file.write_all_at(b"EFI PART", 4096).unwrap();
+    let (code, found) = ask("--disk", &image, &["--user", "0"]);
+    assert!(code == Some(0) && found.iter().any(is_named), "{found:?}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ const PARTITION_BLOCKS: [u32; 2] = [512, 4096];
 const PARTITIONS: &[u8] = b"EFI PART";
 
 /// Returns the block in which the partitions of a disk are counted, if it has any and `block_bytes` is another one.
-pub(crate) fn other_partition_block(file: &File, block_bytes: u32) -> io::Result<Option<u32>> {
+pub fn other_partition_block(file: &File, block_bytes: u32) -> io::Result<Option<u32>> {
     let has_partitions = |block_bytes: u32| {
         let mut head = [0; PARTITIONS.len()];
         file.read_at(&mut head, block_bytes.into())?;

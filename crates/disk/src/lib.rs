@@ -22,6 +22,7 @@ mod superblock;
 
 pub use cleave_rbd::start_opener;
 pub use disk::{Disk, Resized};
+pub use format::other_partition_block;
 pub use iopoll::IopollError;
 pub use leg::{Backing, Leg};
 pub use lock::RangeLocks;

@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use cleave_disk::{Disk, DiskSpec, OpenError, OpenOptions, format_size};
+use cleave_disk::{Disk, DiskSpec, OpenError, OpenOptions, format_size, other_partition_block};
 use cleave_host::lock_record;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -81,7 +81,11 @@ fn file(spec: &DiskSpec, path: &Path, user: &User, socket: Option<&Path>) -> Vec
     if found.file_type().is_block_device() && !is_served {
         findings.extend(claimed(path));
     }
-    match open(spec) {
+    let opened = open(spec);
+    if let Ok(disk) = &opened {
+        findings.extend(other_blocks(path, disk.limits().block_bytes));
+    }
+    match opened {
         Ok(_) if !holders.is_empty() => findings.push(open_elsewhere(path, &holders)),
         Err(OpenError::InUse(_)) if is_served && !holders.is_empty() => {
             findings.push(open_elsewhere(path, &holders));
@@ -134,6 +138,19 @@ fn open(spec: &DiskSpec) -> Result<Disk, OpenError> {
         ..OpenOptions::default()
     };
     Disk::open(spec, &options)
+}
+
+/// Names partitions that a guest would not find without another option.
+fn other_blocks(path: &Path, block_bytes: u32) -> Option<Finding> {
+    let file = fs::File::open(path).ok()?;
+    let other = other_partition_block(&file, block_bytes).ok()??;
+    Some(Finding::warning(
+        CHECK,
+        format!(
+            "its partitions are in blocks of {other} bytes, and a guest has blocks of {block_bytes} unless told otherwise"
+        ),
+        format!("serve it with --block-size {other}"),
+    ))
 }
 
 /// The daemon's own line has the remedy.
