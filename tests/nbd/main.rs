@@ -6,6 +6,7 @@
 mod held;
 mod kill;
 mod lost;
+mod moves;
 mod node;
 mod served;
 mod servers;
@@ -16,5 +17,5 @@ use std::process::ExitCode;
 use cleave_tests::{cases_of, run_cases};
 
 fn main() -> ExitCode {
-    run_cases(cases_of![served, lost, held, kill, node, speed])
+    run_cases(cases_of![served, lost, held, kill, node, speed, moves])
 }
