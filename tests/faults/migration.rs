@@ -8,11 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cleave_client::message::protocol;
-use cleave_client::{Base, Client, DeviceOptions, Frontend, WriteLog};
+use cleave_client::{Base, Client, WriteLog};
 use cleave_tests::{
-    Case, Daemon, Killed, Random, SURVIVOR_DISK_BYTES, Scratch, Survivor, connect, outliving,
-    program_path, seeded, wait_until,
+    Case, Daemon, Killed, Random, SURVIVOR_DISK_BYTES, Scratch, Survivor, connect, leave, moving,
+    prepared, program_path, seeded, wait_until,
 };
 
 /// The tests of this file.
@@ -92,23 +91,6 @@ impl Host {
         self.daemon.kill();
         self.daemon = Host::serve(&self.socket, &self.image, random);
     }
-
-    /// Connects a VMM that has been told which guest will come.
-    fn prepared(&self, for_guest: &Client, options: &DeviceOptions) -> Client {
-        connect(|| {
-            let frontend = Frontend::connect(&self.socket, options.timeout)?;
-            Client::handshake(frontend, for_guest.memory().clone(), options)
-        })
-    }
-}
-
-fn options() -> DeviceOptions {
-    let plain = outliving();
-    DeviceOptions {
-        queues: 4,
-        protocol_features: plain.protocol_features | protocol::LOG_SHMFD,
-        ..plain
-    }
 }
 
 fn step(guest: &mut Survivor, client: &mut Client, random: &mut Random) {
@@ -123,7 +105,7 @@ fn no_request_is_lost_or_repeated_by_moves() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", SURVIVOR_DISK_BYTES);
     let mut hosts = ["here", "there"].map(|name| Host::start(&scratch, name, &image, &mut random));
-    let options = options();
+    let options = moving(4);
     let mut client = connect(|| Client::open(&hosts[0].socket, &options));
     assert!(client.keeps_inflight(), "there is no in-flight region");
     let mut guest = Survivor::new(&mut client);
@@ -134,7 +116,7 @@ fn no_request_is_lost_or_repeated_by_moves() {
         counts[at] += 1;
         let [here, there] = &mut hosts;
         step(&mut guest, &mut client, &mut random);
-        let mut target = there.prepared(&client, &options);
+        let mut target = prepared(&there.socket, &client, &options);
         let log = WriteLog::new(client.memory()).unwrap();
         client.start_log(&log).unwrap();
         step(&mut guest, &mut client, &mut random);
@@ -201,15 +183,10 @@ fn a_source_that_goes_on_waits_for_its_target() {
     let image = scratch.image("disk", SURVIVOR_DISK_BYTES);
     let image = image.to_str().unwrap();
     let hosts = [(); 2].map(|()| Daemon::serve(&["--disk", image, "--start", "inactive"]));
-    let options = DeviceOptions {
-        queues: 1,
-        ..options()
-    };
+    let options = moving(1);
     let mut source = hosts[0].open(&options);
     source.queue(0).write(0, &[1; 4096]).unwrap();
-    let log = WriteLog::new(source.memory()).unwrap();
-    source.start_log(&log).unwrap();
-    let positions = source.stop().unwrap();
+    let positions = leave(&source);
     // Another guest, so that both can run.
     let mut target = hosts[1].open(&options);
     assert_eq!(first_byte(&mut target), 1, "the source has flushed nothing");
@@ -222,9 +199,7 @@ fn a_source_that_goes_on_waits_for_its_target() {
         );
         assert!(!waiting.is_finished(), "two daemons serve the disk");
         target.queue(0).write(0, &[2; 4096]).unwrap();
-        let log = WriteLog::new(target.memory()).unwrap();
-        target.start_log(&log).unwrap();
-        target.stop().unwrap();
+        leave(&target);
         let mut source = waiting.join().unwrap().unwrap();
         assert_eq!(first_byte(&mut source), 2, "the target has flushed nothing");
     });

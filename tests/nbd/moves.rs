@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use cleave_client::message::protocol;
-use cleave_client::{Client, DeviceOptions, Frontend, WriteLog};
-use cleave_tests::{Case, Daemon, SURVIVOR_DISK_BYTES, Scratch, Survivor, outliving, seeded};
+use cleave_tests::{
+    Case, Daemon, SURVIVOR_DISK_BYTES, Scratch, Survivor, leave, moving, prepared, seeded,
+};
 
 use crate::servers::{At, QEMU, qemu_nbd, serve};
 
@@ -18,12 +18,7 @@ fn a_guest_of_a_file_moves_to_its_export_and_back() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", SURVIVOR_DISK_BYTES);
     let file = Daemon::serve(&["--disk", image.to_str().unwrap(), "--start", "inactive"]);
-    let plain = outliving();
-    let options = DeviceOptions {
-        queues: 2,
-        protocol_features: plain.protocol_features | protocol::LOG_SHMFD,
-        ..plain
-    };
+    let options = moving(2);
     let mut random = seeded("nbd-moves");
     let mut client = file.open(&options);
     let mut guest = Survivor::new(&mut client);
@@ -33,35 +28,18 @@ fn a_guest_of_a_file_moves_to_its_export_and_back() {
     let at = At::Unix(scratch.join("nbd"));
     let server = qemu_nbd(&image, "raw", &at, &["--shared=4"]);
     let (export, _) = serve(&at.uri("", ""), &["--start", "inactive"]);
-    client = arrive(client, &export, &options, &positions);
+    let mut there = prepared(export.socket(), &client, &options);
+    there.take_over(&mut client, &positions).unwrap();
+    client = there;
     guest.work(&mut client, &mut random, Duration::from_millis(200));
     guest.await_all(&mut client, true);
     guest.verify(&mut client, true);
     let positions = leave(&client);
-    let mut back = prepared(&client, &file, &options);
+    let mut back = prepared(file.socket(), &client, &options);
     drop(server);
     back.take_over(&mut client, &positions).unwrap();
     guest.verify(&mut back, true);
     drop((client, back));
     file.finish();
     export.finish();
-}
-
-fn leave(client: &Client) -> Vec<u16> {
-    let log = WriteLog::new(client.memory()).unwrap();
-    client.start_log(&log).unwrap();
-    client.stop().unwrap()
-}
-
-fn arrive(mut from: Client, to: &Daemon, options: &DeviceOptions, positions: &[u16]) -> Client {
-    let mut target = prepared(&from, to, options);
-    target.take_over(&mut from, positions).unwrap();
-    target
-}
-
-fn prepared(guest: &Client, to: &Daemon, options: &DeviceOptions) -> Client {
-    let frontend = Frontend::connect(to.socket(), options.timeout).unwrap();
-    let target = Client::handshake(frontend, guest.memory().clone(), options).unwrap();
-    assert_eq!(target.features(), guest.features(), "the face of the disk");
-    target
 }

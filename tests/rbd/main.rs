@@ -7,6 +7,7 @@ mod away;
 mod daemons;
 mod locked;
 mod memory;
+mod moves;
 mod refused;
 mod served;
 
@@ -16,7 +17,7 @@ use cleave_tests::ceph::stop;
 use cleave_tests::{cases_of, run_cases};
 
 fn main() -> ExitCode {
-    let code = run_cases(cases_of![served, memory, locked, away, refused]);
+    let code = run_cases(cases_of![served, memory, locked, away, refused, moves]);
     stop();
     code
 }
