@@ -26,7 +26,7 @@ const SYNC: Op<'static> = Op {
     stripe: None,
 };
 const SYNC_OP: u32 = u32::MAX;
-/// A sync for the operator. No lane has this number, because no vring asked for it.
+/// A sync for the operator or for a guest that moves. No lane has this number, because no vring asked for it.
 pub(crate) const OPERATOR: Token = Token {
     lane: u16::MAX,
     head: 0,
@@ -54,12 +54,6 @@ impl<S: Store> Worker<S> {
     }
 
     fn op_ended(&mut self, token: Token, result: Result<(), i32>) {
-        let Some(Some(lane)) = self.lanes.get_mut(usize::from(token.lane)) else {
-            if token == OPERATOR {
-                self.sync_ended(result);
-            }
-            return;
-        };
         // On a stripe, the sync of the next leg replaces the one that has just completed.
         let synced_leg = SYNC_OP - token.op;
         let last_leg = self.device.disk.legs().len() as u32 - 1;
@@ -69,6 +63,12 @@ impl<S: Store> Worker<S> {
             let op = token.op - 1;
             return self.push_sync(leg, Token { op, ..token });
         }
+        let Some(Some(lane)) = self.lanes.get_mut(usize::from(token.lane)) else {
+            if token.lane == OPERATOR.lane {
+                self.sync_ended(result);
+            }
+            return;
+        };
         let write_through = self.device.is_write_through(lane.features);
         let ended = match lane
             .slots

@@ -7,7 +7,7 @@ use cleave_sim::SimConfig;
 use cleave_worker::{Lap, Pending, Stopped};
 
 use crate::driver::Ask;
-use crate::{Bench, FEATURES, quiet};
+use crate::{Bench, CHUNK, FEATURES, LEGS, quiet};
 
 /// A disk that takes some laps for each op.
 fn slow(seed: u64) -> Bench {
@@ -101,6 +101,34 @@ fn an_ordered_flush_is_answered_when_the_store_has_flushed() {
             assert_eq!(answer(&mut bench, flush), Ok(()));
             assert_eq!(bench.store.lock().unwrap().durable[..512], [byte; 512]);
         }
+    }
+}
+
+/// A guest moves without a flush of its own, so every leg counts.
+#[test]
+fn an_ordered_flush_of_a_stripe_covers_all_legs() {
+    for failing_leg in [None, Some(0), Some(LEGS as u64 - 1)] {
+        let config = SimConfig {
+            ops: 2048,
+            fail_at: failing_leg.map(|leg| LEGS as u64 + leg),
+            ..quiet(8)
+        };
+        let mut bench = Bench::striped(config, FEATURES);
+        for (leg, byte) in (0..LEGS as u64).zip(1..) {
+            let sector = leg * u64::from(CHUNK) / 512;
+            let write = Ask::write(sector, vec![byte; 512], 512, true);
+            assert_eq!(bench.ask(&write).status, status::OK);
+        }
+        let [flush] = bench.device.sync().try_into().unwrap();
+        let flushed = answer(&mut bench, flush);
+        let Some(leg) = failing_leg else {
+            assert_eq!(flushed, Ok(()));
+            let store = bench.store.lock().unwrap();
+            let first = |leg| store.durable[leg * store.leg_bytes];
+            assert_eq!([0, 1, 2, 3].map(first), [1, 2, 3, 4]);
+            continue;
+        };
+        assert_eq!(flushed, Err(5), "leg {leg}");
     }
 }
 
