@@ -119,16 +119,19 @@ impl VringLog {
     ///
     /// A guest that has changed the chain meanwhile harms only its own migration.
     pub(crate) fn answer(&mut self, table: DescriptorTable<'_>, head: u16) {
-        if !self.answers {
+        if !self.answers || self.descriptors_left == 0 {
             return;
-        }
-        if self.descriptors_left == 0 {
-            return self.log.mark(0, u64::MAX);
         }
         let fault = walk(table, head, &mut self.chain).err();
         let read = self.chain.descriptors();
         self.descriptors_left = self.descriptors_left.saturating_sub(read);
-        if fault.is_none() && self.chain.shape().is_served() {
+        if self.descriptors_left == 0 {
+            // For the rest of the batch too, which was written before. Not the whole log, which the frontend may have made
+            // longer than any memory.
+            for (addr, len_bytes) in table.memory().ranges() {
+                self.log.mark(addr, len_bytes);
+            }
+        } else if fault.is_none() && self.chain.shape().is_served() {
             for segment in self.chain.writable() {
                 self.log.mark(segment.addr, u64::from(segment.len));
             }
