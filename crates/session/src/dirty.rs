@@ -12,7 +12,7 @@ use std::sync::Arc;
 use cleave_guest::{DirtyLog, Memory, VringLog};
 
 use crate::MessageRefusal;
-use crate::vrings::UserAddrs;
+use crate::vrings::{UserAddrs, Vrings};
 
 /// The log of a device.
 #[derive(Debug, Default)]
@@ -64,14 +64,20 @@ impl SessionLog {
         marks.then(|| Box::new(VringLog::new(log.clone(), addrs.used_log, self.marks_all)))
     }
 
-    /// Refuses a memory table with pages that have no bit in the log in force: writes to them would be missing on the other host.
-    pub(crate) fn check_covers(&self, memory: &Memory) -> Result<(), MessageRefusal> {
-        match self.in_force().is_none_or(|log| log.covers(memory)) {
-            true => Ok(()),
-            false => Err(MessageRefusal::message(
-                "memory beyond the end of the dirty log",
-            )),
+    /// Refuses that pages of this memory have no bit in the log in force: writes to them would be missing on the other host. While no
+    /// vring runs it may be that of an earlier move, after which the guest got more memory. It is forgotten then, because QEMU
+    /// starts the vrings before it sends the next one.
+    pub(crate) fn fit(&mut self, memory: &Memory, vrings: &Vrings) -> Result<(), MessageRefusal> {
+        if self.in_force().is_none_or(|log| log.covers(memory)) {
+            return Ok(());
         }
+        if vrings.any_running() {
+            return Err(MessageRefusal::message(
+                "memory beyond the end of the dirty log",
+            ));
+        }
+        self.forget();
+        Ok(())
     }
 
     /// Refuses to go on if marks were lost, because the guest would continue elsewhere without what was written here.

@@ -214,8 +214,13 @@ impl SessionState {
     }
 
     pub(crate) fn set_features(&mut self, features: u64) -> Result<(), MessageRefusal> {
-        self.features = Some(self.check_features(features)?);
-        self.log.marks_all = features & feature::LOG_ALL != 0;
+        let taken = self.check_features(features)?;
+        let before = std::mem::replace(&mut self.log.marks_all, features & feature::LOG_ALL != 0);
+        if let Err(refusal) = self.log.fit(&self.memory, &self.vrings) {
+            self.log.marks_all = before;
+            return Err(refusal);
+        }
+        self.features = Some(taken);
         self.mark_in_log()
     }
 
@@ -298,7 +303,7 @@ impl SessionState {
     /// was removed, whatever is in flight.
     fn adopt(&mut self, memory: Result<Arc<Memory>, MapError>) -> Result<(), MessageRefusal> {
         let memory = memory.map_err(|error| MessageRefusal::message(error.to_string()))?;
-        self.log.check_covers(&memory)?;
+        self.log.fit(&memory, &self.vrings)?;
         let before = std::mem::replace(&mut self.memory, memory);
         let departure = before.departing(&self.memory);
         drop(before);

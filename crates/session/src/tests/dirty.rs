@@ -217,6 +217,7 @@ fn memory_must_have_bits_in_the_log_in_force() {
     let short = longs(&[LOG_BYTES, 0]);
     let long = longs(&[LOG_BYTES + 1, 0]);
     let file = memory_file(LOG_BYTES + 1);
+    let _driver = frontend.drive(0);
     assert_eq!(frontend.set_features(FEATURES | LOG_ALL), Ack);
     assert_eq!(more(&mut frontend), Ack, "there is no log");
     assert_eq!(frontend.request(Req::REM_MEM_REG, &less), Ack);
@@ -234,7 +235,39 @@ fn memory_must_have_bits_in_the_log_in_force() {
     assert_eq!(frontend.send_log(0x9, &short, &file), Ack);
     assert_eq!(frontend.set_features(FEATURES), Ack);
     assert_eq!(more(&mut frontend), Ack);
+    // It would be in force again.
+    assert_eq!(frontend.set_features(FEATURES | LOG_ALL), Nack);
     assert_eq!(frontend.send_log(0x9, &short, &file), Closed, "too short");
+}
+
+/// QEMU never takes a log away. If the guest gets more memory after that, and its driver starts in the middle of the next move,
+/// QEMU sends features, memory and vrings before the new log.
+#[test]
+fn a_log_of_an_earlier_move_keeps_no_guest_from_starting() {
+    for grows_first in [true, false] {
+        let mut frontend = Frontend::with_memory();
+        let log = Log::new();
+        frontend.put(&log);
+        let mut more = |frontend: &mut Frontend| {
+            let answer = frontend.add_memory(MEM_BYTES, 0x1000, USER + MEM_BYTES);
+            assert_eq!(answer, Ack, "{grows_first}");
+        };
+        if grows_first {
+            more(&mut frontend);
+        }
+        assert_eq!(frontend.set_features(FEATURES | LOG_ALL), Ack);
+        if !grows_first {
+            more(&mut frontend);
+        }
+        let mut driver = frontend.drive(0);
+        driver.request();
+        let next = memory_file(LOG_BYTES + 1);
+        let payload = longs(&[LOG_BYTES + 1, 0]);
+        assert_eq!(frontend.send_log(0x1, &payload, &next), Ack);
+        driver.request();
+        assert_eq!(Log(next).pages(), [STATUS, DATA]);
+        assert_eq!(log.pages(), NONE);
+    }
 }
 
 /// Hostile case 42. No frontend understands a refusal, so each ends the connection.
