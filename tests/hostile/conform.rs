@@ -9,7 +9,10 @@ use std::time::Duration;
 use cleave_client::Frontend;
 use cleave_tests::{Basis, Daemon, Outcome, Row, program_path, set_time_limit, time_limit};
 
-use super::{chains, config, descriptors, lifecycle, memory, messages, recovery, requests, rings};
+use super::{
+    chains, config, descriptors, lifecycle, memory, messages, parked, recovery, requests,
+    rings,
+};
 
 /// Size of the disk, which the tables rely on.
 const DISK_BYTES: u64 = 64 << 20;
@@ -87,6 +90,7 @@ fn tables() -> Vec<(&'static str, Vec<Row>)> {
         ("Memory", memory::rows()),
         ("Life cycle", lifecycle::rows()),
         ("Life cycle", lifecycle::prompt_rows()),
+        ("Two frontends", parked::rows()),
         ("Recovery", recovery::rows()),
     ]
 }

@@ -4,25 +4,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::request_type as kind;
-use cleave_client::message::{self, VERSION, protocol, request as number};
-use cleave_client::{
-    Buffer, Client, DeviceOptions, Error, GuestMemory, RegionOptions, Stop, Workload, all_are,
-};
+use cleave_client::message::protocol;
+use cleave_client::{Buffer, Client, DeviceOptions, Error, Stop, Workload, all_are};
 use cleave_tests::{
     Daemon, Lateness, Messages as _, Outcome, Row, ensure, exercise, exercise_queue, flood, policy,
     row, scale, small, specified, unless_late,
 };
 
-use crate::attack::{
-    check_both_vrings, check_other_vring, context, frontend, open, open_with, settle,
-};
+use crate::attack::{check_both_vrings, check_other_vring, context, open, open_with, settle};
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
     specified(&mut rows, "vhost-user GET_VRING_BASE", stops);
     specified(&mut rows, "vhost-user RESET_DEVICE, SET_STATUS", resets);
     policy(&mut rows, "vhost-user \"Communication\"", ends);
-    policy(&mut rows, "vhost-user \"Migration\"", parked);
     rows.into_iter()
         .map(|row| match row.name.split_whitespace().next() {
             Some("RESET_DEVICE," | "RESET_DEVICE") => row.with_protocol(protocol::RESET_DEVICE),
@@ -226,7 +221,7 @@ fn resets(rows: &mut Vec<Row>) {
     }
 }
 
-fn tiny() -> DeviceOptions {
+pub(crate) fn tiny() -> DeviceOptions {
     DeviceOptions {
         queue_size: 16,
         data_bytes: 8192,
@@ -311,71 +306,6 @@ fn ends(rows: &mut Vec<Row>) {
         let all = context(client.run(&workload, |_| |_| ()), "run")?;
         ensure(all.iter().all(|tally| tally.failed == 0), || {
             format!("{all:?}")
-        })
-    }));
-}
-
-/// A second frontend, which waits until the first has stopped its vrings.
-fn parked(rows: &mut Vec<Row>) {
-    rows.push(row(
-        "a parked frontend floods the daemon with messages",
-        |daemon| {
-            let mut client = open(daemon)?;
-            for _ in 0..scale(20) {
-                let other = context(frontend(daemon), "connect")?;
-                let bytes = message::message(number::GET_FEATURES, VERSION, &[]).repeat(1000);
-                let stream = other.socket().stream();
-                let _ = stream.set_write_timeout(Some(Duration::from_millis(20)));
-                // It never reads, so it cannot send all.
-                let _ = other.socket().send_raw(&bytes, &[]);
-                check_both_vrings(&mut client)?;
-            }
-            Ok(())
-        },
-    ));
-    rows.push(row("a parked frontend sends random bytes", |daemon| {
-        let mut client = open(daemon)?;
-        for round in 0..scale(50) as u64 {
-            let other = context(frontend(daemon), "connect")?;
-            let bytes: Vec<u8> = (1..256u64)
-                .map(|at| (at.wrapping_mul(round.wrapping_mul(2) | 0x9e37_79b9) >> 13) as u8)
-                .collect();
-            let _ = other.socket().send_raw(&bytes, &[]);
-            check_both_vrings(&mut client)?;
-        }
-        Ok(())
-    }));
-    rows.push(row(
-        "parked frontends that die while they wait for the first to stop",
-        |daemon| {
-            let mut client = open(daemon)?;
-            for _ in 0..scale(20) {
-                let memory = GuestMemory::new(&[RegionOptions::new(1 << 32, 2 << 20)]);
-                let memory = context(memory, "memory")?;
-                let other = context(frontend(daemon), "connect")?;
-                let handshake = Client::handshake(other, memory, &tiny());
-                let mut waiting = context(handshake, "handshake")?;
-                context(waiting.send_memory(), "send memory")?;
-                waiting.frontend().set_reply_ack(false);
-                let _queue = context(waiting.start_queue(0, &tiny()), "start")?;
-                check_both_vrings(&mut client)?;
-            }
-            Ok(())
-        },
-    ));
-    rows.push(row("two frontends that start by turns", |daemon| {
-        let starts = || -> Outcome {
-            for _ in 0..scale(20) {
-                // One whose turn it is not is disconnected, or waits until the other has left.
-                let mut client = open(daemon)?;
-                exercise(&mut client)?;
-            }
-            Ok(())
-        };
-        std::thread::scope(|scope| {
-            let other = scope.spawn(starts);
-            starts()?;
-            other.join().unwrap()
         })
     }));
 }

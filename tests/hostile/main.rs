@@ -20,6 +20,7 @@ mod indirect;
 mod lifecycle;
 mod memory;
 mod messages;
+mod parked;
 mod recovery;
 mod regions;
 mod requests;
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         memory,
         lifecycle,
         promptness,
+        two_frontends,
         recovery,
         our_daemon_passes_a_row_of_each_table,
         a_back_end_that_never_listens_is_reported,
@@ -134,6 +136,10 @@ fn lifecycle() {
 
 fn promptness() {
     run_rows("life cycle", on_file(), lifecycle::prompt_rows());
+}
+
+fn two_frontends() {
+    run_rows("two frontends", on_file(), parked::rows());
 }
 
 fn recovery() {
