@@ -56,7 +56,7 @@ pub(crate) fn negotiated(daemon: &Daemon) -> Result<Frontend, String> {
     context(bare.set_owner(), "owner")?;
     let protocol = context(bare.protocol_features(), "protocol features")?;
     context(bare.set_protocol_features(protocol), "protocol features")?;
-    // Without logging, which this client does not implement.
+    // Without the marking of pages, since it has no log.
     context(bare.set_features(offered & !(1 << 26)), "features")?;
     Ok(bare)
 }

@@ -248,6 +248,7 @@ fn silent_files(rows: &mut Vec<Row>) {
     for (name, request) in [
         ("as the whole of memory", number::SET_MEM_TABLE),
         ("as one more region", number::ADD_MEM_REG),
+        ("as dirty log", number::SET_LOG_BASE),
     ] {
         rows.push(row(
             format!("a file whose server is silent {name}"),
@@ -267,6 +268,10 @@ fn silent_files(rows: &mut Vec<Row>) {
                 };
                 let said = match request {
                     number::SET_MEM_TABLE => bare.set_mem_table(&[region], &[file.as_fd()]),
+                    number::SET_LOG_BASE => {
+                        let payload = message::log_base(MIB, 0);
+                        bare.request(request, &payload, &[file.as_fd()]).map(drop)
+                    }
                     _ => bare.add_mem_reg(region, file.as_fd()),
                 };
                 refused(said)?;

@@ -10,7 +10,7 @@ use cleave_client::Frontend;
 use cleave_tests::{Basis, Daemon, Outcome, Row, program_path, set_time_limit, time_limit};
 
 use super::{
-    chains, config, descriptors, lifecycle, memory, messages, parked, recovery, requests,
+    chains, config, descriptors, lifecycle, log, memory, messages, parked, recovery, requests,
     rings,
 };
 
@@ -91,6 +91,7 @@ fn tables() -> Vec<(&'static str, Vec<Row>)> {
         ("Life cycle", lifecycle::rows()),
         ("Life cycle", lifecycle::prompt_rows()),
         ("Two frontends", parked::rows()),
+        ("Dirty log", log::rows()),
         ("Recovery", recovery::rows()),
     ]
 }

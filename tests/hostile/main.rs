@@ -18,6 +18,7 @@ mod cut_files;
 mod descriptors;
 mod indirect;
 mod lifecycle;
+mod log;
 mod memory;
 mod messages;
 mod parked;
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         lifecycle,
         promptness,
         two_frontends,
+        dirty_log,
         recovery,
         our_daemon_passes_a_row_of_each_table,
         a_back_end_that_never_listens_is_reported,
@@ -140,6 +142,10 @@ fn promptness() {
 
 fn two_frontends() {
     run_rows("two frontends", on_file(), parked::rows());
+}
+
+fn dirty_log() {
+    run_rows("dirty log", on_file(), log::rows());
 }
 
 fn recovery() {
