@@ -248,7 +248,7 @@ fn a_log_of_an_earlier_move_keeps_no_guest_from_starting() {
         let mut frontend = Frontend::with_memory();
         let log = Log::new();
         frontend.put(&log);
-        let mut more = |frontend: &mut Frontend| {
+        let more = |frontend: &mut Frontend| {
             let answer = frontend.add_memory(MEM_BYTES, 0x1000, USER + MEM_BYTES);
             assert_eq!(answer, Ack, "{grows_first}");
         };
