@@ -65,6 +65,30 @@ fn parked(daemon: &Daemon) -> Frontend {
     second
 }
 
+/// The attempt to take the disk's locks is not that frontend's.
+#[test]
+fn a_parked_frontend_that_leaves_ends_no_wait_for_another_host() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 64 << 20);
+    let image = image.to_str().unwrap();
+    let other = Daemon::serve(&["--disk", image]);
+    let inactive = ["--disk", image, "--start", "inactive"];
+    let (daemon, control) = Daemon::serve_with_control(&inactive);
+    let mut events = http::events(&control);
+    let mut next = |name: &str| events.find(|event| event["event"] == name).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| daemon.open(&small(1)));
+        assert_eq!(next("possession")["possession"], "waiting");
+        let left = "the parked frontend has left";
+        drop(parked(&daemon));
+        assert!(wait_until(|| daemon.log_has(left)), "{}", daemon.log());
+        other.finish();
+        exercise(&mut waiting.join().unwrap()).unwrap();
+        assert_eq!(next("possession")["possession"], "active");
+    });
+    daemon.finish();
+}
+
 /// Runs a client in a thread, which gets its vrings when the other frontend has stopped, and waits until it is in line.
 fn in_line<'scope>(
     scope: &'scope std::thread::Scope<'scope, '_>,

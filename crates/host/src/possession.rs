@@ -38,8 +38,9 @@ const ANSWER_TIME: Duration = Duration::from_millis(20);
 /// An attempt that takes longer is told of.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// Most log lines about waits at once; then one a second.
+/// Most log lines about waits at once, and about moves; then one a second.
 const WAITS_MAX: u32 = 5;
+const MOVES_MAX: u32 = 10;
 
 /// Work for a thread of its own.
 pub(crate) type LockJob = Box<dyn FnOnce() + Send>;
@@ -56,6 +57,8 @@ pub(crate) struct DiskPossession {
     tell: Box<dyn Fn(Value) + Send + Sync>,
     acquired: Notify,
     waits: Mutex<Quota>,
+    /// A frontend may stop and start its vrings as often as it likes.
+    moves: Mutex<Quota>,
 }
 
 /// An attempt to acquire the disk.
@@ -110,6 +113,7 @@ impl DiskPossession {
             tell: Box::new(tell),
             acquired: Notify::new(),
             waits: Mutex::new(Quota::new(WAITS_MAX)),
+            moves: Mutex::new(Quota::new(MOVES_MAX)),
         }
     }
 
@@ -215,14 +219,15 @@ impl Possession for DiskPossession {
             let _ = reply.send(());
         }));
         let name = self.disk.name();
-        match released.recv() {
+        let released = released.recv();
+        lock(&self.moves).log(|more| match released {
             Ok(()) => {
-                tracing::info!("{name}: the guest moves: the disk was flushed and handed over")
+                tracing::info!("{name}: the guest moves: the disk was flushed and handed over{more}")
             }
             Err(_) => tracing::error!(
-                "{name}: no thread could be started that releases its locks: end this daemon, or the other host waits for them"
+                "{name}: no thread could be started that releases its locks: end this daemon, or the other host waits for them{more}"
             ),
-        }
+        });
         self.tell_of(&lock(&self.state));
     }
 
@@ -252,10 +257,10 @@ impl Possession for DiskPossession {
                 held.state = PossessionState::Active;
                 self.tell_of(&held);
                 drop(held);
-                tracing::info!(
-                    "{}: taken over: its guest runs here from now on",
-                    self.disk.name()
-                );
+                let name = self.disk.name();
+                lock(&self.moves).log(|more| {
+                    tracing::info!("{name}: taken over: its guest runs here from now on{more}");
+                });
                 self.acquired.notify_one();
                 return Ok(true);
             }

@@ -96,8 +96,6 @@ impl DiskServer {
     pub(super) fn end_session(&mut self, kind: GuestKind, ending: Option<Ending>, left: &str) {
         let (kind, ended) = self.guests.remove(kind);
         self.offload.close(ended.map(|guest| guest.stream));
-        // Another one that waits asks again.
-        self.possession.stop_waiting();
         let sessions = self.guests.sessions();
         match kind {
             GuestKind::Parked => {
@@ -105,6 +103,8 @@ impl DiskServer {
                 self.tell_parked_ended(ending, left);
             }
             GuestKind::Guest => {
+                // Only the guest's frontend waits for locks. Another one that waits since then asks again.
+                self.possession.stop_waiting();
                 let has_next = !sessions.is_empty();
                 self.status.end(sessions, EventName::Disconnected);
                 self.tell_ended(ending, left);
