@@ -108,12 +108,21 @@ impl SessionState {
         self.has_retired |= self.device.totals().retired != self.retired_before;
         // Requests that are left make the disk no other host's: they are repeated here.
         if std::mem::take(&mut self.is_leaving) && !self.vrings.have_left() {
+            self.await_settled()?;
             self.flush()?;
             if let Some(possession) = self.claimant.possession() {
                 possession.hand_over();
             }
         }
         self.claimant.stopped();
+        Ok(())
+    }
+
+    /// Waits until the disk's server has ended what a killed daemon sent it, which would overtake what the other host writes.
+    fn await_settled(&self) -> Result<(), MessageRefusal> {
+        while let Some(left) = self.device.unsettled_for() {
+            self.pause(Some(Instant::now() + left))?;
+        }
         Ok(())
     }
 

@@ -82,7 +82,10 @@ fn device_of(spec: &DiskSpec) -> Arc<Device> {
         direct: Direct::Off,
         ..OpenOptions::default()
     };
-    let disk = Arc::new(Disk::open(spec, &options).unwrap());
+    device_on(Disk::open(spec, &options).unwrap())
+}
+
+fn device_on(disk: Disk) -> Arc<Device> {
     let config = WorkerConfig {
         cpus: Vec::new(),
         ops: 64,
@@ -91,7 +94,7 @@ fn device_of(spec: &DiskSpec) -> Arc<Device> {
         completion: CompletionPolicy::Interrupt,
         ..Tuning::new(Split::Off)
     };
-    Arc::new(Device::new(disk, [0; 20], true, config, tuning))
+    Arc::new(Device::new(Arc::new(disk), [0; 20], true, config, tuning))
 }
 
 fn longs(numbers: &[u64]) -> Vec<u8> {

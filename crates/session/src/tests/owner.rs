@@ -393,9 +393,17 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
+        Bench::of("", |_| ())
+    }
+
+    /// `query`: the end of the disk's URI.
+    fn of(query: &str, prepare: impl FnOnce(&mut Disk)) -> Bench {
         let scratch = Scratch::new();
         let server = NbdServer::start(&scratch.join("nbd"), Export::able(CAPACITY));
-        let device = device_of(&server.uri("").parse().unwrap());
+        let spec = server.uri(query).parse().unwrap();
+        let mut disk = Disk::open(&spec, &OpenOptions::default()).unwrap();
+        prepare(&mut disk);
+        let device = device_on(disk);
         let hosts = Arc::new(Hosts::default());
         hosts.server.set(server).unwrap();
         let (stream, frontend) = UnixStream::pair().unwrap();
@@ -507,4 +515,16 @@ fn a_disk_that_cannot_be_flushed_is_not_handed_over() {
     let refusal = bench.state.stop_vring(0).unwrap_err();
     assert!(matches!(&refusal, MessageRefusal::Lost(why) if why.contains("flushed")));
     assert!(bench.handed().is_empty());
+}
+
+/// The server may still write what that daemon sent.
+#[test]
+fn a_disk_is_handed_over_when_what_a_killed_daemon_sent_has_ended() {
+    let mut bench = Bench::of("&fence=1", Disk::mark_predecessor_died);
+    bench.log(true);
+    bench.start(0);
+    assert!(bench.state.device.unsettled_for().is_some(), "too late");
+    bench.state.stop_vring(0).unwrap();
+    assert_eq!(bench.handed().len(), 1);
+    assert_eq!(bench.state.device.unsettled_for(), None);
 }
