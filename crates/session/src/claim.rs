@@ -101,6 +101,7 @@ impl SessionState {
     /// Notes that vrings have stopped. After the last one another session may have the disk; so may another host, if the frontend
     /// logged what was written.
     pub(crate) fn after_stop(&mut self) -> Result<(), MessageRefusal> {
+        self.log.check_kept()?;
         self.is_leaving |= self.is_logged();
         if self.vrings.any_running() {
             return Ok(());

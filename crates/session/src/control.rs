@@ -155,7 +155,6 @@ impl SessionState {
         if was_running {
             let stopped = answer(self.workers.get(index)?.stop(index))?;
             entry.settings.stopped(stopped);
-            self.log.check_kept()?;
         }
         // A position would claim that nothing is in flight.
         if entry.settings.has_left {
