@@ -710,6 +710,14 @@ impl Vring {
         call
     }
 
+    /// Marks the whole used ring, for a start: a daemon that was killed may have shown answers there and not marked them.
+    pub fn log_ring(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.begin();
+            log.used(0, used_entry_offset(self.layout.size) + 2);
+        }
+    }
+
     /// Marks the fields of the used ring by which we say if we want kicks.
     #[inline]
     fn log_fields(&mut self) {

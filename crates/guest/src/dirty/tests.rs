@@ -351,6 +351,10 @@ fn the_pages_of_the_used_ring_are_marked_where_the_log_has_it() {
             ask(&mut vring);
             assert_eq!(log.pages(), [100, 102]);
         }
+        let log = Log::new();
+        vring.set_log(log.with(Some(AT), false));
+        vring.log_ring();
+        assert_eq!(log.pages(), [100, 101, 102]);
         // Partly and wholly outside of the log, at no place, and at the end of the address space.
         for (used_addr, answers, expected) in [
             (Some((PAGES - 1) * PAGE_BYTES), false, vec![PAGES - 1]),

@@ -217,8 +217,7 @@ impl<S: Store> Worker<S> {
             self.warn_of_unrecorded(start.index, &vring, lost);
         }
         vring.set_log(start.log.take());
-        // Once more: what it has announced so far is not in the log.
-        vring.ask();
+        vring.log_ring();
         if vring.base() != 0 || vring.again() > 0 {
             self.device.has_shown.store(true, Ordering::Relaxed);
         }
