@@ -20,6 +20,8 @@ impl SessionState {
     /// Makes this session the owner of the disk. Called before a vring starts; does nothing while another one of it runs. Waits
     /// while another session serves vrings or another host has the disk, and so does the frontend's answer.
     pub(crate) fn own(&mut self) -> Result<(), MessageRefusal> {
+        // The guest stays.
+        self.is_leaving = false;
         if self.vrings.any_running() {
             return Ok(());
         }
@@ -36,7 +38,6 @@ impl SessionState {
             self.device.begin_session();
         }
         self.retired_before = self.device.totals().retired;
-        self.is_leaving = false;
         if let Some(writeback) = self.cache_mode.take() {
             self.device.writeback.store(writeback, Ordering::Relaxed);
         }
