@@ -43,6 +43,8 @@ fn serve_while(client: &mut Client, is_taken: &AtomicBool) -> Outcome {
     };
     is_taken.store(true, Ordering::SeqCst);
     let read = queue.read(0, &mut [0; 512]);
+    // The first would start meanwhile if it could.
+    std::thread::sleep(Duration::from_millis(5));
     is_taken.store(false, Ordering::SeqCst);
     context(read, "read by the second")?;
     context(client.frontend().vring_base(0), "stop the second").map(drop)
