@@ -30,6 +30,12 @@ const CASES: &[Case] = &[
         32,
         Signals::NoneAndKept,
     ),
+    (
+        "poll-32-indirect-logged",
+        Place::Indirect,
+        32,
+        Signals::NoneAndLogged,
+    ),
     ("sleep-1-indirect", Place::Indirect, 1, Signals::KickAndCall),
     (
         "sleep-32-indirect",

@@ -1,5 +1,6 @@
 //! A worker that the caller's thread runs lap by lap, with a driver that sends batches.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,12 +8,13 @@ use std::time::Duration;
 use cleave_blk::spec::feature;
 use cleave_disk::{Disk, DiskSpec, OpenOptions};
 use cleave_engine::{Null, Reactor, Store};
-use cleave_guest::{Inflight, InflightLayout, Journal};
+use cleave_guest::{DirtyLog, Inflight, InflightLayout, Journal, VringLog};
 use cleave_worker::{
     CompletionPolicy, Control, Device, Lap, Split, Tuning, VringStart, Worker, WorkerConfig,
     reactor,
 };
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::{Driver, Guest, Place, VRING_SIZE};
 
@@ -38,6 +40,8 @@ pub enum Signals {
     KickAndCall,
     /// As `None`, with an in-flight region.
     NoneAndKept,
+    /// As `None`, while the guest moves: what is written is marked in a dirty log.
+    NoneAndLogged,
 }
 
 /// Makes a device that never waits for its disk, as `cleave serve --disk null:1G` makes it.
@@ -80,8 +84,8 @@ impl<'a, S: Store> ManualWorker<'a, S> {
         store: impl FnOnce(&mut Reactor, &Arc<Disk>) -> S,
     ) -> ManualWorker<'a, S> {
         let completion = match signals {
-            Signals::None | Signals::NoneAndKept => CompletionPolicy::Poll,
             Signals::KickAndCall => CompletionPolicy::Interrupt,
+            _ => CompletionPolicy::Poll,
         };
         let device = null_device(completion);
         let driver = Driver::with_batch(guest, 3, place, depth);
@@ -98,7 +102,7 @@ impl<'a, S: Store> ManualWorker<'a, S> {
             layout: driver.layout(),
             base: 0,
             journal: (signals == Signals::NoneAndKept).then(journal),
-            log: None,
+            log: (signals == Signals::NoneAndLogged).then(|| log(&driver)),
             features: FEATURES,
             kick: kick.as_ref().map(|kick| kick.try_clone().unwrap()),
             call: kick.as_ref().map(|_| event()),
@@ -154,6 +158,16 @@ fn journal() -> Journal {
     let region = Inflight::create(layout).unwrap();
     let region = Inflight::map(region, layout).unwrap();
     region.journal(0).unwrap()
+}
+
+/// Makes a log as a frontend does, which clears it from time to time: here all bits stay set after the first batch.
+fn log(driver: &Driver<'_>) -> Box<VringLog> {
+    // A bit for each page of a guest of 1 GiB.
+    const BYTES: u64 = 1 << 15;
+    let file = File::from(memfd_create("log", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(BYTES).unwrap();
+    let log = DirtyLog::map(file, 0, BYTES).unwrap();
+    Box::new(VringLog::new(log, Some(driver.layout().used_addr), true))
 }
 
 fn event() -> OwnedFd {
