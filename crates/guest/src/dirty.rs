@@ -9,6 +9,8 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 
+use cleave_blk::Segment;
+
 use crate::mapping::Mapping;
 use crate::walk::{DescriptorTable, walk};
 use crate::{Chain, MapError, Memory, RegionSpec};
@@ -18,6 +20,9 @@ const PAGE_BYTES: u64 = 4096;
 /// Maximum number of descriptors that are read again for one batch of answers: more than a thousand requests of the most
 /// segments. Only a guest that rewrites the chains of requests in flight exceeds it.
 const DESCRIPTORS_MAX: u32 = 1 << 20;
+
+/// Answers of one batch of which it can be told: more than end at once in a lap.
+const TOLD_MAX: usize = 64;
 
 /// A log, mapped: the bit of page `n` is bit `n % 8` of byte `n / 8`.
 #[derive(Debug)]
@@ -58,13 +63,35 @@ impl DirtyLog {
     }
 
     /// Sets the bits of all pages of a range, as far as they are in the log. The range was written before the last full fence.
+    #[inline]
     fn mark(&self, addr: u64, len_bytes: u64) {
+        let first = addr / PAGE_BYTES;
+        // Most ranges lie in one page. An empty one wraps to a long one.
+        let more_bytes = len_bytes.wrapping_sub(1);
+        let last = addr.wrapping_add(more_bytes) / PAGE_BYTES;
+        match more_bytes < PAGE_BYTES && first == last {
+            true => self.mark_page(first),
+            false => self.mark_range(addr, len_bytes),
+        }
+    }
+
+    /// Sets the bit of a page, if it is in the log.
+    #[inline]
+    fn mark_page(&self, page: u64) {
+        if page / 8 < self.len_bytes {
+            self.set(page / 8, 1 << (page % 8));
+        }
+    }
+
+    /// Does what `mark` does, for any range.
+    #[inline(never)]
+    fn mark_range(&self, addr: u64, len_bytes: u64) {
         let Some(more_bytes) = len_bytes.checked_sub(1) else {
             return;
         };
         let first = addr / PAGE_BYTES;
-        let last_bit = self.len_bytes.saturating_mul(8) - 1;
-        let last = (addr.saturating_add(more_bytes) / PAGE_BYTES).min(last_bit);
+        let last = addr.saturating_add(more_bytes) / PAGE_BYTES;
+        let last = last.min(self.len_bytes.saturating_mul(8) - 1);
         for byte in first / 8..=last / 8 {
             let from = first.saturating_sub(8 * byte);
             let to = (last - 8 * byte).min(7);
@@ -76,7 +103,7 @@ impl DirtyLog {
     /// Sets bits of a byte of the log.
     #[inline]
     fn set(&self, byte: u64, bits: u8) {
-        // SAFETY: `mark` passes bytes of the log only, and the mapping is held. The frontend's accesses are atomic too.
+        // SAFETY: the callers pass bytes of the log only, and the mapping is held. The frontend's accesses are atomic too.
         let at = unsafe { AtomicU8::from_ptr(self.mapping.start().wrapping_add(byte as usize)) };
         // Most pages are written again and again, and a set bit needs no write to a cache line that all workers share.
         if at.load(Ordering::Relaxed) & bits != bits {
@@ -93,6 +120,10 @@ pub struct VringLog {
     answers: bool,
     chain: Chain,
     descriptors_left: u32,
+    /// The pages of data and status of the answers that were added since the last batch, as far as the caller has told it: the
+    /// first `count`. No places, if answers are not marked.
+    told: Box<[[u64; 2]]>,
+    count: usize,
 }
 
 impl VringLog {
@@ -105,7 +136,46 @@ impl VringLog {
             answers,
             chain: Chain::new(),
             descriptors_left: 0,
+            told: vec![[0; 2]; if answers { TOLD_MAX } else { 0 }].into(),
+            count: 0,
         }
+    }
+
+    /// Notes what was written for the answer that is added next, so that its chain need not be read again, if it was at most one
+    /// page of data.
+    #[inline]
+    pub(crate) fn tell(&mut self, data: &[Segment], status_addr: u64) {
+        let status_page = status_addr / PAGE_BYTES;
+        let data_page = match *data {
+            [Segment { addr, len }] if addr % PAGE_BYTES + u64::from(len) <= PAGE_BYTES => {
+                addr / PAGE_BYTES
+            }
+            [] => status_page,
+            _ => return,
+        };
+        if let Some(place) = self.told.get_mut(self.count) {
+            *place = [data_page, status_page];
+            // There is a place, so this cannot wrap.
+            self.count = self.count.wrapping_add(1);
+        }
+    }
+
+    /// Marks what it was told since the last call. Returns true if that was told of so many answers, and so of all in a batch.
+    #[inline]
+    pub(crate) fn mark_told(&mut self, answers: u16) -> bool {
+        let is_all = self.count == usize::from(answers);
+        let told = self.told.get(..self.count).unwrap_or_default();
+        self.count = 0;
+        let mut last_status = u64::MAX;
+        for [data, status] in told {
+            self.log.mark_page(*data);
+            // Drivers keep the status bytes of several requests in one page.
+            if last_status != *status {
+                last_status = *status;
+                self.log.mark_page(last_status);
+            }
+        }
+        is_all
     }
 
     /// Begins a batch: all that is marked in it has been written.

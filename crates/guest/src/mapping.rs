@@ -91,6 +91,7 @@ impl Mapping {
     }
 
     /// Address of the region's first byte.
+    #[inline]
     pub(crate) fn start(&self) -> *mut u8 {
         self.base.wrapping_add(self.delta_bytes)
     }

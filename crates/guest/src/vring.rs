@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use cleave_blk::Segment;
 use cleave_blk::spec::feature;
 
 use crate::descriptor::DESCRIPTOR_BYTES;
@@ -429,6 +430,10 @@ impl Vring {
     /// that were added but not published are lost.
     pub fn detach(&mut self) {
         self.place = None;
+        if let Some(log) = &mut self.log {
+            log.begin();
+            log.mark_told(0);
+        }
         // The ring may be different when it is attached again.
         self.positions.forget_seen();
         self.positions.forget_added();
@@ -673,6 +678,20 @@ impl Vring {
         self.log = log;
     }
 
+    /// Returns true if a log is in force: then [`Vring::log_written`] spares it time.
+    #[inline]
+    pub fn is_logged(&self) -> bool {
+        self.log.is_some()
+    }
+
+    /// Notes what was written for the answer that is added next: all of it.
+    #[inline]
+    pub fn log_written(&mut self, data: &[Segment], status_addr: u64) {
+        if let Some(log) = &mut self.log {
+            log.tell(data, status_addr);
+        }
+    }
+
     /// Marks the answer to a request that was taken in another memory table. The table in force may lack its indirect table.
     #[inline]
     pub fn log_answer(&mut self, epoch: &Epoch, head: u16) {
@@ -687,14 +706,16 @@ impl Vring {
 
     /// Publishes what was added, and marks all that was written for it. Answers before the index: as soon as the guest sees that,
     /// it may use their descriptors for other chains.
-    #[cold]
+    #[inline(never)]
     fn log_and_show(&mut self) -> bool {
         let before = self.positions;
         let entries = (0..before.added()).map(|step| before.added_entry(step));
         if let (Some(log), Some(RingPlace { epoch, parts })) = (&mut self.log, &self.place) {
             log.begin();
-            for entry in entries.clone() {
-                log.answer(parts.table(epoch), parts.used_head_at(entry));
+            if !log.mark_told(before.added()) {
+                for entry in entries {
+                    log.answer(parts.table(epoch), parts.used_head_at(entry));
+                }
             }
         }
         // It makes a full fence after it has stored the index.
@@ -702,8 +723,13 @@ impl Vring {
         if let Some(log) = &self.log
             && before.added() > 0
         {
-            for entry in entries {
-                log.used(used_entry_offset(entry), USED_ENTRY_BYTES);
+            // They may go on at the beginning of the ring.
+            let first = before.added_entry(0);
+            let until_end = before.added().min(self.layout.size - first);
+            let bytes = |entries| USED_ENTRY_BYTES * usize::from(entries);
+            log.used(used_entry_offset(first), bytes(until_end));
+            if until_end < before.added() {
+                log.used(ENTRIES_OFFSET, bytes(before.added() - until_end));
             }
             log.used(INDEX_OFFSET, 2);
         }

@@ -439,6 +439,84 @@ fn a_vring_that_is_attached_again_marks_what_it_announces() {
     assert_eq!(log.pages(), [USED]);
 }
 
+#[test]
+fn an_answer_whose_pages_were_told_is_marked_without_reading_its_chain_again() {
+    const TOLD: [Segment; 1] = [Segment {
+        addr: DATA + 0x5000,
+        len: 4096,
+    }];
+    let across = [Segment {
+        addr: TOLD[0].addr + 1,
+        ..TOLD[0]
+    }];
+    let told = vec![page(TOLD[0].addr), page(STATUS)];
+    let mut pair = Pair::new(0, 0);
+    pair.direct(&read_chain());
+    for (what, answers, mut expected) in [
+        ("one", vec![&TOLD[..]], told.clone()),
+        ("two", vec![&TOLD, &TOLD], told.clone()),
+        ("none", vec![], vec![]),
+        ("no data", vec![&[]], vec![page(STATUS)]),
+        ("data of two pages", vec![&across], read_pages()),
+        ("two segments", vec![&[TOLD[0]; 2]], read_pages()),
+        (
+            "one of two",
+            vec![&TOLD, &across],
+            [told, read_pages()].concat(),
+        ),
+    ] {
+        let log = Log::new();
+        pair.vring.set_log(log.vring());
+        for data in &answers {
+            pair.vring.log_written(data, STATUS);
+            pair.serve();
+        }
+        assert_eq!(log.pages(), NONE, "{what}: not published");
+        pair.vring.publish();
+        expected.extend((!answers.is_empty()).then_some(USED));
+        expected.sort_unstable();
+        expected.dedup();
+        assert_eq!(log.pages(), expected, "{what}");
+    }
+    // What was told of answers that are lost counts for no others.
+    let log = Log::new();
+    pair.vring.set_log(log.vring());
+    pair.vring.log_written(&TOLD, STATUS);
+    pair.serve();
+    pair.vring.detach();
+    let epoch = Epoch::from(pair.memory.clone());
+    pair.vring.attach(&epoch).unwrap();
+    pair.serve();
+    pair.vring.publish();
+    assert!(log.pages().contains(&page(DATA + 0x8000)));
+    // It is told the pages of one batch only.
+    let log = Log::new();
+    pair.vring.set_log(log.vring());
+    pair.vring.log_written(&TOLD, STATUS);
+    for _ in 0..2 {
+        pair.serve();
+        pair.vring.publish();
+    }
+    assert!(log.pages().contains(&page(DATA + 0x8000)));
+}
+
+#[test]
+fn more_answers_than_there_is_room_to_tell_are_all_marked() {
+    let mut pair = Pair::new(0, 0);
+    let log = Log::new();
+    pair.vring.set_log(log.vring());
+    for index in 0..=TOLD_MAX as u64 {
+        let addr = DATA + index * PAGE_BYTES;
+        pair.vring.log_written(&[Segment { addr, len: 1 }], STATUS);
+    }
+    pair.direct(&read_chain());
+    pair.serve();
+    pair.vring.publish();
+    let pages = log.pages();
+    let told = (0..TOLD_MAX as u64).map(|index| page(DATA) + index);
+    assert!(told.chain(read_pages()).all(|page| pages.contains(&page)));
+}
+
 /// A guest lengthens the chains of requests in flight.
 #[test]
 fn the_work_for_a_batch_is_bounded_and_then_all_memory_is_marked() {

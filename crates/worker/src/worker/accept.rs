@@ -32,6 +32,8 @@ pub(crate) struct Acceptance<'a, S> {
     pub(crate) laps: &'a mut Laps,
     /// The record needs details of each request: this lap is timed, or the next read is checked for zeroes.
     pub(crate) watched: bool,
+    /// As `watched`, or the vring has a dirty log.
+    pub(crate) noted: bool,
     pub(crate) run: InlineRun,
     /// Requests count against the disk's limits.
     pub(crate) is_limited: bool,
@@ -255,8 +257,13 @@ impl<S: Store> Acceptance<'_, S> {
             && let Some(op) = &whole
             && self.store.at_once(self.epoch, op)
         {
-            if self.watched {
-                lane.record.watch(request, data, self.epoch, self.laps);
+            if self.noted {
+                if self.watched {
+                    lane.record.watch(request, data, self.epoch, self.laps);
+                }
+                let is_read = request.verb == Verb::Read;
+                let written = if is_read { data } else { &[] };
+                lane.vring.log_written(written, status_addr);
             }
             self.ended(lane, request);
             return Pushed::Ended;

@@ -192,6 +192,7 @@ impl<S: Store> Worker<S> {
             ended: 0,
             laps: &mut meters.laps,
             watched: false,
+            noted: false,
             run: InlineRun::NONE,
             // They were counted when they came.
             is_limited: false,

@@ -121,6 +121,7 @@ impl<S: Store> Worker<S> {
         if active.is_limited && lane.is_throttled(device) {
             return Accepted::default();
         }
+        let watched = laps.is_timed() || lane.record.watches();
         let mut acceptance = Acceptance {
             reactor,
             store,
@@ -129,7 +130,8 @@ impl<S: Store> Worker<S> {
             lane_number: slot as u16,
             splitting,
             ended: 0,
-            watched: laps.is_timed() || lane.record.watches(),
+            watched,
+            noted: watched || lane.vring.is_logged(),
             run: InlineRun::NONE,
             // The daemon that died has counted the requests which it left in flight.
             is_limited: active.is_limited && lane.vring.again() == 0,
