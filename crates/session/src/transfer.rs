@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -18,11 +19,22 @@ const WITHIN: Duration = Duration::from_secs(10);
 /// Longest wait of a session for its end. The frontend asks when it has done its part, so only a thread without a CPU takes time.
 const ENDED_WITHIN: Duration = Duration::from_secs(2);
 
-/// A transfer that has begun.
+/// How often a transfer looks if anybody still wants it.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A transfer that has begun. One that is dropped gives its thread back, of which a disk has few.
 #[derive(Debug)]
 pub(crate) struct StateTransfer {
     /// What was read; nothing if it was written.
     ended: Receiver<io::Result<Option<Vec<u8>>>>,
+    _wanted: Arc<()>,
+}
+
+/// When a transfer is given up.
+#[derive(Debug)]
+struct Limit {
+    until: Instant,
+    wanted: Weak<()>,
 }
 
 impl StateTransfer {
@@ -32,35 +44,42 @@ impl StateTransfer {
         fd: Foreign,
         bytes: Vec<u8>,
     ) -> io::Result<StateTransfer> {
-        StateTransfer::begin(offload, fd, move |fd, until| {
-            write(fd, &bytes, until).map(|()| None)
+        StateTransfer::begin(offload, fd, move |fd, limit| {
+            write(fd, &bytes, limit).map(|()| None)
         })
     }
 
     /// Begins to read up to the end. Of more than `most` bytes not all are read.
     pub(crate) fn load(offload: &Offload, fd: Foreign, most: usize) -> io::Result<StateTransfer> {
-        StateTransfer::begin(offload, fd, move |fd, until| {
-            read(fd, most, until).map(Some)
+        StateTransfer::begin(offload, fd, move |fd, limit| {
+            read(fd, most, limit).map(Some)
         })
     }
 
     fn begin(
         offload: &Offload,
         fd: Foreign,
-        transfer: impl FnOnce(&OwnedFd, Instant) -> io::Result<Option<Vec<u8>>> + Send + 'static,
+        transfer: impl FnOnce(&OwnedFd, &Limit) -> io::Result<Option<Vec<u8>>> + Send + 'static,
     ) -> io::Result<StateTransfer> {
         let (sender, ended) = sync_channel(1);
-        let until = Instant::now() + WITHIN;
+        let wanted = Arc::new(());
+        let limit = Limit {
+            until: Instant::now() + WITHIN,
+            wanted: Arc::downgrade(&wanted),
+        };
         offload.start(move || {
             let done = match fd.fd() {
-                Some(fd) => transfer(fd, until),
+                Some(fd) => transfer(fd, &limit),
                 None => Err(io::ErrorKind::InvalidInput.into()),
             };
             // Given back first: a frontend reads up to the end before it asks how the transfer went.
             drop(fd);
             let _ = sender.send(done);
         })?;
-        Ok(StateTransfer { ended })
+        Ok(StateTransfer {
+            ended,
+            _wanted: wanted,
+        })
     }
 
     /// Waits for the end. Returns what was read; nothing if it was written.
@@ -71,19 +90,21 @@ impl StateTransfer {
 }
 
 /// Waits until the descriptor is ready.
-fn await_ready(fd: &OwnedFd, flags: PollFlags, until: Instant) -> io::Result<()> {
+fn await_ready(fd: &OwnedFd, flags: PollFlags, limit: &Limit) -> io::Result<()> {
     while !is_ready(fd, flags | PollFlags::HUP | PollFlags::ERR) {
-        if Instant::now() >= until {
+        let now = Instant::now();
+        if now >= limit.until || limit.wanted.strong_count() == 0 {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        wait(&mut [PollFd::new(fd, flags)], Some(until))?;
+        let look = limit.until.min(now + LOOK);
+        wait(&mut [PollFd::new(fd, flags)], Some(look))?;
     }
     Ok(())
 }
 
-fn write(fd: &OwnedFd, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+fn write(fd: &OwnedFd, mut bytes: &[u8], limit: &Limit) -> io::Result<()> {
     while !bytes.is_empty() {
-        await_ready(fd, PollFlags::OUT, until)?;
+        await_ready(fd, PollFlags::OUT, limit)?;
         match rustix::io::write(fd, bytes) {
             Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
             Err(Errno::INTR | Errno::AGAIN) => {}
@@ -93,11 +114,11 @@ fn write(fd: &OwnedFd, mut bytes: &[u8], until: Instant) -> io::Result<()> {
     Ok(())
 }
 
-fn read(fd: &OwnedFd, most: usize, until: Instant) -> io::Result<Vec<u8>> {
+fn read(fd: &OwnedFd, most: usize, limit: &Limit) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut piece = [0; 64];
     while bytes.len() <= most {
-        await_ready(fd, PollFlags::IN, until)?;
+        await_ready(fd, PollFlags::IN, limit)?;
         match rustix::io::read(fd, &mut piece) {
             Ok(0) => break,
             Ok(count) => bytes.extend_from_slice(piece.get(..count).unwrap_or_default()),

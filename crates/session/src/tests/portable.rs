@@ -158,3 +158,13 @@ fn a_state_that_never_comes_is_given_up() {
     assert_eq!(frontend.save().len(), PortableState::BYTES);
     frontend.end();
 }
+
+/// Otherwise a frontend could keep all threads of the disk that the other frontend needs too.
+#[test]
+fn a_transfer_that_is_replaced_frees_its_thread() {
+    let mut frontend = Frontend::negotiated();
+    let pipes: Vec<_> = (0..20).map(|_| pipe().unwrap()).collect();
+    for (reader, _writer) in &pipes {
+        assert_eq!(frontend.transfer(LOAD, reader), BEGUN);
+    }
+}
