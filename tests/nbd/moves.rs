@@ -13,7 +13,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cleave_tests::cases![a_guest_of_a_file_moves_to_its_export_and_back: QEMU]
 }
 
-/// It has negotiated all that the file offers.
+/// The guest has negotiated all that the file offers.
 fn a_guest_of_a_file_moves_to_its_export_and_back() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", SURVIVOR_DISK_BYTES);
