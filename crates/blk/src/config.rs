@@ -24,7 +24,7 @@ impl Face {
 /// Configuration space of one disk. Its bytes are generated on demand, so they always match these fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// What the guest sees besides the other fields.
+    /// The version of the device, which fixes the features and all of the space but the other fields.
     pub face: Face,
     /// Current size.
     pub capacity_bytes: u64,

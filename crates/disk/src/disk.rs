@@ -521,7 +521,7 @@ fn refuse_format(path: &Path, file: &File) -> Result<(), OpenError> {
 fn refuse_partitions(name: &str, file: &File, block_bytes: u32) -> Result<(), OpenError> {
     match other_partition_block(file, block_bytes) {
         Ok(Some(other)) => Err(OpenError::Partitions(name.to_owned(), other, block_bytes)),
-        // What cannot be read here is refused when its limits are found.
+        // An error of this read is reported when the limits of the disk are found.
         _ => Ok(()),
     }
 }

@@ -112,7 +112,7 @@ impl DirtyLog {
     }
 }
 
-/// What one vring marks in a log, and room to read its chains again.
+/// The marking of one vring in a log, with room to read its chains again.
 #[derive(Debug)]
 pub struct VringLog {
     log: Arc<DirtyLog>,

@@ -1,8 +1,8 @@
-//! What is offered to frontends.
+//! The numbers and the face that a session offers to its frontend.
 
 use cleave_blk::Face;
 
-/// What is offered to frontends.
+/// The offer to a frontend.
 #[derive(Debug, Clone)]
 pub struct SessionConfig {
     /// The device that a guest sees.

@@ -725,7 +725,8 @@ fn a_disk_that_is_acquired_has_the_size_that_it_has_by_then() {
     }
 }
 
-/// What was read before must not be read again from this host's memory. Not on a file system that is nothing but memory.
+/// After the locks were acquired, this host's page cache must not answer with old contents. A file system in memory is itself
+/// that cache, and is left out.
 #[test]
 fn a_disk_that_is_acquired_has_no_pages_in_the_cache() {
     let dir = TempDir::new_in(".").unwrap();

@@ -425,7 +425,7 @@ fn an_answer_in_an_earlier_table_is_marked_although_its_indirect_table_is_away()
     assert_eq!(log.pages(), expected);
 }
 
-/// What a vring announces when it comes back to memory is a write as well.
+/// A vring that comes back to memory asks for kicks there, which is a write to be marked.
 #[test]
 fn a_vring_that_is_attached_again_marks_what_it_announces() {
     let mut pair = Pair::new(feature::EVENT_IDX, 0);
@@ -478,7 +478,7 @@ fn an_answer_whose_pages_were_told_is_marked_without_reading_its_chain_again() {
         expected.dedup();
         assert_eq!(log.pages(), expected, "{what}");
     }
-    // What was told of answers that are lost counts for no others.
+    // Answers that are lost take what was told of them along: the next ones are not marked by it.
     let log = Log::new();
     pair.vring.set_log(log.vring());
     pair.vring.log_written(&TOLD, STATUS);

@@ -18,7 +18,7 @@ pub(super) struct Guest {
     pub(super) ending: oneshot::Receiver<Ending>,
 }
 
-/// Who is behind a frontend.
+/// The part that a frontend plays at its disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GuestKind {
     /// The guest that has the disk, or that of the frontend that came first.
