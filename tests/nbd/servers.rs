@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use cleave_client::Workload;
 use cleave_tests::http::get;
-use cleave_tests::{Daemon, Requirement, Scratch, pattern, run_to_exit, wait_until};
+use cleave_tests::{Daemon, Requirement, Scratch, has_listener, pattern, run_to_exit, wait_until};
 use serde_json::Value;
 
 pub(crate) const QEMU: Requirement = Requirement::Program("/usr/bin/qemu-nbd");
@@ -84,9 +84,7 @@ impl At {
     /// Returns true if a server listens there. A connection would use up one that the server permits.
     pub(crate) fn has_listener(&self) -> bool {
         match self {
-            At::Unix(path) => std::fs::read_to_string("/proc/net/unix")
-                .unwrap()
-                .contains(&*path.to_string_lossy()),
+            At::Unix(path) => has_listener(path),
             At::Tcp(port) => {
                 let listens = format!(":{port:04X} 00000000:0000 0A");
                 let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
