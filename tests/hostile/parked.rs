@@ -35,10 +35,11 @@ fn serve_once(client: &mut Client) -> Outcome {
     context(client.frontend().vring_base(0), "stop the second").map(drop)
 }
 
-/// As `serve_once`, but the daemon may also hang up, because the first frontend goes on. `is_taken` is true while the vring runs.
-fn serve_while(client: &mut Client, is_taken: &AtomicBool) -> Outcome {
+/// As `serve_once`, but the daemon may also hang up, because the first frontend goes on: then it returns false. `is_taken` is true
+/// while the vring runs.
+fn serve_while(client: &mut Client, is_taken: &AtomicBool) -> Result<bool, String> {
     let mut queue = match client.start_queue(0, &tiny()) {
-        Err(Error::Closed) => return Ok(()),
+        Err(Error::Closed) => return Ok(false),
         other => context(other, "start the second")?,
     };
     is_taken.store(true, Ordering::SeqCst);
@@ -47,7 +48,7 @@ fn serve_while(client: &mut Client, is_taken: &AtomicBool) -> Outcome {
     std::thread::sleep(Duration::from_millis(5));
     is_taken.store(false, Ordering::SeqCst);
     context(read, "read by the second")?;
-    context(client.frontend().vring_base(0), "stop the second").map(drop)
+    context(client.frontend().vring_base(0), "stop the second").map(|_| true)
 }
 
 fn parked(rows: &mut Vec<Row>) {
@@ -120,11 +121,26 @@ fn parked(rows: &mut Vec<Row>) {
                 context(client.frontend().vring_base(1), "stop")?;
                 other.join().unwrap()
             })?;
+            // Before that, its guest runs there.
+            drop(other);
             for index in 0..2 {
                 let base = client.queue(index).ring().reaped();
                 context(client.resume_queue(index, base), "start again")?;
             }
             check_both_vrings(&mut client)
+        },
+    ));
+    rows.push(row(
+        "a frontend that was taken over starts while the other is connected",
+        |daemon| {
+            let mut client = open(daemon)?;
+            let mut other = second(daemon)?;
+            let positions = context(client.stop(), "stop")?;
+            serve_once(&mut other)?;
+            let goes_on = client.go_on(&positions);
+            let is_hung_up = matches!(goes_on, Err(Error::Closed));
+            ensure(is_hung_up, || format!("it is not hung up: {goes_on:?}"))?;
+            serve_once(&mut other)
         },
     ));
     rows.push(row(
@@ -143,12 +159,23 @@ fn parked(rows: &mut Vec<Row>) {
                         serve_while(&mut other, &is_taken)
                     });
                     start.wait();
-                    // If the other was faster, the reply comes when that one has stopped.
-                    let goes_on = client.go_on(&positions);
-                    let both = is_taken.load(Ordering::SeqCst);
-                    other.join().unwrap()?;
-                    context(goes_on, &format!("round {round}: go on"))?;
-                    ensure(!both, || format!("round {round}: both are served"))
+                    let goes_on = match client.go_on(&positions) {
+                        // If the other was faster, the guest runs there.
+                        Err(Error::Closed) => Ok(false),
+                        goes_on => goes_on.map(|()| true),
+                    };
+                    let is_taken = is_taken.load(Ordering::SeqCst);
+                    let is_served = other.join().unwrap()?;
+                    let goes_on = context(goes_on, &format!("round {round}: go on"))?;
+                    let both = goes_on && is_taken;
+                    ensure(!both, || format!("round {round}: both are served"))?;
+                    ensure(goes_on != is_served, || {
+                        format!("round {round}: {goes_on} and {is_served}")
+                    })?;
+                    if is_served {
+                        client = open(daemon)?;
+                    }
+                    Ok(())
                 })?;
                 check_both_vrings(&mut client)?;
             }
@@ -161,6 +188,15 @@ fn parked(rows: &mut Vec<Row>) {
                 // One whose turn it is not is disconnected, or waits until the other has left.
                 let mut client = open(daemon)?;
                 exercise(&mut client)?;
+                let positions = context(client.stop(), "stop")?;
+                match client.go_on(&positions) {
+                    // The other was waiting, and has taken the disk over.
+                    Err(Error::Closed) => {}
+                    goes_on => {
+                        context(goes_on, "go on")?;
+                        exercise(&mut client)?;
+                    }
+                }
             }
             Ok(())
         };

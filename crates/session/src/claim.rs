@@ -45,7 +45,7 @@ impl SessionState {
     }
 
     fn await_claim(&self) -> Result<Claim, MessageRefusal> {
-        if let Some(claim) = self.claimant.claim() {
+        if let Some(claim) = self.claimant.claim()? {
             return Ok(claim);
         }
         let name = self.device.disk.name();
@@ -56,7 +56,7 @@ impl SessionState {
         });
         loop {
             self.pause(None)?;
-            if let Some(claim) = self.claimant.claim() {
+            if let Some(claim) = self.claimant.claim()? {
                 return Ok(claim);
             }
         }

@@ -67,7 +67,7 @@ pub const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(120);
 pub enum Ending {
     /// The frontend closed the connection, or `SessionHandle::hang_up` was called.
     HungUp,
-    /// The frontend broke the protocol, in this way.
+    /// The frontend broke the protocol in this way, or wanted a disk that another one had taken over from it.
     Refused(String),
     /// Guest memory was truncated, or a worker failed.
     Lost(String),

@@ -1,17 +1,31 @@
 //! Which session of a disk may serve vrings.
 //!
 //! While a guest moves to another VMM on this host, the frontends of both are connected. One of them *owns* the disk, the other
-//! is *parked*: it may do everything but start a vring. A session claims the disk before its first vring starts:
+//! is *parked*: it may do everything but start a vring. A session claims the disk before its first vring starts. What the sessions
+//! of a disk have:
 //!
 //! ```text
 //!          claim                 the last vring stops
 //!   Free ─────────► Serving ────────────────────────────► Idle
 //!     ▲                │    ◄────────────────────────────  │
-//!     │                │     claim of the owner: a parked  │
+//!     │                │     claim of the owner: the other │
 //!     │                │     session is hung up            │
 //!     └────────────────┴───────────────────────────────────┘
 //!       the owner ends, or it is idle and another session waits
 //! ```
+//!
+//! What one of them is:
+//!
+//! ```text
+//!            claim           another session claims the disk
+//!   Parked ─────────► Owner ─────────────────────────────────► TakenOver ──► hung up
+//!                       ▲                                          │  claim while the owner is connected
+//!                       └──────────────────────────────────────────┘
+//!                          claim when the owner has left
+//! ```
+//!
+//! The guest of a session that was taken over runs at the owner. If that session waited for its turn, it would start when the guest
+//! pauses, and two copies of one guest would write to the disk. When the owner has left, the VMM may take its guest back.
 //!
 //! An idle owner keeps its workers, because most guests only pause. It ends them before another session makes its own: a server
 //! may let in only so many connections, and a flush on one need not cover what was written on another.
@@ -23,7 +37,8 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags};
 
-use crate::fd::wait;
+use crate::MessageRefusal;
+use crate::fd::{is_ready, wait};
 use crate::possession::Possession;
 use crate::signals::{SessionSignals, Summons};
 
@@ -68,8 +83,18 @@ struct Sessions {
 #[derive(Debug)]
 struct Member {
     signals: Arc<SessionSignals>,
+    connection: Arc<UnixStream>,
     /// True while it waits for the disk.
     waits: bool,
+    /// True if it owns the disk or has owned it.
+    has_owned: bool,
+}
+
+impl Member {
+    /// Returns true if its frontend has closed the connection. The session ends when it sees that.
+    fn has_left(&self) -> bool {
+        is_ready(&self.connection, PollFlags::RDHUP | PollFlags::HUP)
+    }
 }
 
 /// What the owner has.
@@ -106,10 +131,15 @@ impl Sessions {
         members.filter(move |member| !Arc::ptr_eq(&member.signals, session))
     }
 
-    fn set_waits(&mut self, session: &Arc<SessionSignals>, waits: bool) {
+    fn member(&mut self, session: &Arc<SessionSignals>) -> Option<&mut Member> {
         let mut members = self.members.iter_mut();
-        let own = members.find(|member| Arc::ptr_eq(&member.signals, session));
-        own.into_iter().for_each(|member| member.waits = waits);
+        members.find(|member| Arc::ptr_eq(&member.signals, session))
+    }
+
+    /// Returns true if another session, which is still connected, has the disk.
+    fn are_owned_beside(&self, session: &Arc<SessionSignals>) -> bool {
+        let mut others = self.others(session);
+        others.any(|other| self.is_owner(&other.signals) && !other.has_left())
     }
 
     /// Frees the disk, and has those that wait claim it again.
@@ -137,7 +167,9 @@ impl Claimant {
     ) -> Claimant {
         owners.lock().members.push(Member {
             signals: signals.clone(),
+            connection: connection.clone(),
             waits: false,
+            has_owned: false,
         });
         Claimant {
             owners,
@@ -152,16 +184,27 @@ impl Claimant {
     }
 
     /// Takes the disk before the first vring starts. `None`: another session has it; claim again after each
-    /// [`pause`](Claimant::pause).
-    pub(crate) fn claim(&self) -> Option<Claim> {
+    /// [`pause`](Claimant::pause). Fails if that session has taken the disk over from this one.
+    pub(crate) fn claim(&self) -> Result<Option<Claim>, MessageRefusal> {
         let mut sessions = self.owners.lock();
         let is_owner = sessions.is_owner(&self.signals);
-        if !is_owner && sessions.hold != Hold::Free {
-            sessions.set_waits(&self.signals, true);
+        let is_owned = sessions.are_owned_beside(&self.signals);
+        let is_free = sessions.hold == Hold::Free;
+        let Some(own) = sessions.member(&self.signals) else {
+            return Err(MessageRefusal::Gone);
+        };
+        if own.has_owned && is_owned {
+            return Err(MessageRefusal::connection(
+                "it starts a vring, but another frontend has taken the disk over, and the guest runs there",
+            ));
+        }
+        own.waits = !is_owner && !is_free;
+        if own.waits {
             // If it is idle, it sees then that it must yield.
             sessions.owner.iter().for_each(|owner| owner.ring());
-            return None;
+            return Ok(None);
         }
+        own.has_owned = true;
         let is_first = |first: &Member| Arc::ptr_eq(&first.signals, &self.signals);
         let claim = if is_owner {
             let is_alone = sessions.others(&self.signals).next().is_none();
@@ -177,7 +220,6 @@ impl Claimant {
         };
         sessions.hold = Hold::Serving;
         sessions.owner = Some(self.signals.clone());
-        sessions.set_waits(&self.signals, false);
         self.signals.set_owns(true);
         for other in sessions.others(&self.signals) {
             other.signals.set_owns(false);
@@ -185,7 +227,7 @@ impl Claimant {
                 other.signals.hang_up();
             }
         }
-        Some(claim)
+        Ok(Some(claim))
     }
 
     /// Sleeps until the session is woken, its frontend leaves, or `until`. Returns why the session must end, if it must.

@@ -120,10 +120,8 @@ impl DiskServer {
         let name = self.disk.name();
         self.parkings.log(|more| match ending {
             Some(Ending::HungUp) => tracing::info!("{name}: the parked frontend {left}{more}"),
-            Some(Ending::Refused(why)) => tracing::warn!(
-                "{name}: the parked frontend broke the protocol and was let go: {why}{more}"
-            ),
-            Some(Ending::Lost(why)) => {
+            // It may also have started although the disk was taken over from it.
+            Some(Ending::Refused(why) | Ending::Lost(why)) => {
                 tracing::warn!("{name}: the parked frontend was let go: {why}{more}");
             }
             None => tracing::error!("{name}: the session of the parked frontend failed{more}"),

@@ -9,6 +9,7 @@ use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, simple};
 
 use super::running::Driver;
 use super::*;
+use crate::owner::Claim;
 use crate::vrings::UserAddrs;
 
 const NEEDS_RESET: u64 = 0x40;
@@ -126,13 +127,89 @@ fn a_parked_frontend_starts_when_the_other_has_stopped_all_vrings() {
     // The workers of the first have ended: only those of the second are left.
     assert_eq!(first.device.modes().len(), 1);
     assert!(first.is_alive());
-    // And back.
-    let driver = Driver::new(&first, 0);
-    first.send_kick(&driver);
-    first.waiting_settles_at(1);
-    assert_eq!(second.base(0), Some((0, 1)));
-    assert_eq!(first.answer(Req::SET_VRING_KICK.into()), Ack);
-    assert!(first.remote.owns() && second.is_alive());
+}
+
+/// Returns two frontends and their drivers. The second has taken the disk over from the first, and each driver has had one request.
+fn taken_over() -> [(Frontend, Driver); 2] {
+    let mut first = Frontend::with_memory();
+    let mut second = first.beside();
+    let mut driver = first.drive(0);
+    driver.request();
+    let mut next = second.wait_in_line();
+    assert_eq!(first.base(0), Some((0, 1)));
+    assert_eq!(second.answer(Req::SET_VRING_KICK.into()), Ack);
+    next.request();
+    [(first, driver), (second, next)]
+}
+
+/// An operator may continue the old guest by mistake. It must not write as soon as the new one pauses.
+#[test]
+fn a_frontend_that_was_taken_over_is_hung_up_if_it_starts_while_the_other_is_connected() {
+    for is_paused in [false, true] {
+        let [(mut first, driver), (mut second, mut next)] = taken_over();
+        if is_paused {
+            assert_eq!(second.base(0), Some((0, 1)));
+        }
+        assert!(first.is_alive(), "nothing is wrong so far");
+        assert_eq!(first.kick_on(&driver), Closed);
+        let ending = first.thread.join().unwrap();
+        let is_plain =
+            matches!(&ending, Ending::Refused(why) if why.contains("taken the disk over"));
+        assert!(is_plain, "{ending:?}");
+        assert_eq!(second.owners.waiting(), 0);
+        if is_paused {
+            assert_eq!(second.kick_on(&next), Ack);
+        }
+        next.request();
+    }
+}
+
+/// The new VMM was killed, and the old one goes on.
+#[test]
+fn a_frontend_that_was_taken_over_has_the_disk_again_when_the_other_has_left() {
+    let [(mut first, mut driver), (second, _)] = taken_over();
+    // Its session may not have ended yet.
+    drop(second.stream);
+    assert_eq!(first.kick_on(&driver), Ack);
+    driver.request();
+    assert!(first.remote.owns());
+    assert!(matches!(second.thread.join().unwrap(), Ending::HungUp));
+    // A new one finds the first in its place.
+    let mut third = first.beside();
+    let mut next = third.wait_in_line();
+    driver.request();
+    assert!(first.base(0).is_some());
+    assert_eq!(third.answer(Req::SET_VRING_KICK.into()), Ack);
+    next.request();
+}
+
+/// A member of these sessions, and the other end of its connection.
+fn member(owners: &Arc<Owners>) -> (Claimant, UnixStream) {
+    let (stream, frontend) = UnixStream::pair().unwrap();
+    let signals = Arc::new(SessionSignals::new().unwrap());
+    let claimant = Claimant::new(owners.clone(), signals, Arc::new(stream));
+    (claimant, frontend)
+}
+
+#[test]
+fn a_session_that_was_taken_over_waits_for_the_end_of_one_whose_frontend_has_left() {
+    let owners = Arc::default();
+    let (first, _frontend) = member(&owners);
+    let (second, frontend) = member(&owners);
+    assert_eq!(first.claim(), Ok(Some(Claim::First)));
+    assert_eq!(second.claim(), Ok(None));
+    first.stopped();
+    assert!(first.must_yield());
+    first.give_up();
+    assert_eq!(second.claim(), Ok(Some(Claim::TakenOver)));
+    assert!(matches!(first.claim(), Err(MessageRefusal::Connection(_))));
+    assert_eq!(owners.waiting(), 0);
+    drop(frontend);
+    assert_eq!(first.claim(), Ok(None), "its requests are under way");
+    assert_eq!(owners.waiting(), 1);
+    drop(second);
+    assert_eq!(first.claim(), Ok(Some(Claim::First)));
+    assert_eq!(owners.waiting(), 0);
 }
 
 #[test]
@@ -194,9 +271,14 @@ fn one_at_a_time_is_served_however_they_start() {
     let contend = || {
         let mut frontend = connect();
         for _ in 0..300 {
-            // One that is hung up because the other has started again is a new frontend then.
+            // The other has started again, or has taken the disk over: this one is hung up, and comes back as a new frontend.
             while !tries_to_start(&mut frontend) {
-                frontend = connect();
+                let hung_up = std::mem::replace(&mut frontend, connect());
+                match hung_up.end() {
+                    Ending::HungUp => {}
+                    Ending::Refused(why) if why.contains("taken the disk over") => {}
+                    ending => panic!("{ending:?}"),
+                }
             }
             assert!(!serving.swap(true, Ordering::SeqCst), "two are served");
             assert_eq!(device.modes().len(), 1);
