@@ -202,6 +202,10 @@ impl DiskPossession {
 }
 
 impl Possession for DiskPossession {
+    fn is_here(&self) -> bool {
+        self.is_active()
+    }
+
     fn hand_over(&self) {
         {
             let mut held = lock(&self.state);

@@ -8,6 +8,7 @@ use cleave_worker::Incident;
 
 use crate::MessageRefusal;
 use crate::owner::Claim;
+use crate::possession::Possession;
 use crate::signals::Summons;
 use crate::state::SessionState;
 
@@ -108,16 +109,59 @@ impl SessionState {
             return Ok(());
         }
         self.has_retired |= self.device.totals().retired != self.retired_before;
-        // Requests that are left make the disk no other host's: they are repeated here.
-        if std::mem::take(&mut self.is_leaving) && !self.vrings.have_left() {
-            self.await_settled()?;
-            self.flush()?;
-            if let Some(possession) = self.claimant.possession() {
-                possession.hand_over();
-            }
+        if self.leaves() {
+            self.hand_over()?;
         }
         self.claimant.stopped();
         Ok(())
+    }
+
+    /// Stops all vrings when the connection has ended. If none ran, the guest may have moved nevertheless, from its firmware or
+    /// with a driver that was reset: then this is all that tells of it.
+    pub(crate) fn finish(&mut self) {
+        if self.vrings.any_running() {
+            // A worker that is gone has nothing left to drain.
+            let _ = self.drain();
+        } else if let Err(MessageRefusal::Lost(why)) = self.leave() {
+            let name = self.device.disk.name();
+            let line = |more: &str| tracing::warn!("{name}: its guest has moved: {why}{more}");
+            self.device.logs.owners.log(line);
+        }
+    }
+
+    /// Hands the disk over while no vring runs, if the guest has left and no other session has the disk.
+    fn leave(&mut self) -> Result<(), MessageRefusal> {
+        if !self.leaves() || self.device.is_lost() || !self.claimant.claim_last() {
+            return Ok(());
+        }
+        self.log.check_kept()?;
+        let mut possession = self.claimant.possession().into_iter();
+        if !possession.any(Possession::is_here) {
+            return Ok(());
+        }
+        // There may be none, and an earlier session may have written without a flush.
+        self.workers.start(0, &self.device, &self.memory)?;
+        self.hand_over()
+    }
+
+    /// Returns true once if the guest leaves and nothing keeps the disk here.
+    fn leaves(&mut self) -> bool {
+        // Requests that are left make the disk no other host's: they are repeated here.
+        std::mem::take(&mut self.is_leaving) && !self.vrings.have_left()
+    }
+
+    fn hand_over(&self) -> Result<(), MessageRefusal> {
+        self.await_settled()?;
+        self.flush()?;
+        if let Some(possession) = self.claimant.possession() {
+            possession.hand_over();
+        }
+        Ok(())
+    }
+
+    /// Notes what a dirty log that has come into force, or has left it, says while no vring runs.
+    pub(crate) fn after_log(&mut self) {
+        self.is_leaving |= self.is_logged() && !self.vrings.any_running();
     }
 
     /// Waits until the disk's server has ended what a killed daemon sent it, which would overtake what the other host writes.

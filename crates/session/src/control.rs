@@ -285,6 +285,7 @@ impl SessionState {
     ) -> Result<(), MessageRefusal> {
         let log = &mut self.log;
         let before = log.replace(file, file_offset, len_bytes, &self.memory)?;
+        self.after_log();
         self.mark_in_log()?;
         before.check_kept()
     }

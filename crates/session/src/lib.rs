@@ -139,8 +139,7 @@ impl Session {
                 break ending_of(refusal);
             }
         };
-        // All in parallel rather than worker by worker. A worker that is gone has nothing left to drain.
-        let _ = self.relay.state().drain();
+        self.relay.state().finish();
         legs::log_totals(&self.relay.state());
         drop(self.relay);
         // The frontend learns of the end only now, because until here its memory might have been written. By a

@@ -230,6 +230,19 @@ impl Claimant {
         Ok(Some(claim))
     }
 
+    /// Takes the disk at the end of the session, so that no other session starts before this one is dropped. Returns false if
+    /// another one has it.
+    pub(crate) fn claim_last(&self) -> bool {
+        let mut sessions = self.owners.lock();
+        let is_owner = sessions.is_owner(&self.signals);
+        if sessions.owner.is_some() && !is_owner {
+            return false;
+        }
+        sessions.hold = Hold::Serving;
+        sessions.owner = Some(self.signals.clone());
+        true
+    }
+
     /// Sleeps until the session is woken, its frontend leaves, or `until`. Returns why the session must end, if it must.
     pub(crate) fn pause(&self, until: Option<Instant>) -> std::io::Result<Option<Summons>> {
         let mut fds = [

@@ -2,8 +2,11 @@
 
 /// The right to a disk's bytes, which moves between hosts with the guest.
 pub trait Possession: std::fmt::Debug + Send + Sync {
+    /// Returns true if this host has the disk.
+    fn is_here(&self) -> bool;
     /// Gives the disk up. Called when the last vring has stopped while a dirty log was in force, which means that the guest
-    /// moves: every request is done and the store is flushed. The frontend gets its last position after this.
+    /// moves: every request is done and the store is flushed. The frontend gets its last position after this. Also called at the
+    /// end of a connection that had a log while no vring ran.
     fn hand_over(&self);
     /// Takes the disk before the first vring starts. `Ok(false)`: another has it, so ask again in a while; the disk says so
     /// itself. `Err`: it can never be had.

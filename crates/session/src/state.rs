@@ -90,7 +90,7 @@ pub(crate) struct SessionState {
     pub(crate) cache_mode: Option<bool>,
     /// This session has owned the disk.
     pub(crate) has_owned: bool,
-    /// A vring has stopped while a dirty log was in force, so the guest moves if the others stop too.
+    /// A dirty log was in force when a vring stopped, or while none ran. So the guest moves if no vring starts any more.
     pub(crate) is_leaving: bool,
     channel: Option<Channel>,
     /// The transfer of the device's state that has begun and was not checked yet.
@@ -221,6 +221,7 @@ impl SessionState {
             return Err(refusal);
         }
         self.features = Some(taken);
+        self.after_log();
         self.mark_in_log()
     }
 

@@ -19,10 +19,10 @@ const DATA: u64 = 128;
 const NONE: [u64; 0] = [];
 
 /// A log as Cloud Hypervisor makes it: its length is a multiple of nothing.
-struct Log(File);
+pub(super) struct Log(pub(super) File);
 
 impl Log {
-    fn new() -> Log {
+    pub(super) fn new() -> Log {
         Log(memory_file(LOG_BYTES))
     }
 
@@ -58,7 +58,7 @@ impl Frontend {
         }
     }
 
-    fn put(&mut self, log: &Log) {
+    pub(super) fn put(&mut self, log: &Log) {
         assert_eq!(self.send_log(0x1, &longs(&[LOG_BYTES, 0]), &log.0), Ack);
     }
 
@@ -69,7 +69,7 @@ impl Frontend {
         std::mem::replace(log, next).pages()
     }
 
-    fn set_features(&mut self, features: u64) -> Answer {
+    pub(super) fn set_features(&mut self, features: u64) -> Answer {
         self.request(Req::SET_FEATURES, &longs(&[features]))
     }
 

@@ -7,6 +7,7 @@ use cleave_guest::RegionSpec;
 use cleave_tests::Scratch;
 use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, simple};
 
+use super::dirty::Log;
 use super::running::Driver;
 use super::*;
 use crate::owner::Claim;
@@ -396,6 +397,10 @@ impl Possession for Hosts {
         self.handed.lock().unwrap().push(flushes);
     }
 
+    fn is_here(&self) -> bool {
+        !self.is_taken.load(Ordering::SeqCst)
+    }
+
     fn take(&self) -> Result<bool, String> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         match self.fault.get() {
@@ -469,8 +474,9 @@ fn a_disk_that_can_never_be_had_ends_the_session() {
 struct Bench {
     state: SessionState,
     hosts: Arc<Hosts>,
+    owners: Arc<Owners>,
+    frontend: UnixStream,
     _scratch: Scratch,
-    _frontend: UnixStream,
 }
 
 impl Bench {
@@ -489,11 +495,9 @@ impl Bench {
         let hosts = Arc::new(Hosts::default());
         hosts.server.set(server).unwrap();
         let (stream, frontend) = UnixStream::pair().unwrap();
-        let claimant = Claimant::new(
-            Arc::new(Owners::of(hosts.clone())),
-            Arc::new(SessionSignals::new().unwrap()),
-            Arc::new(stream),
-        );
+        let owners = Arc::new(Owners::of(hosts.clone()));
+        let signals = Arc::new(SessionSignals::new().unwrap());
+        let claimant = Claimant::new(owners.clone(), signals, Arc::new(stream));
         let mut state = SessionState::new(device, Offload::default(), &CONFIG, claimant).unwrap();
         let region = RegionSpec {
             guest_addr: 0,
@@ -506,8 +510,9 @@ impl Bench {
         Bench {
             state,
             hosts,
+            owners,
+            frontend,
             _scratch: scratch,
-            _frontend: frontend,
         }
     }
 
@@ -579,15 +584,142 @@ fn the_disk_is_handed_over_after_a_flush_when_the_guest_moves() {
     bench.state.stop_vring(0).unwrap();
     bench.state.stop_vring(1).unwrap();
     assert_eq!(bench.handed(), [1, 2]);
-    // QEMU before 8.1 stops all by a reset. A frontend that leaves hands nothing over.
+    // QEMU before 8.1 stops all by a reset.
     bench.start(0);
     bench.log(true);
     bench.state.reset().unwrap();
     assert_eq!(bench.handed(), [1, 2, 3]);
-    bench.log(true);
-    bench.start(0);
-    bench.state.drain().unwrap();
-    assert_eq!(bench.handed(), [1, 2, 3]);
+}
+
+/// What has been before a connection ends.
+type Past = fn(&mut Bench);
+
+/// No message tells that a guest leaves whose driver does not run.
+#[test]
+fn the_end_of_a_connection_hands_the_disk_over_if_the_guest_has_left_with_no_vring_running() {
+    let rows: [(&str, Past, &[usize]); 9] = [
+        ("no log", |_| (), &[]),
+        ("a log", |bench| bench.log(true), &[1]),
+        (
+            "a log that ends before the connection, as with Cloud Hypervisor",
+            |bench| {
+                bench.log(true);
+                bench.log(false);
+            },
+            &[1],
+        ),
+        (
+            "a log after a reset of the driver",
+            |bench| {
+                bench.start(1);
+                bench.state.reset().unwrap();
+                bench.log(true);
+            },
+            &[1],
+        ),
+        (
+            "a move that failed before the driver started",
+            |bench| {
+                bench.log(true);
+                bench.log(false);
+                bench.start(0);
+                bench.state.stop_vring(0).unwrap();
+            },
+            &[],
+        ),
+        (
+            "a VMM that dies with its guest",
+            |bench| {
+                bench.log(true);
+                bench.start(0);
+                bench.start(1);
+                bench.state.stop_vring(0).unwrap();
+            },
+            &[],
+        ),
+        (
+            "a move that was told of before",
+            |bench| {
+                bench.log(true);
+                bench.start(0);
+                bench.state.stop_vring(0).unwrap();
+            },
+            &[1],
+        ),
+        (
+            "a disk of another host",
+            |bench| {
+                bench.hosts.is_taken.store(true, Ordering::SeqCst);
+                bench.log(true);
+            },
+            &[],
+        ),
+        (
+            "a disk of another frontend",
+            |bench| {
+                let (other, _frontend) = member(&bench.owners);
+                assert_eq!(other.claim(), Ok(Some(Claim::TakenOver)));
+                // It stays to the end of the test.
+                std::mem::forget(other);
+                bench.log(true);
+            },
+            &[],
+        ),
+    ];
+    for (what, past, expected) in rows {
+        let mut bench = Bench::new();
+        bench.log(false);
+        past(&mut bench);
+        bench.frontend.shutdown(std::net::Shutdown::Both).unwrap();
+        bench.state.finish();
+        assert_eq!(bench.handed(), expected, "{what}");
+        if expected.is_empty() && !bench.state.has_owned {
+            assert!(bench.state.device.modes().is_empty(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_frontend_that_comes_back_takes_the_disk_again() {
+    let hosts = Arc::new(Hosts::default());
+    let owners = Arc::new(Owners::of(hosts.clone()));
+    let device = device();
+    let connect = || Frontend::connect_to(device.clone(), owners.clone()).negotiate();
+    let mut first = connect().share_memory();
+    first.put(&Log::new());
+    assert_eq!(first.set_features(FEATURES | feature::LOG_ALL), Ack);
+    assert!(matches!(first.end(), Ending::HungUp));
+    assert_eq!(hosts.handed.lock().unwrap().len(), 1);
+    hosts.is_taken.store(true, Ordering::SeqCst);
+    let mut second = connect().share_memory();
+    let mut driver = Driver::new(&second, 0);
+    second.configure(0);
+    assert_eq!(second.request(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+    second.send_kick(&driver);
+    asked_more(&hosts);
+    hosts.is_taken.store(false, Ordering::SeqCst);
+    assert_eq!(second.answer(Req::SET_VRING_KICK.into()), Ack);
+    driver.request();
+}
+
+/// Otherwise the guest would continue elsewhere without what was written here.
+#[test]
+fn a_disk_whose_log_was_cut_is_not_handed_over_at_the_end() {
+    let hosts = Arc::new(Hosts::default());
+    let frontend = Frontend::connect_to(device(), Arc::new(Owners::of(hosts.clone())));
+    let mut frontend = frontend.negotiate().share_memory();
+    let mut drivers = [frontend.drive(0), frontend.drive(1)];
+    let log = Log::new();
+    frontend.put(&log);
+    assert_eq!(frontend.set_features(FEATURES | feature::LOG_ALL), Ack);
+    drivers.iter_mut().for_each(Driver::request);
+    assert_eq!(frontend.base(0), Some((0, 1)));
+    rustix::fs::ftruncate(&log.0, 0).unwrap();
+    drivers[1].request();
+    drivers[1].request();
+    assert_eq!(frontend.base(1), None);
+    assert!(matches!(frontend.end(), Ending::Refused(_)));
+    assert!(hosts.handed.lock().unwrap().is_empty());
 }
 
 #[test]
