@@ -190,7 +190,7 @@ impl SessionState {
             if are_done {
                 return Ok(());
             }
-            std::thread::sleep(FLUSH_AGAIN);
+            self.pause(Some(Instant::now() + FLUSH_AGAIN))?;
         }
     }
 

@@ -475,6 +475,7 @@ struct Bench {
     state: SessionState,
     hosts: Arc<Hosts>,
     owners: Arc<Owners>,
+    signals: Arc<SessionSignals>,
     frontend: UnixStream,
     _scratch: Scratch,
 }
@@ -497,7 +498,7 @@ impl Bench {
         let (stream, frontend) = UnixStream::pair().unwrap();
         let owners = Arc::new(Owners::of(hosts.clone()));
         let signals = Arc::new(SessionSignals::new().unwrap());
-        let claimant = Claimant::new(owners.clone(), signals, Arc::new(stream));
+        let claimant = Claimant::new(owners.clone(), signals.clone(), Arc::new(stream));
         let mut state = SessionState::new(device, Offload::default(), &CONFIG, claimant).unwrap();
         let region = RegionSpec {
             guest_addr: 0,
@@ -511,6 +512,7 @@ impl Bench {
             state,
             hosts,
             owners,
+            signals,
             frontend,
             _scratch: scratch,
         }
@@ -720,6 +722,35 @@ fn a_disk_whose_log_was_cut_is_not_handed_over_at_the_end() {
     assert_eq!(frontend.base(1), None);
     assert!(matches!(frontend.end(), Ending::Refused(_)));
     assert!(hosts.handed.lock().unwrap().is_empty());
+}
+
+/// An NBD disk whose server is away takes no flush for as long as that lasts.
+#[test]
+fn a_flush_that_is_repeated_ends_with_the_session() {
+    let mut bench = Bench::new();
+    let is_held = Arc::new(AtomicBool::new(true));
+    bench.hosts.server.get().unwrap().hold_flushes(&is_held);
+    bench.log(true);
+    bench.start(0);
+    let device = bench.state.device.clone();
+    let mut waiting = Vec::new();
+    // Until the worker has room for no other.
+    loop {
+        match device.sync().remove(0).wait_for(Duration::from_millis(1)) {
+            Err(pending) => waiting.push(pending),
+            Ok(answer) => break assert_eq!(answer, None),
+        }
+    }
+    bench.signals.hang_up();
+    let (done, is_done) = std::sync::mpsc::channel();
+    let state = &mut bench.state;
+    std::thread::scope(|scope| {
+        scope.spawn(move || done.send(state.stop_vring(0)));
+        let stopped = is_done.recv_timeout(PATIENCE);
+        is_held.store(false, Ordering::SeqCst);
+        assert_eq!(stopped, Ok(Err(MessageRefusal::Gone)));
+    });
+    assert!(bench.handed().is_empty());
 }
 
 #[test]
