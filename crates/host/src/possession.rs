@@ -16,8 +16,8 @@
 //! If the locks are had at once, nobody sees that the disk was waited for.
 //!
 //! Locks are taken and released on threads of their own, because storage may take long to answer, and a session must not make
-//! the calls that this needs. At most one such thread is under way. What it acquires for a session that does not ask any more,
-//! it releases.
+//! the calls that this needs. The size of a disk that another host has is looked at in the same way. At most one such thread takes
+//! locks or looks. What it acquires for a session that does not ask any more, it releases.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,7 +51,7 @@ pub(crate) struct DiskPossession {
     state: Mutex<Holding>,
     /// The attempt to acquire the disk. Locked before the state.
     attempt: Mutex<Option<Attempt>>,
-    /// One permit, which an attempt has to its end.
+    /// One permit, which an attempt or a look at the size has to its end.
     turn: Arc<Semaphore>,
     run: Box<dyn Fn(LockJob) + Send + Sync>,
     tell: Box<dyn Fn(Value) + Send + Sync>,
@@ -278,6 +278,21 @@ impl Possession for DiskPossession {
         }
         Ok(false)
     }
+
+    fn look(&self) -> Option<Receiver<()>> {
+        if self.is_active() {
+            return None;
+        }
+        let turn = self.turn.clone().try_acquire_owned().ok()?;
+        let (looks, look) = sync_channel(0);
+        let disk = self.disk.clone();
+        (self.run)(Box::new(move || {
+            // An error comes again when the disk is acquired.
+            let _ = disk.refresh();
+            drop((turn, looks));
+        }));
+        Some(look)
+    }
 }
 
 /// Releases a disk. One that cannot be released may keep another host waiting, but harms nobody.
@@ -447,6 +462,30 @@ mod tests {
             possession.state()
         });
         assert_eq!(outcome, PossessionState::Active);
+    }
+
+    /// Its guest's state has the size that the disk has there.
+    #[test]
+    fn the_size_is_looked_at_while_the_disk_is_another_hosts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = image(&folder);
+        let (active, _) = of(&path, Locking::AtOpen, on_a_thread);
+        assert!(active.look().is_none(), "its size is watched");
+        let (jobs, taken) = channel();
+        let (possession, _) = of(&path, Locking::Later, kept(&jobs));
+        let look = possession.look().unwrap();
+        assert!(possession.look().is_none(), "one is under way");
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(2 << 20).unwrap();
+        taken.try_recv().unwrap()();
+        assert!(look.recv().is_err());
+        assert_eq!(possession.disk.capacity_bytes(), 2 << 20);
+        assert!(possession.look().is_some());
+        // It does not keep the disk from being acquired.
+        taken.try_recv().unwrap()();
+        active.hand_over();
+        assert_eq!(possession.take(), Ok(false));
+        assert!(taken.try_recv().is_ok());
     }
 
     #[test]

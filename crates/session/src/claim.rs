@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use cleave_worker::Incident;
@@ -14,6 +15,9 @@ use crate::state::SessionState;
 
 /// How often to ask for a disk that another host has.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// Longest wait for the size of a disk that another host has, and how often the session looks if it has to end meanwhile.
+const LOOK_WITHIN: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(20);
 /// Pause before workers are asked to flush once more.
 const FLUSH_AGAIN: Duration = Duration::from_millis(100);
 
@@ -70,6 +74,19 @@ impl SessionState {
         };
         while !possession.take().map_err(MessageRefusal::lost)? {
             self.pause(Some(Instant::now() + ASK_AGAIN))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the size is known of a disk that another host has. Storage that does not answer is not waited for: the size
+    /// that was known may be right, and if not, the disk is of no use now.
+    pub(crate) fn await_size(&self) -> Result<(), MessageRefusal> {
+        let look = self.claimant.possession().and_then(Possession::look);
+        let until = Instant::now() + LOOK_WITHIN;
+        let goes_on =
+            |look: &Receiver<()>| look.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout);
+        while look.as_ref().is_some_and(goes_on) && Instant::now() < until {
+            self.pause(Some(Instant::now()))?;
         }
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! The right to a disk's bytes, as a session uses it.
 
+use std::sync::mpsc::Receiver;
+
 /// The right to a disk's bytes, which moves between hosts with the guest.
 pub trait Possession: std::fmt::Debug + Send + Sync {
     /// Returns true if this host has the disk.
@@ -11,4 +13,7 @@ pub trait Possession: std::fmt::Debug + Send + Sync {
     /// Takes the disk before the first vring starts. `Ok(false)`: another has it, so ask again in a while; the disk says so
     /// itself. `Err`: it can never be had.
     fn take(&self) -> Result<bool, String>;
+    /// Begins to look at the size of a disk that this host does not have, because another host may have made it larger. Nothing is
+    /// ever received: the sender goes when that is done. `None`: the size is known, or an earlier look does not end.
+    fn look(&self) -> Option<Receiver<()>>;
 }

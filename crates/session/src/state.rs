@@ -475,6 +475,7 @@ impl SessionState {
         let Some(bytes) = transfer.end().map_err(untransferred)? else {
             return Ok(());
         };
+        self.await_size()?;
         let state = PortableState::parse(&bytes);
         let state = state.and_then(|state| state.fits(self.portable()).map(|()| state));
         let state = state.map_err(|why| MessageRefusal::message(why.to_string()))?;

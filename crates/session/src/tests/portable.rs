@@ -1,6 +1,9 @@
 //! The state of the device, which moves to another host with its guest.
 
 use std::io::{PipeReader, PipeWriter, pipe};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use cleave_tests::Scratch;
 
 use super::*;
 use crate::portable::PortableState;
@@ -167,4 +170,81 @@ fn a_transfer_that_is_replaced_frees_its_thread() {
     for (reader, _writer) in &pipes {
         assert_eq!(frontend.transfer(LOAD, reader), BEGUN);
     }
+}
+
+/// The possession of a disk that another host has, and may have enlarged.
+#[derive(Debug)]
+struct Elsewhere {
+    disk: Arc<Disk>,
+    /// Storage that does not answer: looks at the size that do not end.
+    stuck: Option<Mutex<Vec<SyncSender<()>>>>,
+}
+
+impl Possession for Elsewhere {
+    fn is_here(&self) -> bool {
+        false
+    }
+
+    fn hand_over(&self) {
+        panic!("it is not here");
+    }
+
+    fn take(&self) -> Result<bool, String> {
+        Ok(false)
+    }
+
+    fn look(&self) -> Option<Receiver<()>> {
+        let (looks, look) = sync_channel(0);
+        match &self.stuck {
+            Some(stuck) => stuck.lock().unwrap().push(looks),
+            None => {
+                let disk = self.disk.clone();
+                std::thread::spawn(move || {
+                    // Longer than the session waits between two looks if it has to end.
+                    std::thread::sleep(Duration::from_millis(100));
+                    disk.refresh().unwrap();
+                    drop(looks);
+                });
+            }
+        }
+        Some(look)
+    }
+}
+
+/// Connects the frontend of a disk that another host has. Returns it with the file of the disk.
+fn elsewhere(scratch: &Scratch, stuck: Option<Mutex<Vec<SyncSender<()>>>>) -> (Frontend, File) {
+    let path = scratch.image("disk", CAPACITY);
+    let device = device_of(&DiskSpec::Path(path.clone()));
+    let owners = Owners::of(Arc::new(Elsewhere {
+        disk: device.disk.clone(),
+        stuck,
+    }));
+    let frontend = Frontend::connect_to(device, Arc::new(owners)).negotiate();
+    (frontend, File::options().write(true).open(path).unwrap())
+}
+
+#[test]
+fn a_state_fits_a_disk_that_has_grown_at_the_other_host() {
+    let scratch = Scratch::new();
+    let (mut frontend, file) = elsewhere(&scratch, None);
+    let grown = PortableState {
+        capacity_bytes: 2 * CAPACITY,
+        ..PortableState::parse(&frontend.save()).unwrap()
+    };
+    assert_eq!(frontend.load(&grown.to_bytes()), 1);
+    file.set_len(2 * CAPACITY).unwrap();
+    assert_eq!(frontend.load(&grown.to_bytes()), 0);
+    assert_eq!(
+        message::long(&frontend.config(0, 8).unwrap(), 12),
+        2 * CAPACITY / 512
+    );
+}
+
+#[test]
+fn storage_that_does_not_answer_holds_no_state_up() {
+    let scratch = Scratch::new();
+    let (mut frontend, _file) = elsewhere(&scratch, Some(Mutex::default()));
+    let state = frontend.save();
+    assert_eq!(frontend.load(&state), 0, "the size that was known");
+    assert!(matches!(frontend.end(), Ending::HungUp));
 }
