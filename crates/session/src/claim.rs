@@ -176,9 +176,21 @@ impl SessionState {
         Ok(())
     }
 
-    /// Notes what a dirty log that has come into force, or has left it, says while no vring runs.
-    pub(crate) fn after_log(&mut self) {
-        self.is_leaving |= self.is_logged() && !self.vrings.any_running();
+    /// Notes that a dirty log has come into force: the guest is about to move.
+    pub(crate) fn begin_move(&mut self) {
+        self.is_leaving |= !self.vrings.any_running();
+        let disk = &self.device.disk;
+        if disk.is_direct() == Some(false) && !disk.limits().read_only {
+            let name = disk.name();
+            let line = |more: &str| {
+                tracing::warn!(
+                    "{name}: its guest begins to move, and this host writes through its page cache: if this daemon is killed \
+                     before the guest has left, the other host may read old data, unless both are clients of a network file \
+                     system that keeps their caches alike; open the disk with direct on{more}"
+                );
+            };
+            self.device.logs.owners.log(line);
+        }
     }
 
     /// Waits until the disk's server has ended what a killed daemon sent it, which would overtake what the other host writes.

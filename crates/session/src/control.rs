@@ -283,9 +283,12 @@ impl SessionState {
         file_offset: u64,
         len_bytes: u64,
     ) -> Result<(), MessageRefusal> {
+        let was_logged = self.is_logged();
         let log = &mut self.log;
         let before = log.replace(file, file_offset, len_bytes, &self.memory)?;
-        self.after_log();
+        if self.is_logged() && !was_logged {
+            self.begin_move();
+        }
         self.mark_in_log()?;
         before.check_kept()
     }

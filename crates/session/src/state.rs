@@ -215,13 +215,16 @@ impl SessionState {
 
     pub(crate) fn set_features(&mut self, features: u64) -> Result<(), MessageRefusal> {
         let taken = self.check_features(features)?;
+        let was_logged = self.is_logged();
         let before = std::mem::replace(&mut self.log.marks_all, features & feature::LOG_ALL != 0);
         if let Err(refusal) = self.log.fit(&self.memory, &self.vrings) {
             self.log.marks_all = before;
             return Err(refusal);
         }
         self.features = Some(taken);
-        self.after_log();
+        if self.is_logged() && !was_logged {
+            self.begin_move();
+        }
         self.mark_in_log()
     }
 

@@ -493,13 +493,17 @@ impl Bench {
     /// `query`: the end of the disk's URI.
     fn of(query: &str, prepare: impl FnOnce(&mut Disk)) -> Bench {
         let scratch = Scratch::new();
+        let hosts = Arc::new(Hosts::default());
         let server = NbdServer::start(&scratch.join("nbd"), Export::able(CAPACITY));
         let spec = server.uri(query).parse().unwrap();
         let mut disk = Disk::open(&spec, &OpenOptions::default()).unwrap();
         prepare(&mut disk);
-        let device = device_on(disk);
-        let hosts = Arc::new(Hosts::default());
         hosts.server.set(server).unwrap();
+        Bench::on(disk, hosts, scratch)
+    }
+
+    fn on(disk: Disk, hosts: Arc<Hosts>, scratch: Scratch) -> Bench {
+        let device = device_on(disk);
         let (stream, frontend) = UnixStream::pair().unwrap();
         let owners = Arc::new(Owners::of(hosts.clone()));
         let signals = Arc::new(SessionSignals::new().unwrap());
@@ -786,4 +790,55 @@ fn a_disk_is_handed_over_when_what_a_killed_daemon_sent_has_ended() {
     bench.state.stop_vring(0).unwrap();
     assert_eq!(bench.handed().len(), 1);
     assert_eq!(bench.state.device.unsettled_for(), None);
+}
+
+/// Counts warnings.
+#[derive(Clone, Default)]
+struct Warnings(Arc<AtomicUsize>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// What a killed daemon leaves in the page cache is not seen by the other host.
+#[test]
+fn a_move_of_a_disk_behind_the_page_cache_is_warned_of_once() {
+    let file = |scratch: &Scratch| DiskSpec::Path(scratch.image("disk", CAPACITY));
+    let memory = |_: &Scratch| DiskSpec::Null(CAPACITY);
+    let rows: [(&str, &dyn Fn(&Scratch) -> DiskSpec, bool, usize); 3] = [
+        ("a file", &file, false, 1),
+        ("a file that is not written", &file, true, 0),
+        ("memory", &memory, false, 0),
+    ];
+    for (what, spec, read_only, expected) in rows {
+        let scratch = Scratch::new();
+        let options = OpenOptions {
+            direct: Direct::Off,
+            read_only,
+            ..OpenOptions::default()
+        };
+        let disk = Disk::open(&spec(&scratch), &options).unwrap();
+        let mut bench = Bench::on(disk, Arc::default(), scratch);
+        let warnings = Warnings::default();
+        tracing::subscriber::with_default(warnings.clone(), || {
+            bench.log(false);
+            for _ in 0..2 {
+                // Cloud Hypervisor replaces the log for each pass.
+                bench.log(true);
+            }
+        });
+        assert_eq!(warnings.0.load(Ordering::SeqCst), expected, "{what}");
+    }
 }

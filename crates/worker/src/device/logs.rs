@@ -8,7 +8,7 @@ use super::quota::SharedQuota;
 pub struct Logs {
     /// Messages that were refused.
     pub refused: SharedQuota,
-    /// Sessions that wait for the disk, take it over or keep it.
+    /// Sessions that wait for the disk, take it over or keep it, and guests that begin to move.
     pub owners: SharedQuota,
     /// Totals of a stripe's legs at the end of a session.
     pub legs: SharedQuota,
