@@ -141,6 +141,8 @@ fn a_parked_frontend_starts_when_the_first_has_stopped() {
         let second = in_line(scope, &daemon);
         assert_eq!(next(), "parked");
         assert_eq!(shown()["parked"], true);
+        let metrics = http::fetch(&control, "GET", "/metrics", "").body;
+        assert!(metrics.contains("cleave_parked_frontends{disk=\"ram:64M\"} 1"));
         // One vring is enough to keep the disk.
         first.frontend().vring_base(0).unwrap();
         assert!(!second.is_finished());

@@ -57,6 +57,8 @@ const SERVED: &[Family<ServedMetrics>] = families! { ServedMetrics:
     gauge cleave_disk_possession = |disk, to| to.by("state", [(disk.report.possession, 1)]);
     /// 1 while a frontend is connected.
     gauge cleave_connected = |disk, to| to.one(u8::from(disk.report.session.connected));
+    /// 1 while a second frontend is connected, whose vrings start when the first has stopped its own.
+    gauge cleave_parked_frontends = |disk, to| to.one(u8::from(disk.report.session.parked));
     /// Frontends served so far.
     counter cleave_sessions_total = |disk, to| to.one(disk.report.session.count);
     /// Running vrings whose requests in flight are lost if the daemon is killed.

@@ -109,6 +109,17 @@ fn metrics_of_a_disk_have_its_id() {
     }
 }
 
+#[test]
+fn a_parked_frontend_is_counted() {
+    for parked in [false, true] {
+        let mut report = ram("a").report();
+        report.session.parked = parked;
+        let text = text_of(report);
+        let sample = format!("cleave_parked_frontends{{disk=\"a\"}} {}", u8::from(parked));
+        assert_eq!(families(&text)["cleave_parked_frontends"], [sample]);
+    }
+}
+
 /// Parsing the text checks that a family has one head, and the samples of all disks under it.
 #[test]
 fn metrics_of_several_disks_are_written_by_family() {
