@@ -1,5 +1,6 @@
-//! A whole vhost-user session, from its socket on: messages with payloads and descriptors of the input's choice. It
-//! ends when the input does, and nothing that came keeps it from ending.
+//! Whole vhost-user sessions, from their sockets on: messages with payloads and descriptors of the input's choice. A second
+//! frontend connects when the input has a message of it, and another host has the disk when the input says so. The sessions
+//! end when the input does, and nothing that came keeps them from ending.
 #![no_main]
 
 use std::fs::File;
@@ -7,21 +8,47 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, LazyLock};
+use std::thread::JoinHandle;
 
 use cleave_blk::Face;
 use cleave_disk::{Disk, DiskSpec, OpenOptions};
-use cleave_session::{Offload, Session, SessionConfig};
+use cleave_session::{Ending, Offload, Owners, Possession, Session, SessionConfig};
 use cleave_worker::{CompletionPolicy, Device, Split, Tuning, WorkerConfig};
 use libfuzzer_sys::fuzz_target;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 const MEMORY: u64 = 1 << 20;
 /// Messages of an input: what they are answered with fits the socket.
 const MESSAGES_MAX: usize = 64;
+
+const CONFIG: SessionConfig = SessionConfig {
+    face: Face::V1,
+    vrings_max: 4,
+    vring_size_max: 256,
+    workers_max: 2,
+};
+
+/// Bits of a message's flags.
+const WANTS_ANSWER: u8 = 1;
+const OTHER_FLAG: u8 = 2;
+const OTHER_SIZE: u8 = 4;
+const HALF: u8 = 8;
+const OF_SECOND: u8 = 0x10;
+const REFUSES: u8 = 0x20;
+const FAILS: u8 = 0x40;
+const WAITS: u8 = 0x80;
+
+/// Longest wait for an answer, which a frontend that waits for the disk does not get.
+const ANSWER_TIME: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 2_000_000,
+};
 
 struct Things {
     device: Arc<Device>,
@@ -86,47 +113,133 @@ fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     );
 }
 
-/// A message: number, flags, descriptors, length of what is said of its payload, then that. Flags: want an answer; a size
-/// that is not the payload's; half a message. Payloads are filled up to the length with what makes addresses likely.
+/// The right to the disk, which begins inactive.
+#[derive(Debug, Default)]
+struct Hosts {
+    is_here: AtomicBool,
+    /// How often another host still has the disk when it is asked for.
+    refusals: AtomicUsize,
+    /// The disk can never be had.
+    fails: AtomicBool,
+}
+
+impl Possession for Hosts {
+    fn is_here(&self) -> bool {
+        self.is_here.load(Ordering::SeqCst)
+    }
+
+    fn hand_over(&self) {
+        assert!(
+            self.is_here.swap(false, Ordering::SeqCst),
+            "handed over twice"
+        );
+    }
+
+    fn take(&self) -> Result<bool, String> {
+        if self.is_here() {
+            return Ok(true);
+        }
+        if self.fails.load(Ordering::SeqCst) {
+            return Err("it is another disk".to_owned());
+        }
+        let left = |refusals: usize| refusals.checked_sub(1);
+        let order = Ordering::SeqCst;
+        let is_refused = self.refusals.fetch_update(order, order, left).is_ok();
+        self.is_here.store(!is_refused, order);
+        Ok(!is_refused)
+    }
+
+    fn look(&self) -> Option<Receiver<()>> {
+        // It has ended.
+        Some(sync_channel(0).1)
+    }
+}
+
+/// A connection with its session.
+struct Frontend {
+    stream: UnixStream,
+    session: JoinHandle<Ending>,
+}
+
+impl Frontend {
+    fn connect(things: &Things, offload: &Offload, owners: &Arc<Owners>) -> Frontend {
+        let (stream, theirs) = UnixStream::pair().unwrap();
+        let (device, offload) = (things.device.clone(), offload.clone());
+        let (session, _) = Session::new(theirs, device, offload, owners.clone(), CONFIG).unwrap();
+        let session = std::thread::spawn(move || session.run());
+        Frontend { stream, session }
+    }
+
+    /// Waits for an answer, so that the next message finds its effect.
+    fn wait(&self) {
+        let _ = poll(
+            &mut [PollFd::new(&self.stream, PollFlags::IN)],
+            Some(&ANSWER_TIME),
+        );
+        self.forget_answers();
+    }
+
+    fn forget_answers(&self) {
+        while recv(&self.stream, &mut [0; 4096], RecvFlags::DONTWAIT)
+            .is_ok_and(|(count, _)| count > 0)
+        {}
+    }
+}
+
+/// A message: number, flags, descriptors, length of what is said of its payload, then that. Flags: want an answer; the flag of
+/// an answer; a size that is not the payload's; half a message; of the second frontend; another host has the disk once more when
+/// it is asked for; the disk can never be had; the next message waits for the answer.
 fn run(input: &[u8]) {
     let things = &*THINGS;
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let config = SessionConfig {
-        face: Face::V1,
-        vrings_max: 4,
-        vring_size_max: 256,
-        workers_max: 2,
-    };
-    let (device, offload) = (things.device.clone(), Offload::default());
-    let (session, _) = Session::new(theirs, device, offload, Arc::default(), config).unwrap();
+    let hosts = Arc::new(Hosts::default());
+    let (owners, offload) = (Arc::new(Owners::of(hosts.clone())), Offload::default());
+    let connect = || Frontend::connect(things, &offload, &owners);
+    let first = connect();
+    let mut second = None;
     let mut rest = input;
     for _ in 0..MESSAGES_MAX {
         let Some(([number, flags, fds, len], behind)) = rest.split_first_chunk() else {
             break;
         };
+        let has = |flag: u8| flags & flag != 0;
         let (said, behind) = behind.split_at(behind.len().min(usize::from(*len)));
         rest = behind;
-        let size = match flags & 4 {
-            0 => said.len() as u32,
-            _ => u32::from_le_bytes([*len, *fds, flags & 0xf0, 0]),
+        let size = match has(OTHER_SIZE) {
+            false => said.len() as u32,
+            true => u32::from_le_bytes([*len, *fds, flags & 0xf0, 0]),
         };
-        // Version 1, and the bit that wants an answer.
-        let word = 1 | u32::from(flags & 1) << 3 | u32::from(flags & 2) << 1;
+        // Version 1, and the bits that want an answer and are one.
+        let word = 1 | u32::from(has(WANTS_ANSWER)) << 3 | u32::from(has(OTHER_FLAG)) << 2;
         let mut message = [u32::from(*number), word, size]
             .map(u32::to_ne_bytes)
             .concat();
         message.extend(said);
-        if flags & 8 != 0 {
+        if has(HALF) {
             message.truncate(message.len() / 2);
         }
-        send(&ours, &message, &descriptors(things, *fds));
+        let refused = usize::from(has(REFUSES));
+        hosts.refusals.fetch_add(refused, Ordering::SeqCst);
+        hosts.fails.fetch_or(has(FAILS), Ordering::SeqCst);
+        let frontend = match has(OF_SECOND) {
+            false => &first,
+            true => second.get_or_insert_with(connect),
+        };
+        frontend.forget_answers();
+        send(&frontend.stream, &message, &descriptors(things, *fds));
+        if has(WAITS) {
+            frontend.wait();
+        }
     }
-    let _ = ours.shutdown(std::net::Shutdown::Write);
-    session.run();
-    // The workers of this session wrote it.
+    let frontends: Vec<_> = std::iter::once(first).chain(second).collect();
+    for frontend in &frontends {
+        let _ = frontend.stream.shutdown(std::net::Shutdown::Write);
+    }
+    for frontend in frontends {
+        frontend.session.join().unwrap();
+    }
+    // The workers of these sessions wrote it.
     let _ = rustix::io::read(&things.event, &mut [0; 8]);
     while rustix::io::read(&things.pipe.0, &mut [0; 4096]).is_ok_and(|count| count > 0) {}
-    drop(ours);
 }
 
 fuzz_target!(|input: &[u8]| run(input));
