@@ -156,7 +156,7 @@ impl SessionState {
         if !possession.any(Possession::is_here) {
             return Ok(());
         }
-        // There may be none, and an earlier session may have written without a flush.
+        // There may be no worker yet, and an earlier session may have ended without a flush.
         self.workers.start(0, &self.device, &self.memory)?;
         self.hand_over()
     }
@@ -185,8 +185,8 @@ impl SessionState {
             let line = |more: &str| {
                 tracing::warn!(
                     "{name}: its guest begins to move, and this host writes through its page cache: if this daemon is killed \
-                     before the guest has left, the other host may read old data, unless both are clients of a network file \
-                     system that keeps their caches alike; open the disk with direct on{more}"
+                     before the guest has left, the other host may read old data; bypass the page cache (direct on), or use a \
+                     network file system whose caches are coherent{more}"
                 );
             };
             self.device.logs.owners.log(line);
