@@ -283,7 +283,7 @@ fn choose_direct(
 }
 
 /// Sets or clears O_DIRECT. This also clears O_NONBLOCK, which was only for opening.
-fn set_direct(file: &File, on: bool) -> Result<(), Errno> {
+pub(crate) fn set_direct(file: &File, on: bool) -> Result<(), Errno> {
     let mut flags = rustix::fs::fcntl_getfl(file)?;
     flags.set(OFlags::DIRECT, on);
     flags.remove(OFlags::NONBLOCK);

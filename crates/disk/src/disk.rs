@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
+use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -16,8 +17,8 @@ use vm_memory::MmapRegion;
 
 use crate::detect::{granule, probe_memory};
 use crate::format::{image_format, other_partition_block};
+use crate::given::GivenFiles;
 use crate::model::SharedDrive;
-use crate::open::open_path;
 use crate::serial::{ascii_serial, hashed_serial, path_serial};
 use crate::superblock::{self, Superblock, SuperblockState};
 use crate::{
@@ -65,10 +66,23 @@ pub enum Resized {
 impl Disk {
     /// Opens, locks (advisory: exclusive, or shared when read-only; unless [`Locking::Later`](crate::Locking::Later)) and probes.
     pub fn open(spec: &DiskSpec, options: &OpenOptions) -> Result<Disk, OpenError> {
+        Disk::open_given(spec, options, Vec::new())
+    }
+
+    /// Opens a disk like `open`, and uses `given`, if there are any, in place of opening its files. They are the
+    /// [`held_files`](Disk::held_files) of another process, which may go on with the disk if this one refuses it: an error releases
+    /// no lock and leaves the flags of the files as they are. If the other process has released the disk, it is opened with
+    /// [`Locking::Later`](crate::Locking::Later), and acquired when that process has ended.
+    pub fn open_given(
+        spec: &DiskSpec,
+        options: &OpenOptions,
+        given: Vec<File>,
+    ) -> Result<Disk, OpenError> {
+        let mut given = GivenFiles::new(given, slice::from_ref(spec))?;
         let name = spec.name();
         let (serial, limits, backing) = match spec {
             DiskSpec::Path(path) | DiskSpec::Raw(path) => {
-                let (file, kind) = open_path(path, options.read_only, options.locking)?;
+                let (file, kind) = given.open(path, options.read_only, options.locking)?;
                 if matches!(spec, DiskSpec::Path(_)) {
                     options.content.judge(refuse_format(path, &file))?;
                 }
@@ -125,7 +139,7 @@ impl Disk {
                 (serial, limits, backing)
             }
         };
-        let legs = vec![Leg::new(name.clone(), backing)];
+        let legs = given.put_into(vec![Leg::new(name.clone(), backing)])?;
         Ok(Disk::of_legs(
             name,
             serial,
@@ -291,11 +305,16 @@ impl Disk {
 
     /// Returns the locked files that every io_uring of the disk holds: those of the legs, and those added.
     pub fn barriers(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let locked = self.legs.iter().filter_map(|leg| match leg.backing() {
+        self.held_files().chain(&self.barriers).map(File::as_fd)
+    }
+
+    /// Returns the files that have the disk's locks and claims, in the order of its legs, for a process that goes on with the disk
+    /// ([`open_given`](Disk::open_given)). A disk that is not a file or a device has none.
+    pub fn held_files(&self) -> impl Iterator<Item = &File> {
+        self.legs.iter().filter_map(|leg| match leg.backing() {
             Backing::File { file, .. } => Some(file),
             _ => None,
-        });
-        locked.chain(&self.barriers).map(File::as_fd)
+        })
     }
 
     /// Returns the most workers that may serve it at once: as many as its files were opened for. If they could not be opened

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use cleave_blk::Limits;
 use cleave_nbd::NbdClient;
 use cleave_rbd::{Closing, Image};
-use rustix::fs::Advice;
+use rustix::fs::{Advice, OFlags};
 use vm_memory::MmapRegion;
 
 use crate::detect::{self, probe_file, size_bytes};
@@ -195,7 +195,26 @@ impl Leg {
         self
     }
 
-    /// Takes its locks without waiting for their holder, and drops what this host has cached of it.
+    /// Replaces the description of its file by `given`, which another process uses as well, so its flags must not change.
+    pub(crate) fn replace_file(&mut self, given: File) -> Result<(), OpenError> {
+        let Backing::File { file, direct, .. } = &mut self.backing else {
+            return Ok(());
+        };
+        let name = || self.name.clone();
+        let flags = rustix::fs::fcntl_getfl(&given);
+        let flags = flags.map_err(|errno| OpenError::Io(name(), errno.into()))?;
+        let why = match (flags.contains(OFlags::DIRECT), *direct) {
+            (true, false) => "the running daemon serves it without the page cache",
+            (false, true) => "the running daemon serves it with the page cache",
+            _ => {
+                *file = given;
+                return Ok(());
+            }
+        };
+        Err(OpenError::TakeOver(name(), why))
+    }
+
+    /// Takes its locks without waiting for their holder, and drops what this host has cached of it. On failure, it may have some.
     pub(crate) fn acquire(&self, read_only: bool) -> Result<(), OpenError> {
         let failed = |error: io::Error| OpenError::Io(self.name.clone(), error);
         match &self.backing {

@@ -6,6 +6,7 @@
 mod detect;
 mod disk;
 mod format;
+mod given;
 mod iopoll;
 mod leg;
 mod lock;

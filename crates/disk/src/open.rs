@@ -184,6 +184,9 @@ pub enum OpenError {
          release it there, or serve it with --read-only"
     )]
     Claimed(String),
+    /// Another process has given its open files of the disk to this one, which cannot use them, for this reason.
+    #[error("disk {0} cannot be taken over: {1}; stop that one first, then start this one")]
+    TakeOver(String, &'static str),
     /// The file system refuses locks.
     #[error("cannot lock disk {0}: {1}; put it on a file system that supports locks")]
     Lock(String, #[source] io::Error),
@@ -321,7 +324,7 @@ pub(crate) fn reopen(file: &File) -> io::Result<File> {
     Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
-fn file_kind(path: &Path, mode: rustix::fs::RawMode) -> Result<FileKind, OpenError> {
+pub(crate) fn file_kind(path: &Path, mode: rustix::fs::RawMode) -> Result<FileKind, OpenError> {
     let kind = match FileType::from_raw_mode(mode) {
         FileType::RegularFile => return Ok(FileKind::Regular),
         FileType::BlockDevice => return Ok(FileKind::BlockDevice),
@@ -334,7 +337,7 @@ fn file_kind(path: &Path, mode: rustix::fs::RawMode) -> Result<FileKind, OpenErr
     Err(OpenError::WrongKind(path.display().to_string(), kind))
 }
 
-fn open_error(path: &Path, read_only: bool, errno: Errno) -> OpenError {
+pub(crate) fn open_error(path: &Path, read_only: bool, errno: Errno) -> OpenError {
     let name = path.display().to_string();
     match errno {
         Errno::NOENT | Errno::NOTDIR => OpenError::Missing(name),
@@ -346,8 +349,24 @@ fn open_error(path: &Path, read_only: bool, errno: Errno) -> OpenError {
     }
 }
 
-/// Takes both kinds of locks, or neither. With one try, it does not wait.
+/// Takes both kinds of locks. If one is refused, the caller closes the file, or releases the other. With one try, it does not
+/// wait.
 pub(crate) fn lock(file: &File, name: &str, read_only: bool, tries: u32) -> Result<(), OpenError> {
+    lock_by(qemu_lock::lock, file, name, read_only, tries)
+}
+
+/// Takes both kinds of locks of a file whose description may have them already. A refusal releases none of them.
+pub(crate) fn lock_given(file: &File, name: &str, read_only: bool) -> Result<(), OpenError> {
+    lock_by(qemu_lock::lock_given, file, name, read_only, TRIES)
+}
+
+fn lock_by(
+    lock_qemu: fn(&File, bool) -> Result<(), Errno>,
+    file: &File,
+    name: &str,
+    read_only: bool,
+    tries: u32,
+) -> Result<(), OpenError> {
     let operation = if read_only {
         FlockOperation::NonBlockingLockShared
     } else {
@@ -361,10 +380,8 @@ pub(crate) fn lock(file: &File, name: &str, read_only: bool, tries: u32) -> Resu
     };
     let flock = || rustix::fs::flock(file, operation);
     retry_while(Errno::WOULDBLOCK, tries, flock).map_err(refused(OpenError::InUse))?;
-    let qemu = || qemu_lock::lock(file, read_only);
-    retry_while(Errno::WOULDBLOCK, tries, qemu)
-        .inspect_err(|_| drop(unlock(file)))
-        .map_err(refused(OpenError::InUseByQemu))
+    let qemu = || lock_qemu(file, read_only);
+    retry_while(Errno::WOULDBLOCK, tries, qemu).map_err(refused(OpenError::InUseByQemu))
 }
 
 /// Releases both kinds of locks.

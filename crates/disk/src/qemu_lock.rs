@@ -23,6 +23,13 @@ const RESIZE: i64 = 3;
 /// resizing. `WOULDBLOCK`: QEMU has locks that conflict. If the file system has no such locks, the disk is
 /// used without them, like QEMU does.
 pub(crate) fn lock(file: &File, read_only: bool) -> Result<(), Errno> {
+    // They are released, so that a retry, or QEMU meanwhile, does not fail because of them.
+    lock_given(file, read_only).or_else(|refused| unlock(file).and(Err(refused)))
+}
+
+/// Takes the locks like `lock`, of a description that may have them already. A refusal releases none of them: another process may
+/// rely on them.
+pub(crate) fn lock_given(file: &File, read_only: bool) -> Result<(), Errno> {
     let used = match read_only {
         true => &[CONSISTENT_READ][..],
         false => &[CONSISTENT_READ, WRITE],
@@ -56,10 +63,6 @@ fn try_lock(file: &File, used: &[i64], unshared: &[i64]) -> Result<(), Errno> {
     }
     for byte in bytes(used, UNSHARED).chain(bytes(unshared, USED)) {
         if is_locked(file, byte)? {
-            // The locks are released, so that a retry, or QEMU meanwhile, does not fail because of them.
-            for byte in bytes(used, USED).chain(bytes(unshared, UNSHARED)) {
-                set(file, byte, libc::F_UNLCK)?;
-            }
             return Err(Errno::WOULDBLOCK);
         }
     }

@@ -8,7 +8,8 @@ use std::path::Path;
 use cleave_blk::{Limits, Stripe};
 use cleave_rbd::ImagePlace;
 
-use crate::open::{open_path, open_unlocked};
+use crate::given::GivenFiles;
+use crate::open::open_unlocked;
 use crate::serial::hashed_serial;
 use crate::size::format_size;
 use crate::superblock::{self, Superblock, SuperblockState};
@@ -75,9 +76,21 @@ impl Disk {
         kind: StripeKind,
         options: &OpenOptions,
     ) -> Result<Disk, OpenError> {
+        Disk::open_stripe_given(specs, chunk_bytes, kind, options, Vec::new())
+    }
+
+    /// Opens a stripe with files that another process has given ([`open_given`](Disk::open_given)).
+    pub fn open_stripe_given(
+        specs: &[DiskSpec],
+        chunk_bytes: u32,
+        kind: StripeKind,
+        options: &OpenOptions,
+        given: Vec<File>,
+    ) -> Result<Disk, OpenError> {
         let stripe = layout(specs.len(), chunk_bytes)?;
+        let mut given = GivenFiles::new(given, specs)?;
         let members = open_all(specs, |spec| {
-            open_locked(spec, options.read_only, options.locking)
+            open_locked(spec, options.read_only, options.locking, &mut given)
         })?;
         let mut superblocks = Vec::new();
         let (data_bytes, serial) = match kind {
@@ -97,6 +110,7 @@ impl Disk {
             }
         };
         let (limits, legs) = probe_all(members, data_bytes, stripe, options)?;
+        let legs = given.put_into(legs)?;
         let first = legs.first().map(Leg::name).unwrap_or_default();
         let name = format!("stripe of {} ({first} …)", stripe.legs());
         let workers = options.workers;
@@ -163,7 +177,7 @@ fn layout(legs: usize, chunk_bytes: u32) -> Result<Stripe, StripeError> {
 /// Opens all legs in order, and reads their possible superblocks before anything bypasses the page cache.
 fn open_all(
     specs: &[DiskSpec],
-    open: impl Fn(&DiskSpec) -> Result<Backing, OpenError>,
+    mut open: impl FnMut(&DiskSpec) -> Result<Backing, OpenError>,
 ) -> Result<Vec<Opened>, OpenError> {
     refuse_mix(specs)?;
     refuse_duplicates(specs)?;
@@ -186,8 +200,13 @@ fn open_all(
 }
 
 /// Opens what can be a leg, and locks it if that is due.
-fn open_locked(spec: &DiskSpec, read_only: bool, locking: Locking) -> Result<Backing, OpenError> {
-    let open_file = |path: &Path| open_path(path, read_only, locking);
+fn open_locked(
+    spec: &DiskSpec,
+    read_only: bool,
+    locking: Locking,
+    given: &mut GivenFiles,
+) -> Result<Backing, OpenError> {
+    let open_file = |path: &Path| given.open(path, read_only, locking);
     open_leg(spec, read_only, locking, open_file)
 }
 
@@ -355,7 +374,10 @@ pub fn create_stripe(
     overwrite: Overwrite,
 ) -> Result<Created, OpenError> {
     let stripe = layout(specs.len(), chunk_bytes)?;
-    let mut members = open_all(specs, |spec| open_locked(spec, false, Locking::AtOpen))?;
+    let mut given = GivenFiles::default();
+    let mut members = open_all(specs, |spec| {
+        open_locked(spec, false, Locking::AtOpen, &mut given)
+    })?;
     let mut data_bytes = u64::MAX;
     for member in &mut members {
         if overwrite == Overwrite::No {
