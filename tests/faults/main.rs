@@ -7,6 +7,7 @@
 )] // a mistake in the test ends the test
 
 mod crash;
+mod handover;
 mod kill;
 mod migration;
 mod on_error;
@@ -19,6 +20,6 @@ use cleave_tests::{cases_of, run_cases};
 
 fn main() -> ExitCode {
     run_cases(cases_of![
-        kill, storage, on_error, crash, recovery, migration
+        kill, storage, on_error, crash, recovery, migration, handover
     ])
 }

@@ -3,6 +3,7 @@
 
 mod announcement;
 mod guests;
+mod handover;
 mod loop_device;
 mod pending;
 mod possession;
@@ -12,6 +13,7 @@ mod sessions;
 mod size;
 mod size_checks;
 
+use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
@@ -19,9 +21,9 @@ use std::time::{Duration, Instant};
 
 use cleave_api::EventName;
 use cleave_config::Cache;
-use cleave_disk::{Disk, Resized};
+use cleave_disk::{Disk, OpenError, Resized};
 use cleave_sandbox::Role;
-use cleave_session::{Ending, Offload, Owners, Quota};
+use cleave_session::{Ending, Offload, Owners, Quota, SessionHandle};
 use cleave_worker::record::Recording;
 use cleave_worker::{Device, Incident, Totals};
 use serde_json::{Value, json};
@@ -32,6 +34,7 @@ use crate::events::Events;
 use crate::failure::Failure;
 use crate::possession::DiskPossession;
 use crate::process::confine::Confinement;
+use crate::process::systemd::Manager;
 use crate::resize::Watch;
 use crate::service::Service;
 use crate::socket::Door;
@@ -57,14 +60,30 @@ pub(crate) enum Order {
     /// Hang up, wait for what is in flight at most for so long, else for its `--stop-deadline`, and end.
     /// The text is the reason, for the log.
     Stop(String, Option<Duration>),
+    /// Have the service manager keep the disk and its frontends for the next process, and end. If that cannot be, stop. The text is
+    /// the reason, for the log.
+    HandOver(String, Arc<Manager>),
     /// Check the size of the disk, and tell the result to whoever asked, if anybody did.
     CheckSize(Option<SizeAsker>),
 }
 
 /// Opens the disk, and proves that it can be polled for where that is asked. It may block for as long as the store does.
-/// The caller holds the lock of the disk's socket, in which the disk is recorded.
-pub(crate) fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc<Disk>, Failure> {
-    let mut disk = source::open_storage(&service.disk, &service.open).map_err(Failure::open)?;
+/// The caller holds the lock of the disk's socket, in which the disk is recorded. `given`: the files of the process that served
+/// it before, if that has handed it over.
+pub(crate) fn open(
+    service: &mut Service,
+    lock: Option<&PathLock>,
+    given: Vec<File>,
+) -> Result<Arc<Disk>, Failure> {
+    let disk = match source::open_storage(&service.disk, &service.open, given) {
+        // The settings have changed, so the files of the other process are closed, and its locks released with them.
+        Err(error @ OpenError::TakeOver(..)) => {
+            tracing::info!("{error}: it is opened anew");
+            source::open_storage(&service.disk, &service.open, Vec::new())
+        }
+        disk => disk,
+    };
+    let mut disk = disk.map_err(Failure::open)?;
     if let Some(lock) = lock {
         let file = lock.file();
         let file = file.map_err(|error| Failure::run(format!("cannot copy a lock: {error}")))?;
@@ -274,6 +293,10 @@ impl DiskServer {
                     deadline = within.unwrap_or(deadline);
                     break;
                 }
+                Event::Ordered(Order::HandOver(why, _)) if self.is_kept_back(&why) => break,
+                Event::Ordered(Order::HandOver(_, manager)) => {
+                    return self.leave_to_next(orders, door, deadline, &manager).await;
+                }
                 Event::Ordered(Order::CheckSize(asker)) => self.check_size_for(asker),
                 Event::Ended(kind, ending) => {
                     self.end_session(kind, ending, "has left");
@@ -310,7 +333,10 @@ impl DiskServer {
         self.offload.close(self.listener.take());
         door.close(&self.offload);
         self.pending.clear();
-        let drained = self.drain(orders, deadline).await;
+        let drained = self
+            .drain(orders, deadline, SessionHandle::hang_up)
+            .await
+            .map(drop);
         // The timer of a quiet would keep the image open until its time is over.
         self.status.forget_quiet();
         drained

@@ -10,6 +10,7 @@ mod alone;
 mod disk_server;
 mod events;
 mod failure;
+mod handover;
 mod hosted;
 mod http;
 mod node;

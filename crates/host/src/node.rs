@@ -13,8 +13,8 @@ mod shared;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cleave_engine::Reactor;
@@ -22,6 +22,7 @@ use rustix::fs::{FlockOperation, flock};
 use tokio::sync::Semaphore;
 
 use crate::failure::Failure;
+use crate::handover::store;
 use crate::hosted::disk::{HostedDisk, HostedState};
 use crate::hosted::{Disks, Host, Room};
 use crate::http::router;
@@ -131,6 +132,7 @@ async fn control(
         openers: Arc::new(Semaphore::new(OPENERS_MAX)),
         slow_openers: Arc::new(Semaphore::new(DISKS_MAX)),
         events: Arc::default(),
+        parcels: Mutex::new(store::take(&manager)),
     });
     let kept = node.restore()?;
     let host = Arc::new(Host {
@@ -158,7 +160,7 @@ async fn control(
     };
     drop((server, metrics));
     manager.stopping(node.stop_deadline());
-    node.stop(signal).await
+    node.stop(signal, &manager).await
 }
 
 /// Gives up what opening and serving disks does not need.

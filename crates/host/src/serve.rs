@@ -1,6 +1,7 @@
 //! A process that serves one disk, that of `cleave serve`, and the parts of the process around the disk.
 
 use std::convert::Infallible;
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
@@ -17,6 +18,8 @@ use crate::alone::Alone;
 use crate::disk_server::{self, DiskServer, Naming, SizeAsker};
 use crate::events::Events;
 use crate::failure::Failure;
+use crate::handover::parcel::Parcel;
+use crate::handover::store;
 use crate::hosted::disk::{DiskRequest, HostedDisk};
 use crate::hosted::{Disks, Host, Room, life};
 use crate::http::router;
@@ -110,7 +113,8 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
         descriptors_max: process::raise_descriptor_limit(descriptors_own)?,
     };
     Reactor::probe().map_err(Failure::input)?;
-    let manager = Manager::from_environment();
+    let manager = Arc::new(Manager::from_environment());
+    let parcel = left_to_us(&manager, &service);
     manager.tell("STATUS=waiting for the disk");
     // Before the disk, and to the end of the process: nothing is served while I/O of a daemon that died is in flight.
     let lock = match &service.endpoint {
@@ -122,13 +126,12 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
         confine::start_ceph(settings.sandbox, identity.is_some(), Vec::new())
             .map_err(Failure::input)?;
     }
-    if lock
-        .as_ref()
-        .is_some_and(|lock| lock.was_serving(&service.disk))
-    {
+    let was_serving = |lock: &PathLock| lock.was_serving(&service.disk);
+    if parcel.is_some() || lock.as_ref().is_some_and(was_serving) {
         service.open.content = ContentOrigin::Guest;
     }
-    let disk = open(&mut service, lock.as_ref())?;
+    let mut parcel = parcel.unwrap_or_default();
+    let disk = open(&mut service, lock.as_ref(), parcel.take_files())?;
     let is_locked = lock.is_some() || matches!(service.endpoint, Endpoint::Fd(_));
     let outside = Outside {
         settings,
@@ -139,7 +142,7 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
         room,
     };
     let runtime = process::runtime()?;
-    let served = runtime.block_on(control(service, disk.clone(), is_locked, outside));
+    let served = runtime.block_on(control(service, disk.clone(), is_locked, parcel, outside));
     let left = Left::of(&disk, lock.as_ref());
     drop(disk);
     match (&served, lock) {
@@ -150,8 +153,18 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
     served
 }
 
+/// Returns what the process before has left to this one, if that served the same disk at the same socket.
+fn left_to_us(manager: &Manager, service: &Service) -> Option<Parcel> {
+    let mut parcels = store::take(manager).into_iter();
+    parcels.find(|parcel| parcel.disk.is_of(service))
+}
+
 /// Opens the disk, and has the log say so if that takes long.
-fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc<Disk>, Failure> {
+fn open(
+    service: &mut Service,
+    lock: Option<&PathLock>,
+    given: Vec<File>,
+) -> Result<Arc<Disk>, Failure> {
     let slow = source::slow(&service.disk);
     let (opened, wait) = std::sync::mpsc::channel::<()>();
     let watch = move || {
@@ -160,7 +173,7 @@ fn open(service: &mut Service, lock: Option<&PathLock>) -> Result<Arc<Disk>, Fai
         }
     };
     let watch = thread::Builder::new().name("open".to_owned()).spawn(watch);
-    let disk = disk_server::open(service, lock);
+    let disk = disk_server::open(service, lock, given);
     drop(opened);
     if let Ok(watch) = watch {
         // It has ended, or does so now.
@@ -175,7 +188,7 @@ struct Outside<'a> {
     process: OneDiskProcess,
     /// The socket that the process was started with.
     inherited: Option<Door>,
-    manager: Manager,
+    manager: Arc<Manager>,
     log: &'a log::Guard,
     room: Room,
 }
@@ -185,6 +198,7 @@ async fn control(
     service: Service,
     disk: Arc<Disk>,
     is_locked: bool,
+    mut parcel: Parcel,
     outside: Outside<'_>,
 ) -> Result<(), Failure> {
     // Before the socket file exists: a signal from now on ends in order and removes it.
@@ -197,7 +211,7 @@ async fn control(
     let metrics = metrics.map(socket::open_metrics).transpose()?;
     let door = match outside.inherited {
         Some(door) => door,
-        None => socket::open_door(&service.endpoint)?,
+        None => socket::open_door(&service.endpoint, parcel.listener.take())?,
     };
     let events = Arc::<Events>::default();
     let naming = Naming {
@@ -218,6 +232,7 @@ async fn control(
     let deadline = service.stop_deadline();
     let mut server = DiskServer::new(service, disk, &door, naming, watch, confine)?;
     server.serve_connected(&door)?;
+    server.resume(parcel.sessions, parcel.since);
     let status = server.status();
     let (id, endpoint) = (status.id(), status.endpoint().to_owned());
     let host = Arc::new(Alone {
@@ -261,7 +276,7 @@ async fn pass_on(
     mut signals: Signals,
     disk: &HostedDisk,
     mut servers: [Option<Server>; 2],
-    manager: Manager,
+    manager: Arc<Manager>,
     deadline: Duration,
 ) -> Infallible {
     loop {
@@ -269,7 +284,11 @@ async fn pass_on(
             SignalRequest::Stop(signal) => {
                 manager.stopping(deadline);
                 drop(std::mem::take(&mut servers));
-                DiskRequest::Stop(format!("{signal} received"))
+                let why = format!("{signal} received");
+                match manager.has_store() {
+                    true => DiskRequest::HandOver(why, manager.clone()),
+                    false => DiskRequest::Stop(why),
+                }
             }
             SignalRequest::CheckSize => DiskRequest::CheckSize(Some(SizeAsker::Signal)),
         };

@@ -76,10 +76,18 @@ pub(crate) struct Listening {
     listener: UnixListener,
 }
 
-/// Makes the socket that the operator named. The caller holds the lock of its path.
-pub(crate) fn open_door(endpoint: &Endpoint) -> Result<Door, Failure> {
+/// Makes the socket that the operator named, or goes on with the one that the process before has made. The caller holds the lock of its
+/// path.
+pub(crate) fn open_door(endpoint: &Endpoint, listener: Option<OwnedFd>) -> Result<Door, Failure> {
     match endpoint {
-        Endpoint::Path(path) => listen(path, None).map(Door::Listening),
+        Endpoint::Path(path) => {
+            let resumed = listener.map(|listener| Listening::resume(path, listener));
+            match resumed {
+                Some(Ok(resumed)) => Ok(Door::Listening(resumed)),
+                // The file has gone.
+                Some(Err(_)) | None => listen(path, None).map(Door::Listening),
+            }
+        }
         Endpoint::Fd(number) => inherit(*number, "--fd"),
     }
 }
@@ -105,6 +113,19 @@ pub(crate) fn name(endpoint: &Endpoint) -> String {
 }
 
 impl Door {
+    /// Returns the listening socket for the next process, if this one has made it, and leaves its file.
+    pub(crate) fn hand_over(self) -> io::Result<Option<OwnedFd>> {
+        let Door::Listening(Listening {
+            file: Some(file),
+            listener,
+        }) = self
+        else {
+            return Ok(None);
+        };
+        std::mem::forget(file);
+        listener.try_clone().map(|copy| Some(copy.into()))
+    }
+
     /// Removes the file and closes the socket, in which descriptors of frontends may be queued.
     pub(crate) fn close(self, offload: &Offload) {
         match self {
@@ -118,6 +139,14 @@ impl Door {
 }
 
 impl Listening {
+    /// Goes on with the socket that the process before has made at this path. Its file goes away with this value.
+    pub(crate) fn resume(path: &Path, listener: OwnedFd) -> io::Result<Listening> {
+        Ok(Listening {
+            file: Some(SocketFile::of(path)?),
+            listener: UnixListener::from(listener),
+        })
+    }
+
     /// Sets the permissions of its file, its user and its group. By a descriptor of that file and never by its name: whoever may write to
     /// the folder could have put a link to another file there since.
     fn give(&self, mode: u32, user: Option<u32>, group: Option<u32>) -> io::Result<()> {
@@ -217,18 +246,25 @@ fn check_length(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Makes a socket file for a user and a group, and listens on it. The socket is made under another name and then renamed,
+/// Makes a socket file for a user and a group, and listens on it, or goes on with the listener of the process before. The socket is made under another name and then renamed,
 /// so a client that sees the file can connect. The path is locked.
 pub(crate) fn listen_for(
     path: &Path,
     mode: u32,
     user: Option<u32>,
     group: u32,
+    listener: Option<OwnedFd>,
 ) -> Result<Listening, Failure> {
     let cannot = |error: &io::Error| {
         let (shown, remedy) = (path.display(), remedy(error));
         Failure::input(format!("cannot make socket {shown}: {error}: {remedy}"))
     };
+    if let Some(listener) = listener
+        && let Ok(resumed) = Listening::resume(path, listener)
+        && resumed.give(mode, user, Some(group)).is_ok()
+    {
+        return Ok(resumed);
+    }
     // The name under which it is made is shorter.
     check_length(path)?;
     make_room(path)?;
@@ -417,6 +453,13 @@ fn passed_at(number: u32, path: &Path) -> Result<Door, Failure> {
     }
 }
 
+/// Takes over a descriptor that the service manager kept for this process.
+pub(crate) fn inherited_fd(number: u32) -> Result<OwnedFd, Failure> {
+    duplicate(number, |what| {
+        Failure::run(format!("descriptor {number} of the service manager {what}"))
+    })
+}
+
 /// Takes over an inherited descriptor, which messages say was named by `by`, and asks it what it is.
 fn inherit(number: u32, by: &str) -> Result<Door, Failure> {
     let refuse = |what: &str| Failure::input(format!("{by} {number} {what}"));
@@ -504,7 +547,7 @@ mod tests {
         for (more, fits) in [(0, true), (1, false)] {
             let beside = folder.path().join("p".repeat(padding + more));
             fs::create_dir(&beside).unwrap();
-            let made = listen_for(&beside.join("disk.sock"), 0o600, None, group);
+            let made = listen_for(&beside.join("disk.sock"), 0o600, None, group, None);
             assert_eq!(made.is_ok(), fits);
             assert!(
                 fits || made

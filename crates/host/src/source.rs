@@ -1,17 +1,23 @@
 //! Opening what a disk consists of.
 
+use std::fs::File;
+
 use cleave_config::Storage;
 use cleave_disk::{Disk, OpenError, OpenOptions};
 
-/// Opens, locks and probes the storage of a disk.
-pub fn open_storage(storage: &Storage, options: &OpenOptions) -> Result<Disk, OpenError> {
+/// Opens, locks and probes the storage of a disk. `given`: files of another process that are used in place of opening them, or none.
+pub fn open_storage(
+    storage: &Storage,
+    options: &OpenOptions,
+    given: Vec<File>,
+) -> Result<Disk, OpenError> {
     match storage {
-        Storage::One(spec) => Disk::open(spec, options),
+        Storage::One(spec) => Disk::open_given(spec, options, given),
         Storage::Stripe {
             legs,
             chunk_bytes,
             kind,
-        } => Disk::open_stripe(legs, *chunk_bytes, *kind, options),
+        } => Disk::open_stripe_given(legs, *chunk_bytes, *kind, options, given),
     }
 }
 

@@ -1,6 +1,8 @@
 //! The backend channel: the socket on which the daemon may send requests of its own (vhost-user "Back-end /
 //! communication").
 
+use std::os::fd::OwnedFd;
+
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use vhost::vhost_user::message::BackendReq;
@@ -23,6 +25,10 @@ pub(crate) enum Notified {
 }
 
 impl Channel {
+    pub(crate) fn fd(&self) -> Option<&OwnedFd> {
+        self.0.fd()
+    }
+
     /// Takes a local stream socket and nothing else.
     pub(crate) fn new(socket: Foreign) -> Result<Channel, MessageRefusal> {
         match socket.close_for_reading() {

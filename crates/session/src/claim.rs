@@ -95,7 +95,8 @@ impl SessionState {
     fn pause(&self, until: Option<Instant>) -> Result<(), MessageRefusal> {
         match self.claimant.pause(until) {
             Ok(None) => Ok(()),
-            Ok(Some(Summons::HangUp)) => Err(MessageRefusal::Gone),
+            // In the middle of a message no other process can go on.
+            Ok(Some(Summons::HangUp | Summons::HandOver)) => Err(MessageRefusal::Gone),
             Ok(Some(Summons::Alarm)) => Err(self.loss()),
             Err(error) => Err(MessageRefusal::lost(format!("cannot wait: {error}"))),
         }

@@ -79,6 +79,7 @@ impl SessionState {
             fd.map_err(|_| MessageRefusal::message("the descriptor for kicks is not an eventfd"))?;
         let (index, entry) = self.vrings.get(index)?;
         if entry.running.is_some() {
+            entry.kick = Kick::new(copy_of(fd.as_ref())?);
             return answer(self.workers.get(index)?.set_kick(index, fd));
         }
         entry.settings.kick = Kick::new(fd);
@@ -151,6 +152,7 @@ impl SessionState {
     pub(crate) fn stop_vring(&mut self, index: u64) -> Result<(u16, u16), MessageRefusal> {
         let (index, entry) = self.vrings.get(index)?;
         entry.settings.kick = Kick::Unset;
+        entry.kick = Kick::Unset;
         let was_running = entry.running.take().is_some();
         if was_running {
             let stopped = answer(self.workers.get(index)?.stop(index))?;
@@ -183,6 +185,7 @@ impl SessionState {
         let mut answers = Vec::new();
         for (index, entry) in self.vrings.iter_mut() {
             entry.settings.kick = Kick::Unset;
+            entry.kick = Kick::Unset;
             if entry.running.take().is_some() {
                 answers.push((index, self.workers.get(index)?.stop(index)));
             }
@@ -245,6 +248,10 @@ impl SessionState {
             .is_some_and(|journal| journal.has_room_for(size));
         let call = copy_of(settings.call.as_ref())?;
         let err = copy_of(settings.err.as_ref())?;
+        let kick = settings
+            .kick
+            .try_clone()
+            .map_err(|error| MessageRefusal::not_copied(&error))?;
         // Last, because a session that owns the disk must have a vring.
         self.own()?;
         let worker = self.workers.start(index, &self.device, &self.memory)?;
@@ -263,6 +270,7 @@ impl SessionState {
             enabled: settings.enabled || starts_enabled,
         });
         settings.has_left = false;
+        entry.kick = kick;
         (entry.running, entry.is_recorded) = (Some(layout), is_recorded);
         answer(started)?.map_err(|error| cannot(error.to_string()))
     }
@@ -307,9 +315,7 @@ impl SessionState {
 }
 
 fn copy_of(fd: Option<&OwnedFd>) -> Result<Option<OwnedFd>, MessageRefusal> {
-    fd.map(OwnedFd::try_clone).transpose().map_err(|error| {
-        MessageRefusal::lost(format!(
-            "cannot copy a descriptor: {error} (raise LimitNOFILE)"
-        ))
-    })
+    fd.map(OwnedFd::try_clone)
+        .transpose()
+        .map_err(|error| MessageRefusal::not_copied(&error))
 }

@@ -19,15 +19,24 @@ use crate::vrings::{UserAddrs, Vrings};
 pub(crate) struct SessionLog {
     /// QEMU starts vrings again without one if the guest's move fails at its end, and a guest may acknowledge bit 26 by itself: then
     /// nothing is marked.
-    log: Option<Arc<DirtyLog>>,
+    log: Option<(Arc<DirtyLog>, LogSource)>,
     /// The frontend set bit 26.
     pub(crate) marks_all: bool,
+}
+
+/// Where a log lies, as the frontend said.
+#[derive(Debug)]
+pub(crate) struct LogSource {
+    pub(crate) file: File,
+    pub(crate) file_offset: u64,
+    pub(crate) len_bytes: u64,
 }
 
 impl SessionLog {
     /// Returns the log if everything that requests write is marked there, which means that the guest moves.
     pub(crate) fn in_force(&self) -> Option<&DirtyLog> {
-        self.log.as_deref().filter(|_| self.marks_all)
+        let (log, _) = self.log.as_ref()?;
+        self.marks_all.then_some(&**log)
     }
 
     /// Maps a log and takes it in place of the one that was there, which is returned.
@@ -38,6 +47,9 @@ impl SessionLog {
         len_bytes: u64,
         memory: &Memory,
     ) -> Result<SessionLog, MessageRefusal> {
+        let copy = file
+            .try_clone()
+            .map_err(|error| MessageRefusal::not_copied(&error))?;
         let log = DirtyLog::map(file, file_offset, len_bytes);
         let log = log.map_err(|error| MessageRefusal::message(format!("a dirty log: {error}")))?;
         if !log.covers(memory) {
@@ -46,10 +58,22 @@ impl SessionLog {
             )));
         }
         let next = SessionLog {
-            log: Some(log),
+            log: Some((
+                log,
+                LogSource {
+                    file: copy,
+                    file_offset,
+                    len_bytes,
+                },
+            )),
             marks_all: self.marks_all,
         };
         Ok(std::mem::replace(self, next))
+    }
+
+    /// Returns where the log lies.
+    pub(crate) fn source(&self) -> Option<&LogSource> {
+        self.log.as_ref().map(|(_, source)| source)
     }
 
     /// Forgets the log. Bit 26 stays with the other features.
@@ -59,7 +83,7 @@ impl SessionLog {
 
     /// Returns what a vring marks.
     pub(crate) fn of_vring(&self, addrs: UserAddrs) -> Option<Box<VringLog>> {
-        let log = self.log.as_ref()?;
+        let (log, _) = self.log.as_ref()?;
         let marks = self.marks_all || addrs.used_log.is_some();
         marks.then(|| Box::new(VringLog::new(log.clone(), addrs.used_log, self.marks_all)))
     }
@@ -82,7 +106,7 @@ impl SessionLog {
 
     /// Refuses to go on if marks were lost, because the guest would continue elsewhere without what was written here.
     pub(crate) fn check_kept(&self) -> Result<(), MessageRefusal> {
-        match self.log.as_ref().is_some_and(|log| log.is_lost()) {
+        match self.log.as_ref().is_some_and(|(log, _)| log.is_lost()) {
             false => Ok(()),
             true => Err(MessageRefusal::connection(
                 "the file of the dirty log was cut, or its file system is full",

@@ -15,7 +15,7 @@ use crate::vrings::SignalFd;
 
 /// Set if a message about a vring's descriptor has none (vhost-user "SET_VRING_KICK"), and if the answer to SET_DEVICE_STATE_FD has
 /// none.
-const NO_FD: u64 = 0x100;
+pub(crate) const NO_FD: u64 = 0x100;
 /// The vring index in such a message. The bits above `NO_FD` are undefined, and must not become another way to
 /// name vring 0.
 const INDEX: u64 = 0xff;

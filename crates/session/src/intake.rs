@@ -179,6 +179,11 @@ impl Connection {
         }
     }
 
+    /// Returns a descriptor of the connection for another process. Between messages nothing is lost with this value.
+    pub(crate) fn hand_over(&self) -> std::io::Result<UnixStream> {
+        self.socket.try_clone()
+    }
+
     /// Ends the connection for both sides, even if another process has a descriptor of it. Descriptors may be queued in it,
     /// which are closed with it.
     pub(crate) fn close(self) {

@@ -16,13 +16,16 @@ mod filter;
 mod foreign;
 mod forward;
 mod handler;
+mod handover;
 mod intake;
+mod kept;
 mod legs;
 mod message;
 pub mod offload;
 mod owner;
 mod portable;
 mod possession;
+mod recorded;
 mod refusal;
 mod relay;
 mod signals;
@@ -44,11 +47,13 @@ use rustix::event::{PollFd, PollFlags};
 
 use fd::wait;
 use intake::{Connection, Intake};
+pub use kept::MEMORY_FILES_MAX;
 use message::Message;
 pub use offload::Offload;
 use owner::Claimant;
 pub use owner::Owners;
 pub use possession::Possession;
+pub use recorded::{Handover, RecordedMessage};
 use refusal::MessageRefusal;
 use relay::{Relay, ServedMessage};
 use signals::{SessionSignals, Summons};
@@ -71,6 +76,8 @@ pub enum Ending {
     Refused(String),
     /// Guest memory was truncated, or a worker failed.
     Lost(String),
+    /// Another process can go on with the session, or this one. The connection is open, and no vring runs.
+    HandedOver(Box<Handover>),
 }
 
 /// A connection to one frontend. `run` serves it on the calling thread.
@@ -80,6 +87,10 @@ pub struct Session {
     shared: Arc<SessionShared>,
     /// When a frontend that has sent nothing is disconnected. `None` after its first message.
     silent_until: Option<Instant>,
+    /// What makes it the session that another process has handed over.
+    messages: Vec<RecordedMessage>,
+    /// Called when it is that session.
+    resumed: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl std::fmt::Debug for Session {
@@ -128,16 +139,52 @@ impl Session {
             relay: Relay::new(state)?,
             shared: shared.clone(),
             silent_until: Some(Instant::now() + FIRST_MESSAGE_WITHIN),
+            messages: Vec::new(),
+            resumed: None,
         };
         Ok((session, SessionHandle { shared }))
     }
 
+    /// Makes the session that another process has handed over. Of two, the one that owns the disk comes first. `resumed`: called
+    /// when its vrings are served again.
+    pub fn resume(
+        handover: Handover,
+        device: Arc<Device>,
+        offload: Offload,
+        owners: Arc<Owners>,
+        config: SessionConfig,
+        resumed: impl FnOnce() + Send + 'static,
+    ) -> io::Result<(Session, SessionHandle)> {
+        let (mut session, handle) =
+            Session::new(handover.connection, device, offload, owners, config)?;
+        let mut state = session.relay.state();
+        state.take_over(handover.needs_reset, handover.writeback);
+        drop(state);
+        session.messages = handover.messages;
+        session.resumed = Some(Box::new(resumed));
+        Ok((session, handle))
+    }
+
     /// Serves the frontend until it leaves, then drains all vrings and releases everything.
     pub fn run(mut self) -> Ending {
-        let ending = loop {
-            if let Err(refusal) = self.serve_next() {
-                break ending_of(refusal);
-            }
+        let refusal = match self.repeat_messages() {
+            Err(refusal) => refusal,
+            Ok(()) => loop {
+                if let Err(refusal) = self.serve_next() {
+                    break refusal;
+                }
+            },
+        };
+        let ending = match refusal {
+            MessageRefusal::Gone => Ending::HungUp,
+            MessageRefusal::Message(why)
+            | MessageRefusal::Vring(why)
+            | MessageRefusal::Connection(why) => Ending::Refused(why),
+            MessageRefusal::Lost(why) => Ending::Lost(why),
+            MessageRefusal::HandOver => match self.hand_over() {
+                Ok(handover) => return Ending::HandedOver(Box::new(handover)),
+                Err(why) => Ending::Lost(why),
+            },
         };
         self.relay.state().finish();
         legs::log_totals(&self.relay.state());
@@ -146,6 +193,51 @@ impl Session {
         // shutdown, since the acceptor may hold another descriptor of the connection.
         self.connection.close();
         ending
+    }
+
+    /// Stops the vrings and lets go of the disk. The frontend sees nothing of it.
+    fn hand_over(&mut self) -> Result<Handover, String> {
+        let connection = self.connection.hand_over();
+        let connection =
+            connection.map_err(|error| format!("cannot copy the connection: {error}"))?;
+        let mut state = self.relay.state();
+        let owns = self.shared.signals.owns();
+        let writeback = match owns {
+            true => Some(state.is_writeback()),
+            false => state.cache_mode,
+        };
+        let needs_reset = state.needs_reset();
+        let messages = state.hand_over();
+        let messages = messages.map_err(|refusal| format!("{refusal:?}"))?;
+        legs::log_totals(&state);
+        Ok(Handover {
+            connection,
+            owns,
+            needs_reset,
+            writeback,
+            messages,
+        })
+    }
+
+    /// Puts in force what another process has handed over. The frontend has had the answers.
+    fn repeat_messages(&mut self) -> Result<(), MessageRefusal> {
+        let offload = self.relay.state().offload.clone();
+        for message in std::mem::take(&mut self.messages) {
+            self.silent_until = None;
+            let message = message.into_message(&offload);
+            filter::serve(&mut self.relay, message).outcome?;
+        }
+        self.show();
+        if let Some(resumed) = self.resumed.take() {
+            resumed();
+        }
+        Ok(())
+    }
+
+    /// Shows the state to other threads.
+    fn show(&self) {
+        let view = self.relay.state().view();
+        *self.shared.lock_view() = view;
     }
 
     /// Serves one message, or sleeps until there may be one.
@@ -166,6 +258,9 @@ impl Session {
         match self.shared.signals.check() {
             None => {}
             Some(Summons::HangUp) => return Err(MessageRefusal::Gone),
+            // The bytes of a message that has begun would be lost.
+            Some(Summons::HandOver) if self.connection.deadline().is_some() => {}
+            Some(Summons::HandOver) => return Err(MessageRefusal::HandOver),
             Some(Summons::Alarm) => return Err(self.relay.state().loss()),
         }
         self.relay.state().yield_if_wanted();
@@ -210,8 +305,7 @@ impl Session {
         );
         let ServedMessage { reply, fd, outcome } = filter::serve(&mut self.relay, message);
         // Before the answer, so that a frontend with the answer finds its effect in the view.
-        let view = self.relay.state().view();
-        *self.shared.lock_view() = view;
+        self.show();
         if may_bring_our_end {
             self.connection.probe()?;
         }
@@ -232,16 +326,6 @@ impl Session {
     }
 }
 
-fn ending_of(refusal: MessageRefusal) -> Ending {
-    match refusal {
-        MessageRefusal::Gone => Ending::HungUp,
-        MessageRefusal::Message(why)
-        | MessageRefusal::Vring(why)
-        | MessageRefusal::Connection(why) => Ending::Refused(why),
-        MessageRefusal::Lost(why) => Ending::Lost(why),
-    }
-}
-
 impl SessionShared {
     fn lock_view(&self) -> MutexGuard<'_, SessionView> {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
@@ -257,6 +341,12 @@ impl SessionHandle {
     /// Ends the session: `run` drains and returns.
     pub fn hang_up(&self) {
         self.shared.signals.hang_up();
+    }
+
+    /// Ends the session in such a way that another process can go on with it: `run` drains, keeps the connection open and returns
+    /// [`Ending::HandedOver`]. If the frontend's message waits for something meanwhile, the session hangs up instead.
+    pub fn hand_over(&self) {
+        self.shared.signals.hand_over();
     }
 
     /// Returns true if the session owns the disk or was the last to own it: then the guest is the one behind its frontend. Still true

@@ -59,8 +59,7 @@ impl Owners {
     }
 
     /// Returns the number of sessions that wait for the disk.
-    #[cfg(test)]
-    pub(crate) fn waiting(&self) -> usize {
+    pub fn waiting(&self) -> usize {
         let sessions = self.lock();
         sessions.members.iter().filter(|one| one.waits).count()
     }

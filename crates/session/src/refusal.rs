@@ -13,6 +13,8 @@ pub(crate) enum MessageRefusal {
     Connection(String),
     /// The frontend left before its answer was written, or we were asked to hang up.
     Gone,
+    /// The session goes on in another process.
+    HandOver,
     /// Not the frontend's fault: a worker or the host failed.
     Lost(String),
 }
@@ -28,6 +30,13 @@ impl MessageRefusal {
 
     pub(crate) fn lost(why: impl Into<String>) -> MessageRefusal {
         MessageRefusal::Lost(why.into())
+    }
+
+    /// Makes the refusal for a process that has no descriptor left.
+    pub(crate) fn not_copied(error: &std::io::Error) -> MessageRefusal {
+        MessageRefusal::lost(format!(
+            "cannot copy a descriptor: {error} (raise LimitNOFILE)"
+        ))
     }
 
     /// Makes the refusal for a worker that did not answer.

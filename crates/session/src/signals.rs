@@ -17,6 +17,7 @@ pub(crate) struct SessionSignals {
     /// Written by workers that cannot continue, or that have retired a vring.
     pub(crate) alarm: Arc<OwnedFd>,
     hang_up: AtomicBool,
+    hand_over: AtomicBool,
     config_changed: AtomicBool,
     owns: AtomicBool,
 }
@@ -26,6 +27,8 @@ pub(crate) struct SessionSignals {
 pub(crate) enum Summons {
     /// The session was asked to hang up, or its frontend has left.
     HangUp,
+    /// The session was asked to hand itself over to another process.
+    HandOver,
     /// A worker cannot continue.
     Alarm,
 }
@@ -37,6 +40,7 @@ impl SessionSignals {
             wake: bell()?,
             alarm: Arc::new(bell()?),
             hang_up: AtomicBool::new(false),
+            hand_over: AtomicBool::new(false),
             config_changed: AtomicBool::new(false),
             owns: AtomicBool::new(false),
         })
@@ -50,6 +54,12 @@ impl SessionSignals {
     /// Asks the session to end.
     pub(crate) fn hang_up(&self) {
         self.hang_up.store(true, Ordering::Release);
+        self.ring();
+    }
+
+    /// Asks the session to end in such a way that another process can go on with it.
+    pub(crate) fn hand_over(&self) {
+        self.hand_over.store(true, Ordering::Release);
         self.ring();
     }
 
@@ -82,6 +92,9 @@ impl SessionSignals {
         let _ = read(&self.wake, &mut [0u8; 8]);
         if self.is_hung_up() {
             return Some(Summons::HangUp);
+        }
+        if self.hand_over.load(Ordering::Acquire) {
+            return Some(Summons::HandOver);
         }
         let mut alarms = [0; 8];
         read(&self.alarm, &mut alarms).ok()?;

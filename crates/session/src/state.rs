@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use crate::channel::{Channel, Notified};
 use crate::dirty::SessionLog;
 use crate::foreign::{Foreign, MemoryBacking};
 use crate::forward::Forwarder;
+use crate::kept::KeptMemory;
 use crate::offload::Offload;
 use crate::owner::Claimant;
 use crate::portable::PortableState;
@@ -68,6 +70,10 @@ pub(crate) struct SessionState {
     pub(crate) memory: Arc<Memory>,
     /// The region in which the frontend keeps the requests in flight.
     pub(crate) inflight: Option<Inflight>,
+    /// The file of that region, and where in it the region lies.
+    pub(crate) inflight_source: Option<(File, InflightLayout)>,
+    /// The frontend's memory, as it was sent.
+    pub(crate) kept: KeptMemory,
     pub(crate) log: SessionLog,
     pub(crate) vrings: Vrings,
     pub(crate) workers: Workers,
@@ -79,7 +85,7 @@ pub(crate) struct SessionState {
     protocol: VhostUserProtocolFeatures,
     /// The frontend has seen bit 30. The `vhost` crate acknowledges nothing before that, and our answers must
     /// be consistent with the crate's.
-    features_seen: bool,
+    pub(crate) features_seen: bool,
     /// Virtio status, as last set by the frontend.
     status: u8,
     /// Number of vrings that were retired before the last reset, or before this session became the owner.
@@ -116,6 +122,8 @@ impl SessionState {
             vring_size_max: config.vring_size_max,
             memory: Memory::new(Vec::new())?,
             inflight: None,
+            inflight_source: None,
+            kept: KeptMemory::default(),
             log: SessionLog::default(),
             vrings: Vrings::new(config.vrings_max),
             workers: Workers::new(workers_max, claimant.alarm()),
@@ -243,10 +251,24 @@ impl SessionState {
     }
 
     pub(crate) fn status(&self) -> u8 {
+        self.status
+            | if self.needs_reset() {
+                DEVICE_NEEDS_RESET
+            } else {
+                0
+            }
+    }
+
+    /// Returns true if a vring of this session was retired since the last reset.
+    pub(crate) fn needs_reset(&self) -> bool {
         // While no vring of this session runs, another session may retire some.
-        let is_retired = self.has_retired
-            || self.vrings.any_running() && self.device.totals().retired != self.retired_before;
-        self.status | if is_retired { DEVICE_NEEDS_RESET } else { 0 }
+        self.has_retired
+            || self.vrings.any_running() && self.device.totals().retired != self.retired_before
+    }
+
+    /// Returns the status that the frontend set last.
+    pub(crate) fn driver_status(&self) -> u8 {
+        self.status
     }
 
     /// Status 0 is a reset (virtio 1.3 §2.1.2). Other values are kept for GET_STATUS.
@@ -270,7 +292,7 @@ impl SessionState {
             .for_each(|(_, entry)| entry.settings.reset());
         self.features = None;
         // The next driver starts afresh. The frontend sends a region again if it wants one.
-        self.inflight = None;
+        (self.inflight, self.inflight_source) = (None, None);
         self.status = 0;
         self.has_retired = false;
         Ok(())
@@ -287,11 +309,18 @@ impl SessionState {
     }
 
     pub(crate) fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<(), MessageRefusal> {
-        self.adopt(Memory::new(regions))
+        let kept = KeptMemory::default();
+        let kept = regions.iter().fold(kept, |kept, spec| kept.with(spec));
+        self.adopt(Memory::new(regions))?;
+        self.kept = kept;
+        Ok(())
     }
 
     pub(crate) fn add_memory(&mut self, region: RegionSpec) -> Result<(), MessageRefusal> {
-        self.adopt(self.memory.with(region))
+        let kept = self.kept.with(&region);
+        self.adopt(self.memory.with(region))?;
+        self.kept = kept;
+        Ok(())
     }
 
     pub(crate) fn remove_memory(
@@ -300,7 +329,9 @@ impl SessionState {
         user_addr: u64,
         len_bytes: u64,
     ) -> Result<(), MessageRefusal> {
-        self.adopt(self.memory.without(guest_addr, user_addr, len_bytes))
+        self.adopt(self.memory.without(guest_addr, user_addr, len_bytes))?;
+        self.kept.remove(guest_addr, user_addr, len_bytes);
+        Ok(())
     }
 
     /// Puts a table in force. Returns when nothing refers to regions that are no longer in it; at once if none
@@ -353,8 +384,12 @@ impl SessionState {
                 layout.vring_size, self.vring_size_max
             )));
         }
+        let copy = file
+            .try_clone()
+            .map_err(|error| MessageRefusal::not_copied(&error))?;
         let mapped = Inflight::map(file, layout);
         self.inflight = Some(mapped.map_err(|error| MessageRefusal::message(error.to_string()))?);
+        self.inflight_source = Some((copy, layout));
         Ok(())
     }
 
@@ -374,7 +409,7 @@ impl SessionState {
         }
     }
 
-    fn is_writeback(&self) -> bool {
+    pub(crate) fn is_writeback(&self) -> bool {
         let in_force = || self.device.writeback.load(Ordering::Relaxed);
         self.cache_mode.unwrap_or_else(in_force)
     }
@@ -485,7 +520,17 @@ impl SessionState {
         self.set_writeback(state.writeback)
     }
 
+    /// Returns true while a transfer has begun and was not checked.
+    pub(crate) fn is_transferring(&self) -> bool {
+        self.transfer.is_some()
+    }
+
     // Backend channel.
+
+    /// Returns the backend channel's descriptor.
+    pub(crate) fn channel_fd(&self) -> Option<&OwnedFd> {
+        self.channel.as_ref().and_then(Channel::fd)
+    }
 
     pub(crate) fn set_channel(&mut self, fd: Foreign) -> Result<(), MessageRefusal> {
         self.channel = Some(Channel::new(fd)?);

@@ -20,6 +20,7 @@ use cleave_blk::spec::feature;
 
 mod dirty;
 mod features;
+mod handover;
 mod inflight;
 mod memory;
 mod messages;

@@ -11,6 +11,8 @@ pub struct SessionView {
     pub protocol_features: u64,
     /// Running vrings, by index.
     pub vrings: Vec<VringView>,
+    /// Why another process could not go on with this session.
+    pub obstacle: Option<&'static str>,
 }
 
 /// A running vring.
@@ -42,6 +44,7 @@ impl SessionState {
         SessionView {
             features: self.features,
             protocol_features: self.protocol_bits(),
+            obstacle: self.obstacle(),
             vrings: self.vrings.iter_mut().filter_map(running).collect(),
         }
     }

@@ -61,6 +61,14 @@ impl Kick {
         fd.map_or(Kick::Polled, Kick::Fd)
     }
 
+    pub(crate) fn try_clone(&self) -> std::io::Result<Kick> {
+        Ok(match self {
+            Kick::Unset => Kick::Unset,
+            Kick::Polled => Kick::Polled,
+            Kick::Fd(fd) => Kick::Fd(fd.try_clone()?),
+        })
+    }
+
     /// Returns the descriptor for a worker.
     pub(crate) fn into_fd(self) -> Option<OwnedFd> {
         match self {
@@ -137,6 +145,8 @@ pub(crate) struct VringEntry {
     pub(crate) settings: VringSettings,
     /// Its addresses while a worker serves it.
     pub(crate) running: Option<VringLayout>,
+    /// A copy of the kick that its worker has, for a process that takes the session over.
+    pub(crate) kick: Kick,
     /// True if its requests in flight are recorded while it runs.
     pub(crate) is_recorded: bool,
 }

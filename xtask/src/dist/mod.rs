@@ -78,6 +78,7 @@ docs/security.md usr/share/doc/cleave/security.md
 docs/splitting.md usr/share/doc/cleave/splitting.md
 docs/stripes.md usr/share/doc/cleave/stripes.md
 docs/troubleshooting.md usr/share/doc/cleave/troubleshooting.md
+docs/upgrade.md usr/share/doc/cleave/upgrade.md
 docs/figures/probe-model-p3700.svg usr/share/doc/cleave/figures/probe-model-p3700.svg
 dist/grafana.json usr/share/cleave/grafana.json
 CHANGELOG.md usr/share/doc/cleave/changelog";

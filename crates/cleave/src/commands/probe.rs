@@ -42,7 +42,7 @@ pub(crate) fn run(probe: &Probe) -> Result<(), Failure> {
         discard: false,
         ..OpenOptions::default()
     };
-    let disk = Arc::new(open_storage(&probe.disk, &options).map_err(Failure::open)?);
+    let disk = Arc::new(open_storage(&probe.disk, &options, Vec::new()).map_err(Failure::open)?);
     check_writes(probe, &disk)?;
     let stored = check_thin(probe, &disk)?;
     let source = measured(probe, &disk);

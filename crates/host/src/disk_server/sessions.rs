@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use cleave_api::EventName;
 use cleave_sandbox::Role;
-use cleave_session::{Ending, Session, SessionHandle};
-use cleave_worker::Totals;
+use cleave_session::{Ending, Handover, Offload, Owners, Session, SessionConfig, SessionHandle};
+use cleave_worker::{Device, Totals};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
@@ -55,7 +55,24 @@ impl DiskServer {
     }
 
     pub(super) fn spawn(&mut self, stream: UnixStream) -> io::Result<GuestKind> {
-        let started = stream.try_clone().and_then(|theirs| self.start(theirs));
+        let theirs = stream.try_clone();
+        self.spawn_session(stream, |device, offload, owners, config| {
+            Session::new(theirs?, device, offload, owners, config)
+        })
+    }
+
+    /// Starts the session of this connection on a thread of its own.
+    pub(super) fn spawn_session(
+        &mut self,
+        stream: UnixStream,
+        make: impl FnOnce(
+            Arc<Device>,
+            Offload,
+            Arc<Owners>,
+            SessionConfig,
+        ) -> io::Result<(Session, SessionHandle)>,
+    ) -> io::Result<GuestKind> {
+        let started = self.start(make);
         let (remote, ending) = match started {
             Ok(started) => started,
             Err(error) => {
@@ -76,10 +93,18 @@ impl DiskServer {
         Ok(kind)
     }
 
-    fn start(&self, stream: UnixStream) -> io::Result<(SessionHandle, oneshot::Receiver<Ending>)> {
+    fn start(
+        &self,
+        make: impl FnOnce(
+            Arc<Device>,
+            Offload,
+            Arc<Owners>,
+            SessionConfig,
+        ) -> io::Result<(Session, SessionHandle)>,
+    ) -> io::Result<(SessionHandle, oneshot::Receiver<Ending>)> {
         let config = self.service.session.clone();
         let (device, owners) = (Arc::clone(&self.device), Arc::clone(&self.owners));
-        let (session, remote) = Session::new(stream, device, self.offload.clone(), owners, config)?;
+        let (session, remote) = make(device, self.offload.clone(), owners, config)?;
         let (reply, ending) = oneshot::channel();
         let confinement = self.confinement.clone();
         thread::Builder::new()
@@ -124,6 +149,7 @@ impl DiskServer {
             Some(Ending::Refused(why) | Ending::Lost(why)) => {
                 tracing::warn!("{name}: the parked frontend was let go: {why}{more}");
             }
+            Some(Ending::HandedOver(_)) => {}
             None => tracing::error!("{name}: the session of the parked frontend failed{more}"),
         });
     }
@@ -148,19 +174,23 @@ impl DiskServer {
             Some(Ending::Lost(why)) => self
                 .faults
                 .log(|more| tracing::warn!("{name}: the frontend was let go: {why}{more}")),
+            Some(Ending::HandedOver(_)) => {}
             None => self
                 .faults
                 .log(|more| tracing::error!("{name}: the session failed{more}")),
         }
     }
 
-    /// Ends the sessions and waits for them, at most for so long, or for less if that is ordered meanwhile.
+    /// Ends the sessions with `end` and waits for them, at most for so long, or for less if that is ordered meanwhile. Returns those
+    /// that can go on in another process.
     pub(super) async fn drain(
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
         mut deadline: Duration,
-    ) -> Result<(), Failure> {
-        self.guests.iter().for_each(|guest| guest.remote.hang_up());
+        end: fn(&SessionHandle),
+    ) -> Result<Vec<Handover>, Failure> {
+        let mut handovers = Vec::new();
+        self.guests.iter().for_each(|guest| end(&guest.remote));
         let keeps = self.guests.iter().all(|guest| {
             let vrings = guest.remote.view().vrings;
             vrings.iter().all(|vring| vring.recovery)
@@ -169,9 +199,14 @@ impl DiskServer {
         while !self.guests.are_none() {
             tokio::select! {
                 biased;
-                (kind, ending) = self.guests.ended() => {
-                    self.end_session(kind, ending, "was disconnected");
-                }
+                (kind, ending) = self.guests.ended() => match ending {
+                    Some(Ending::HandedOver(handover)) => {
+                        let (_, guest) = self.guests.remove(kind);
+                        self.offload.close(guest.map(|guest| guest.stream));
+                        handovers.push(*handover);
+                    }
+                    ending => self.end_session(kind, ending, "was disconnected"),
+                },
                 Some(order) = orders.recv() => {
                     if let Order::Stop(_, Some(within)) = order {
                         deadline = deadline.min(start.elapsed() + within);
@@ -182,7 +217,7 @@ impl DiskServer {
                 }
             }
         }
-        Ok(())
+        Ok(handovers)
     }
 
     /// Gives up the disk, which hangs. Returns what is lost; `keeps`: the frontend has a list of the requests in flight.

@@ -11,6 +11,7 @@ use super::generation::{self, Condition};
 use super::open_files::OpenFiles;
 use crate::disk_server::SizeAsker;
 use crate::problem::Refusal;
+use crate::process::systemd::Manager;
 use crate::status::DiskStatus;
 
 /// Requests that may wait for a disk. More wait until there is room.
@@ -46,6 +47,8 @@ pub(crate) enum DiskRequest {
     Delete(Condition, DeleteMode, Reply<Option<String>>),
     /// End, for this reason, and come back with the next host.
     Stop(String),
+    /// End for this reason, and leave the frontends to the next process.
+    HandOver(String, Arc<Manager>),
 }
 
 /// How a PUT found the disk.

@@ -275,6 +275,9 @@ impl<H: DiskHost> Life<H> {
                 Err(refusal) => answer(reply, Err(refusal)),
             },
             DiskRequest::Stop(why) => self.stop(why),
+            DiskRequest::HandOver(why, manager) => {
+                self.end(Order::HandOver(why, manager), Goal::Stop);
+            }
         }
     }
 

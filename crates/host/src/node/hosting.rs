@@ -24,6 +24,7 @@ use crate::hosted::disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Pla
 use crate::hosted::disk_host::{DiskHost, OpenResult, Past, Work};
 use crate::hosted::life;
 use crate::problem::Refusal;
+use crate::process::systemd::Manager;
 use crate::status::DiskStatus;
 
 /// How long the end of a node waits for the files of disks that are being deleted.
@@ -33,12 +34,18 @@ pub(super) const DISKS_MAX: usize = 1024;
 
 impl Node {
     /// Stops all disks side by side, and tells of each that left or lost requests.
-    pub(super) async fn stop(&self, signal: &str) -> Result<(), Failure> {
+    /// Those that are kept are left to the next process, if the manager can keep them for it.
+    pub(super) async fn stop(&self, signal: &str, manager: &Arc<Manager>) -> Result<(), Failure> {
         self.is_ending.store(true, Ordering::Relaxed);
         let all = self.disks.all();
         for disk in &all {
-            disk.order(DiskRequest::Stop(format!("{signal} received")))
-                .await;
+            let why = format!("{signal} received");
+            let comes_back = disk.shown().config.persistent.get().0;
+            let order = match manager.has_store() && comes_back {
+                true => DiskRequest::HandOver(why, manager.clone()),
+                false => DiskRequest::Stop(why),
+            };
+            disk.order(order).await;
         }
         let mut lost = 0;
         for disk in &all {
@@ -89,6 +96,7 @@ impl Node {
     pub(super) fn restore(self: &Arc<Node>) -> Result<usize, Failure> {
         let found = self.files.load()?;
         let count = found.len();
+        self.forget_parcels_but(|id| found.iter().any(|(there, _)| there == id));
         let kept = self.files.load_groups()?;
         for (_, file) in &found {
             // The files of an earlier version have the limits of the group; those of its first disk that names any count.

@@ -14,6 +14,7 @@ use super::folder::{self, FolderAccess};
 use super::shared::Node;
 use crate::disk_server;
 use crate::failure::Failure;
+use crate::handover::parcel::Parcel;
 use crate::hosted::disk::HostedState;
 use crate::hosted::disk_host::Past;
 use crate::hosted::open_files::OpenFiles;
@@ -33,6 +34,8 @@ pub(super) struct Opened {
     pub(super) watch: Watch,
     pub(super) door: Door,
     pub(super) lock: Option<PathLock>,
+    /// What is left to be taken of what the process before has handed over.
+    pub(super) parcel: Parcel,
 }
 
 /// Opens a disk on a thread of its own. If nobody waits any more, the thread closes what it has opened.
@@ -64,24 +67,27 @@ pub(super) async fn open(
     let spawned = thread.spawn(move || {
         let _opener = held;
         let _inside = runtime.enter();
-        if let Some(path) = out_of_reach(&node.images, &service) {
-            let _ = reply.send(Err(refuse_out_of_reach(&path)));
-            return;
-        }
-        // Waiting for the lock would not help.
+        let parcel = node.take_parcel(&name, &service);
         let files = OpenFiles::of(&service.disk);
-        if let Some((path, user)) = in_use(&node, &name, service.open.read_only, &files) {
-            let _ = reply.send(Err(refuse_in_use(&path, &user)));
+        if let Err(refused) = check_files(&node, &name, &service, &files) {
+            let _ = reply.send(Err(refused));
             return;
         }
         let is_persistent = config.persistent.get().0;
         let is_noted =
             is_persistent && past == Past::CameBack && node.files.was_opened(&name, &config.disk);
-        if past == Past::WasOpen || is_noted {
+        if past == Past::WasOpen || is_noted || parcel.is_some() {
             service.open.content = ContentOrigin::Guest;
         }
         let is_wanted = || !reply.is_closed();
-        let opened = open_here(folder, service, &config, &node.watches, &is_wanted);
+        let opened = open_here(
+            folder,
+            service,
+            &config,
+            &node.watches,
+            parcel.unwrap_or_default(),
+            &is_wanted,
+        );
         // Not of a disk that was deleted meanwhile.
         if is_persistent && !is_noted && opened.is_ok() && !reply.is_closed() {
             node.files.note_opened(&name, &config.disk);
@@ -93,8 +99,7 @@ pub(super) async fn open(
                 let _ = reply.send(Ok(()));
                 // Until it is taken, or nobody waits for it any more. Then it is closed here, which may take long.
                 let _ = until_taken.recv();
-                let left = lock_slot(&filled).take();
-                drop(left);
+                drop(lock_slot(&filled).take());
             }
         }
     });
@@ -118,6 +123,17 @@ type Slot = Mutex<Option<(Opened, OpenFiles)>>;
 
 fn lock_slot(slot: &Slot) -> MutexGuard<'_, Option<(Opened, OpenFiles)>> {
     slot.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Refuses files for which waiting for their locks would not help.
+fn check_files(node: &Node, id: &str, service: &Service, files: &OpenFiles) -> Result<(), Failure> {
+    if let Some(path) = out_of_reach(&node.images, service) {
+        return Err(refuse_out_of_reach(&path));
+    }
+    match in_use(node, id, service.open.read_only, files) {
+        Some((path, user)) => Err(refuse_in_use(&path, &user)),
+        None => Ok(()),
+    }
 }
 
 /// Returns the file of a disk that the folders of images keep out of reach. `images`: none means that all files can be reached.
@@ -188,6 +204,7 @@ fn open_here(
     mut service: Service,
     config: &DiskConfig,
     watches: &SizeWatches,
+    mut parcel: Parcel,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Opened, Failure> {
     let mode = config.socket_mode.get().bits();
@@ -199,15 +216,17 @@ fn open_here(
     let group = folder::make(&folder, group.transpose()?, entry_of(mode, user))?;
     let path = folder.join("disk.sock");
     let lock = PathLock::take_while(&path, is_wanted)?;
-    let disk = disk_server::open(&mut service, lock.as_ref())?;
+    let disk = disk_server::open(&mut service, lock.as_ref(), parcel.take_files())?;
     let watch = watches.watch(&disk);
-    let door = socket::listen_for(&path, mode, user, group)?;
+    let listener = parcel.listener.take();
+    let door = socket::listen_for(&path, mode, user, group, listener)?;
     Ok(Opened {
         service,
         disk,
         watch,
         door: Door::Listening(door),
         lock,
+        parcel,
     })
 }
 

@@ -42,7 +42,7 @@ pub(super) fn begin(
     };
     let disk = opened.disk.clone();
     let is_kept = config.persistent.get().0;
-    let server = DiskServer::new(
+    let mut server = DiskServer::new(
         opened.service,
         opened.disk,
         &opened.door,
@@ -51,6 +51,7 @@ pub(super) fn begin(
         // The process is confined already.
         |_, watch| Ok((node.confinement.clone(), watch)),
     )?;
+    server.resume(opened.parcel.sessions, opened.parcel.since);
     let status = server.status();
     let (node, id) = (node.clone(), id.to_owned());
     let ended = async move {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cleave_config::{DiskConfig, Names};
 use tokio::sync::Semaphore;
@@ -12,6 +12,7 @@ use super::files::StateFiles;
 use super::groups::Groups;
 use super::pools::Pools;
 use crate::events::Events;
+use crate::handover::parcel::Parcel;
 use crate::hosted::Disks;
 use crate::http::server::CONNECTIONS_MAX;
 use crate::process::confine::Confinement;
@@ -48,12 +49,29 @@ pub(super) struct Node {
     /// One for each thread whose storage does not answer: such threads must not keep other disks away.
     pub(super) slow_openers: Arc<Semaphore>,
     pub(super) events: Arc<Events>,
+    /// What the process before has left of its disks, until they are opened.
+    pub(super) parcels: Mutex<Vec<Parcel>>,
 }
 
 impl Node {
     /// Descriptors that the process may come to need with its disks.
     pub(super) fn descriptors_needed(&self) -> u64 {
         DESCRIPTORS_OWN + self.disks.descriptors()
+    }
+
+    /// Returns what the process before has left of a disk.
+    pub(super) fn take_parcel(&self, id: &str, service: &Service) -> Option<Parcel> {
+        let mut parcels = self.parcels.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = parcels.iter().position(|parcel| parcel.disk.id == id)?;
+        let parcel = parcels.swap_remove(at);
+        drop(parcels);
+        parcel.disk.is_of(service).then_some(parcel)
+    }
+
+    /// Forgets what the process before has left of disks that are not there any more.
+    pub(super) fn forget_parcels_but(&self, is_there: impl Fn(&str) -> bool) {
+        let mut parcels = self.parcels.lock().unwrap_or_else(PoisonError::into_inner);
+        parcels.retain(|parcel| is_there(&parcel.disk.id));
     }
 
     /// Removes the folder of a socket, unless a lock is held in it, or tells of an NBD disk whose daemon did not end in order. A node

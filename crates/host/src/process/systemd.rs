@@ -5,16 +5,25 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::io::{self, IoSlice};
+use std::iter;
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process;
 use std::time::Duration;
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
 use crate::failure::Failure;
 
 /// Number of the first descriptor that systemd passes.
 const FIRST_SOCKET: u32 = 3;
+
+/// Name of the descriptors that the manager keeps for the next process of this service.
+const KEPT: &str = "cleave-disk";
 
 /// How long a message may wait for a manager whose queue is full. The control loop waits meanwhile.
 const SEND_MAX: Duration = Duration::from_millis(100);
@@ -24,17 +33,35 @@ const STOP_MARGIN: Duration = Duration::from_secs(5);
 
 /// The descriptor of the socket that systemd passed to this process. `None`: it passed none.
 pub(crate) fn passed() -> Result<Option<u32>, Failure> {
+    let sockets = received(|name| name != KEPT);
+    match sockets[..] {
+        [] => Ok(None),
+        [one] => Ok(Some(one)),
+        _ => Err(Failure::input(format!(
+            "systemd passed {} sockets, and a disk has one: leave one ListenStream= in the socket unit",
+            sockets.len()
+        ))),
+    }
+}
+
+/// The descriptors that the manager has kept for this process.
+pub(crate) fn kept() -> Vec<u32> {
+    received(|name| name == KEPT)
+}
+
+/// The descriptors that the manager has passed under such a name.
+fn received(is_wanted: impl Fn(&str) -> bool) -> Vec<u32> {
     let count = match is_ours("LISTEN_PID") {
         Some(true) => number("LISTEN_FDS").unwrap_or(0),
         Some(false) | None => 0,
     };
-    match count {
-        0 => Ok(None),
-        1 => Ok(Some(FIRST_SOCKET)),
-        more => Err(Failure::input(format!(
-            "systemd passed {more} sockets, and a disk has one: leave one ListenStream= in the socket unit"
-        ))),
-    }
+    let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let names = names.split(':').chain(iter::repeat(""));
+    let numbered = (FIRST_SOCKET..).zip(names);
+    let mut wanted = numbered
+        .take(usize::try_from(count).unwrap_or(0))
+        .filter(|(_, name)| is_wanted(name));
+    wanted.by_ref().map(|(number, _)| number).collect()
 }
 
 /// The service manager that started this process; without one, nothing is sent.
@@ -43,6 +70,8 @@ pub(crate) struct Manager {
     channel: Option<UnixDatagram>,
     /// Longest time between two signs of life.
     watchdog: Option<Duration>,
+    /// True if the manager keeps descriptors for the next process of this service.
+    has_store: bool,
 }
 
 impl Manager {
@@ -61,6 +90,8 @@ impl Manager {
         Manager {
             channel,
             watchdog: interval.map(Duration::from_micros),
+            // Before systemd 254 the unit itself sets it.
+            has_store: number("FDSTORE").is_some_and(|entries| entries > 0),
         }
     }
 
@@ -78,6 +109,31 @@ impl Manager {
         self.tell(&format!(
             "STOPPING=1\nEXTEND_TIMEOUT_USEC={more_us}\nSTATUS=finishing the requests in flight"
         ));
+    }
+
+    /// Returns true if it keeps descriptors for the next process of this service.
+    pub(crate) fn has_store(&self) -> bool {
+        self.has_store && self.channel.is_some()
+    }
+
+    /// Has a descriptor kept until this service is stopped, or a later process forgets it. It is passed to the next process.
+    pub(crate) fn keep(&self, fd: impl AsFd) -> io::Result<()> {
+        let socket = self.channel.as_ref();
+        let socket = socket.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
+        // A socket whose other end is closed is not forgotten.
+        let state = format!("FDSTORE=1\nFDNAME={KEPT}\nFDPOLL=0");
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [fd.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        let bytes = [IoSlice::new(state.as_bytes())];
+        sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    /// Has the manager close what it keeps.
+    pub(crate) fn forget_kept(&self) {
+        self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={KEPT}"));
     }
 
     /// Sends assignments, one a line. A manager that takes none does not keep a disk from being served.

@@ -9,11 +9,11 @@ use super::running::Driver;
 use super::*;
 
 /// VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD.
-const INFLIGHT: u64 = 1 << 12;
+pub(super) const INFLIGHT: u64 = 1 << 12;
 /// A region for 4 vrings of 256: 16 bytes, 16 for each entry, up to a multiple of 64.
 const REGION_BYTES: u64 = 4 * 4160;
 
-fn layout(len_bytes: u64, offset: u64, vrings: u16, size: u16) -> Vec<u8> {
+pub(super) fn layout(len_bytes: u64, offset: u64, vrings: u16, size: u16) -> Vec<u8> {
     let mut payload = longs(&[len_bytes, offset]);
     payload.extend(vrings.to_ne_bytes());
     payload.extend(size.to_ne_bytes());
@@ -23,7 +23,7 @@ fn layout(len_bytes: u64, offset: u64, vrings: u16, size: u16) -> Vec<u8> {
 
 impl Frontend {
     /// Asks for a region. Returns its length, offset and file.
-    fn region(&mut self, asked: &[u8]) -> (u64, u64, Option<File>) {
+    pub(super) fn region(&mut self, asked: &[u8]) -> (u64, u64, Option<File>) {
         self.send(Req::GET_INFLIGHT_FD, asked, &[]);
         let mut bytes = [0; 64];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
@@ -49,7 +49,7 @@ impl Frontend {
         (message::long(&bytes, 12), message::long(&bytes, 20), file)
     }
 
-    fn give(&mut self, payload: &[u8], file: &File) -> Answer {
+    pub(super) fn give(&mut self, payload: &[u8], file: &File) -> Answer {
         self.request_fds(Req::SET_INFLIGHT_FD, payload, &[file.as_fd()])
     }
 }

@@ -14,7 +14,7 @@ pub(super) struct Driver {
     pub(super) index: u32,
     made: u16,
     pub(super) kick: OwnedFd,
-    call: OwnedFd,
+    pub(super) call: OwnedFd,
     pub(super) err: OwnedFd,
 }
 

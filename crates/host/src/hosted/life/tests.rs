@@ -151,6 +151,10 @@ impl DiskHost for Invented {
                         }
                     }
                     Some(Order::CheckSize(_)) => self.note("check size"),
+                    Some(Order::HandOver(why, _)) => {
+                        self.note(format!("hand over: {why}"));
+                        return None;
+                    }
                     None => return None,
                 }
             }

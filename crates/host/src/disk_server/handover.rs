@@ -1,0 +1,146 @@
+//! How a disk goes from one process to the next with its frontends, which notice nothing but a pause.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use cleave_disk::{Backing, Leg};
+use cleave_session::{Handover, Session, SessionHandle, SessionView};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::sync::mpsc;
+
+use super::{DiskServer, Order};
+use crate::failure::Failure;
+use crate::handover::parcel::{DiskRecord, Parcel};
+use crate::handover::store;
+use crate::process::systemd::Manager;
+use crate::socket::{Door, Endpoint};
+
+impl DiskServer {
+    /// Tells of the end for this reason. Returns true if the frontends have to connect again.
+    pub(super) fn is_kept_back(&self, why: &str) -> bool {
+        let name = self.disk.name();
+        let obstacle = self.obstacle();
+        match &obstacle {
+            None => tracing::info!(
+                "{name}: {why}: finishing the requests in flight, then leaving the rest to the next process"
+            ),
+            Some(obstacle) => tracing::info!(
+                "{name}: {why}: finishing the requests in flight, then exiting; a frontend has to connect again, because {obstacle}"
+            ),
+        }
+        obstacle.is_some()
+    }
+
+    /// Returns why the frontends of this disk would have to connect again.
+    fn obstacle(&self) -> Option<String> {
+        let is_in_memory =
+            |leg: &Leg| matches!(leg.backing(), Backing::Ram(_) | Backing::Model { .. });
+        let views: Vec<_> = self
+            .guests
+            .iter()
+            .map(|guest| guest.remote.view())
+            .collect();
+        let mut obstacles = views.iter().filter_map(|view| view.obstacle);
+        let are_held = !self.device.records.stalled().is_empty();
+        let are_recorded = |view: &SessionView| view.vrings.iter().all(|vring| vring.recovery);
+        let why = if matches!(self.service.endpoint, Endpoint::Fd(_)) {
+            "its socket was passed by a number"
+        } else if self.disk.legs().iter().any(is_in_memory) {
+            "its bytes are in the memory of this process"
+        } else if !self.possession.is_active() {
+            "another host has the disk, or may have it"
+        } else if self.status.quiet_left().is_some() {
+            "it is quiesced"
+        } else if self.owners.waiting() > 0 {
+            "a frontend waits for the disk"
+        } else if are_held && !views.iter().all(are_recorded) {
+            "requests are held that the frontend does not keep"
+        } else {
+            obstacles.next()?
+        };
+        Some(why.to_owned())
+    }
+
+    /// Ends, and has the manager keep what the next process needs to go on.
+    pub(super) async fn leave_to_next(
+        &mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        door: Door,
+        deadline: Duration,
+        manager: &Manager,
+    ) -> Result<(), Failure> {
+        let parcel = self.hand_over(orders, door, deadline).await;
+        self.status.forget_quiet();
+        if let Err(error) = store::keep(manager, parcel?) {
+            let name = self.disk.name();
+            tracing::warn!(
+                "{name}: nothing is kept for the next process: {error}: a frontend has to connect again"
+            );
+        }
+        Ok(())
+    }
+
+    /// Ends the sessions in such a way that another process goes on with them. Returns all that it needs.
+    pub(super) async fn hand_over(
+        &mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        door: Door,
+        deadline: Duration,
+    ) -> Result<Parcel, Failure> {
+        let since = now();
+        self.offload.close(self.listener.take());
+        self.pending.clear();
+        let mut sessions = self
+            .drain(orders, deadline, SessionHandle::hand_over)
+            .await?;
+        // The owner starts first, so that no other session can be taken for the first one.
+        sessions.sort_by_key(|session| !session.owns);
+        let files = self.disk.held_files();
+        let files = files.map(|file| file.try_clone().map(OwnedFd::from));
+        let files = files.collect::<Result<_, _>>();
+        let cannot = |error| Failure::run(format!("cannot be handed over: {error}"));
+        Ok(Parcel {
+            disk: DiskRecord {
+                id: self.status.id(),
+                storage: self.service.disk.line(),
+                endpoint: self.endpoint.clone(),
+            },
+            files: files.map_err(cannot)?,
+            listener: door.hand_over().map_err(cannot)?,
+            sessions,
+            since: Some(since),
+        })
+    }
+
+    /// Goes on with the sessions of another process. `since`: they have waited from then on.
+    pub(crate) fn resume(&mut self, sessions: Vec<Handover>, since: Option<Duration>) {
+        for session in sessions {
+            let name = self.disk.name().to_owned();
+            let told = name.clone();
+            let resumed = move || {
+                let pause = since.map(|since| now().saturating_sub(since));
+                let pause = pause.unwrap_or_default().as_secs_f64() * 1e3;
+                tracing::info!(
+                    "{told}: its frontend was taken over after a pause of {pause:.1} ms"
+                );
+            };
+            let stream = session.connection.try_clone();
+            let resumed = stream.and_then(|stream| {
+                self.spawn_session(stream, move |device, offload, owners, config| {
+                    Session::resume(session, device, offload, owners, config, resumed)
+                })
+            });
+            if let Err(error) = resumed {
+                self.faults.log(|more| {
+                    tracing::warn!("{name}: a frontend cannot be taken over: {error}{more}");
+                });
+            }
+        }
+    }
+}
+
+/// Returns the time on a clock that all processes of this host have in common.
+fn now() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
+}

@@ -1,0 +1,191 @@
+//! The document of a parcel: all of it but the descriptors, which it has by their names. It is JSON, in a memfd that is sealed
+//! against changes. Later versions of Cleave read it too.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
+use serde::{Deserialize, Serialize};
+
+use crate::service::Service;
+use crate::socket;
+
+pub(super) const FORMAT: &str = "cleave-hand-over";
+pub(super) const VERSION: u32 = 1;
+/// Largest document. That of two sessions with 256 vrings each has less than a quarter of this.
+const BYTES_MAX: usize = 4 << 20;
+/// The owner of a disk, and the frontend that waits for it.
+const SESSIONS_MAX: usize = 2;
+/// Messages of all sessions. Those of a vring are seven.
+const MESSAGES_MAX: usize = 20_000;
+/// Largest payload, and most descriptors, of a message that a session accepts.
+const PAYLOAD_BYTES_MAX: usize = 4096;
+const MESSAGE_FDS_MAX: usize = 32;
+
+/// Seals without which the sender could change what was checked.
+const UNCHANGED: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::WRITE);
+
+/// What must be the same in both processes.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DiskRecord {
+    /// The disk's name in HTTP paths.
+    pub(crate) id: String,
+    /// Its files and devices, or its server, as they were given.
+    pub(crate) storage: String,
+    /// The socket of its frontends.
+    pub(crate) endpoint: String,
+}
+
+impl DiskRecord {
+    /// Returns true if this service is of the same storage at the same socket.
+    pub(crate) fn is_of(&self, service: &Service) -> bool {
+        self.storage == service.disk.line() && self.endpoint == socket::name(&service.endpoint)
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Document {
+    pub(super) format: String,
+    pub(super) version: u32,
+    /// Version of the program that wrote it.
+    pub(super) cleave: String,
+    pub(super) disk: DiskRecord,
+    pub(super) files: Vec<String>,
+    pub(super) listener: Option<String>,
+    pub(super) since_ns: Option<u64>,
+    pub(super) sessions: Vec<SessionEntry>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SessionEntry {
+    pub(super) connection: String,
+    pub(super) owns: bool,
+    pub(super) needs_reset: bool,
+    pub(super) writeback: Option<bool>,
+    pub(super) messages: Vec<MessageEntry>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MessageEntry {
+    pub(super) request: u32,
+    /// Two hexadecimal digits for each byte.
+    pub(super) payload: String,
+    pub(super) fds: Vec<String>,
+}
+
+/// The part by which another version is recognised, whatever else it has.
+#[derive(Deserialize)]
+struct Head {
+    format: String,
+    version: u32,
+    cleave: String,
+}
+
+impl Document {
+    /// Writes it into a memfd that nobody can change.
+    pub(super) fn seal(&self) -> io::Result<OwnedFd> {
+        self.check().map_err(io::Error::other)?;
+        let bytes = serde_json::to_vec(self)?;
+        at_most("bytes", bytes.len(), BYTES_MAX).map_err(io::Error::other)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let mut file = File::from(memfd_create(FORMAT, flags)?);
+        file.write_all(&bytes)?;
+        fcntl_add_seals(&file, UNCHANGED | SealFlags::SEAL)?;
+        Ok(file.into())
+    }
+
+    /// Reads it from its beginning, wherever the sender has left the file's position.
+    pub(super) fn read(sealed: OwnedFd) -> Result<Document, String> {
+        if !fcntl_get_seals(&sealed).is_ok_and(|seals| seals.contains(UNCHANGED)) {
+            return Err("its document is not a memfd that is sealed against changes".to_owned());
+        }
+        let cannot = |error: io::Error| format!("cannot read its document: {error}");
+        let found = fstat(&sealed).map_err(|error| cannot(error.into()))?;
+        let length = usize::try_from(found.st_size).unwrap_or(usize::MAX);
+        at_most("bytes", length, BYTES_MAX)?;
+        let mut bytes = vec![0; length];
+        let read = File::from(sealed).read_exact_at(&mut bytes, 0);
+        read.map_err(cannot)?;
+        Document::parse(&bytes)
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Document, String> {
+        let malformed = |error| format!("its document is malformed: {error}");
+        let head: Head = serde_json::from_slice(bytes).map_err(malformed)?;
+        if head.format != FORMAT || head.version != VERSION {
+            return Err(format!(
+                "its format is {} version {}, by cleave {}, and this cleave reads {FORMAT} version {VERSION}",
+                head.format, head.version, head.cleave
+            ));
+        }
+        let document: Document = serde_json::from_slice(bytes).map_err(malformed)?;
+        document.check()?;
+        Ok(document)
+    }
+
+    /// Checks it against the limits that hold for what is written and for what is read.
+    fn check(&self) -> Result<(), String> {
+        at_most("sessions", self.sessions.len(), SESSIONS_MAX)?;
+        let messages = || self.sessions.iter().flat_map(|session| &session.messages);
+        at_most("messages", messages().count(), MESSAGES_MAX)?;
+        messages().try_for_each(|message| {
+            let digits = message.payload.len();
+            at_most("digits in a payload", digits, 2 * PAYLOAD_BYTES_MAX)?;
+            at_most(
+                "descriptors in a message",
+                message.fds.len(),
+                MESSAGE_FDS_MAX,
+            )
+        })
+    }
+}
+
+fn at_most(what: &str, count: usize, most: usize) -> Result<(), String> {
+    match count <= most {
+        true => Ok(()),
+        false => Err(format!("it has {count} {what}, more than {most}")),
+    }
+}
+
+/// Returns bytes as hexadecimal digits.
+pub(super) fn to_hex(bytes: &[u8]) -> String {
+    let digit = |value: u8| char::from_digit(value.into(), 16).unwrap_or_default();
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
+    digits.map(digit).collect()
+}
+
+/// Returns the bytes that these digits stand for.
+pub(super) fn from_hex(digits: &str) -> Result<Vec<u8>, String> {
+    let value = |digit: u8| char::from(digit).to_digit(16);
+    let byte = |pair: &[u8; 2]| u8::try_from(value(pair[0])? << 4 | value(pair[1])?).ok();
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    let bytes: Option<Vec<u8>> = pairs.iter().map(byte).collect();
+    bytes.filter(|_| rest.is_empty()).ok_or_else(|| {
+        "it has a payload that is not made of pairs of hexadecimal digits".to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_stand_for_bytes() {
+        let bytes: Vec<u8> = (0..=u8::MAX).collect();
+        let digits = to_hex(&bytes);
+        assert!(digits.starts_with("000102") && digits.ends_with("fdfeff"));
+        assert_eq!(from_hex(&digits), Ok(bytes));
+        assert_eq!(from_hex(""), Ok(Vec::new()));
+        for digits in ["0", "012", "+f", " f", "0g", "0x", "ä", "é0"] {
+            assert!(from_hex(digits).is_err(), "{digits}");
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! The socket between the process that gives its disk away and the one that takes it.
+//!
+//! ```text
+//!  giver                                        taker
+//!    │ ◄────────────────────── hello ─────────── │
+//!    │ ─ files (a parcel without sessions) ────► │  prepares everything that may fail
+//!    │ ◄────────────────────── ready ─────────── │
+//!    │ drains, stops                             │
+//!    │ ─ parcel ───────────────────────────────► │
+//!    │ ◄────────────────────── taken ─────────── │  from here on the taker alone serves
+//! ```
+//!
+//! Each side uses it on a thread of its own and may wait on it until a deadline that it names. After an error, or when the deadline
+//! has passed, the giver keeps the disk.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, recv, recvmsg, send, sendmsg, shutdown,
+};
+use rustix::process::geteuid;
+
+use super::parcel::Packed;
+
+/// Version of the exchange. The giver refuses a taker of another one.
+const VERSION: u32 = 1;
+/// Descriptors that go with one byte. The kernel carries at most 253.
+const CHUNK: usize = 64;
+/// Most descriptors and most bytes of a frame.
+const FDS_MAX: usize = 20_000;
+const BYTES_MAX: usize = 4 << 20;
+/// Size of a frame's kind, number of bytes and number of descriptors: three 32-bit numbers, little-endian. The bytes follow, and
+/// then one byte for each chunk of descriptors.
+const HEADER_BYTES: usize = 12;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FrameKind {
+    Hello = 1,
+    Files = 2,
+    Ready = 3,
+    Parcel = 4,
+    Taken = 5,
+}
+
+/// The process at the other end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Peer {
+    /// Its number; 0 if it has none in our PID namespace.
+    pub(crate) pid: i32,
+    /// Its user.
+    pub(crate) uid: u32,
+}
+
+/// The end of the process that has the disk. If it is dropped, the other process gets nothing.
+#[derive(Debug)]
+pub(crate) struct Giver(FrameSocket);
+
+/// The end of the process that wants the disk. If it is dropped, the giver keeps the disk at once.
+#[derive(Debug)]
+pub(crate) struct Taker(FrameSocket);
+
+impl Giver {
+    /// Waits for the greeting of a process that has connected. Refuses one of another user, unless that is root.
+    pub(crate) fn accept(stream: UnixStream, deadline: Instant) -> io::Result<(Giver, Peer)> {
+        let peer = trusted_peer(&stream)?;
+        let socket = FrameSocket(stream);
+        let (hello, _) = socket.receive(FrameKind::Hello, deadline)?;
+        if hello != VERSION.to_le_bytes() {
+            return Err(broken("it speaks another version of the hand-over"));
+        }
+        Ok((Giver(socket), peer))
+    }
+
+    /// Sends what the other process prepares itself with: a parcel without sessions.
+    pub(crate) fn send_files(&self, files: &Packed, deadline: Instant) -> io::Result<()> {
+        self.0.send_packed(FrameKind::Files, files, deadline)
+    }
+
+    /// Waits until the other process needs nothing but the sessions.
+    pub(crate) fn await_ready(&self, deadline: Instant) -> io::Result<()> {
+        self.0.receive(FrameKind::Ready, deadline).map(drop)
+    }
+
+    /// Gives the disk away. After an error this process still has it, and the other knows that it must not serve: the parcel can be
+    /// unpacked and resumed here. Otherwise the other process alone may serve.
+    pub(crate) fn give(self, parcel: &Packed, deadline: Instant) -> io::Result<()> {
+        self.0.send_packed(FrameKind::Parcel, parcel, deadline)?;
+        self.end(deadline)
+    }
+
+    /// Waits until the other process has taken the disk or cannot take it any more.
+    ///
+    /// The socket is shut down before it is read. When the kernel queues a message, it checks for that under the same lock, so the
+    /// other's message is in the queue by then, or its `take` fails.
+    fn end(self, deadline: Instant) -> io::Result<()> {
+        let FrameSocket(socket) = self.0;
+        let waited = wait(&socket, PollFlags::IN, deadline);
+        if shutdown(&socket, Shutdown::Both).is_err() {
+            // Its message may still come. A disk that nobody serves is better than one that two do.
+            return Ok(());
+        }
+        // Whatever ended the wait, the queue says how it ended.
+        let mut found = [[0; 4]; 3];
+        let buffer = found.as_flattened_mut();
+        let read = retry_on_intr(|| recv(&socket, &mut *buffer, RecvFlags::DONTWAIT));
+        let is_whole = read.is_ok_and(|(_, count)| count == HEADER_BYTES);
+        match is_whole && found == header(FrameKind::Taken, 0, 0) {
+            true => Ok(()),
+            false => Err(waited
+                .err()
+                .unwrap_or_else(|| broken("it did not take the disk"))),
+        }
+    }
+}
+
+impl Taker {
+    /// Greets the process at the other end. Refuses one of another user, unless that is root.
+    pub(crate) fn greet(stream: UnixStream, deadline: Instant) -> io::Result<Taker> {
+        trusted_peer(&stream)?;
+        let socket = FrameSocket(stream);
+        socket.send(FrameKind::Hello, &VERSION.to_le_bytes(), &[], deadline)?;
+        Ok(Taker(socket))
+    }
+
+    /// Receives a parcel without sessions.
+    pub(crate) fn receive_files(&self, deadline: Instant) -> io::Result<Packed> {
+        self.0.receive_packed(FrameKind::Files, deadline)
+    }
+
+    /// Asks for the sessions: nothing else can keep this process from serving. The guest waits from here on.
+    pub(crate) fn send_ready(&self, deadline: Instant) -> io::Result<()> {
+        self.0.send(FrameKind::Ready, &[], &[], deadline)
+    }
+
+    /// Receives the whole parcel.
+    pub(crate) fn receive_parcel(&self, deadline: Instant) -> io::Result<Packed> {
+        self.0.receive_packed(FrameKind::Parcel, deadline)
+    }
+
+    /// Takes the disk. After an error this process must not serve, because the giver does.
+    pub(crate) fn take(self) -> io::Result<()> {
+        let taken = header(FrameKind::Taken, 0, 0);
+        // In one call that does not wait: a message is queued whole or not at all.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match retry_on_intr(|| send(&self.0.0, taken.as_flattened(), flags))? {
+            HEADER_BYTES => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+}
+
+/// Puts a parcel into a socket, where it waits for whoever reads the other end.
+pub(super) fn send_parcel(into: UnixStream, parcel: &Packed, deadline: Instant) -> io::Result<()> {
+    FrameSocket(into).send_packed(FrameKind::Parcel, parcel, deadline)
+}
+
+/// Takes a parcel out of a socket.
+pub(super) fn receive_parcel(from: UnixStream, deadline: Instant) -> io::Result<Packed> {
+    FrameSocket(from).receive_packed(FrameKind::Parcel, deadline)
+}
+
+/// A connected socket, blocking or not, that carries frames.
+#[derive(Debug)]
+struct FrameSocket(UnixStream);
+
+impl FrameSocket {
+    fn send_packed(&self, kind: FrameKind, packed: &Packed, deadline: Instant) -> io::Result<()> {
+        let (names, fds): (Vec<_>, Vec<_>) = packed.fds.iter().map(|(name, fd)| (name, fd)).unzip();
+        let fds = std::iter::once(&packed.document).chain(fds);
+        let fds: Vec<_> = fds.map(OwnedFd::as_fd).collect();
+        self.send(kind, &serde_json::to_vec(&names)?, &fds, deadline)
+    }
+
+    fn receive_packed(&self, kind: FrameKind, deadline: Instant) -> io::Result<Packed> {
+        let (names, fds) = self.receive(kind, deadline)?;
+        let names: Vec<String> = serde_json::from_slice(&names)?;
+        let mut fds = fds.into_iter();
+        match fds.next() {
+            Some(document) if fds.len() == names.len() => Ok(Packed {
+                document,
+                fds: names.into_iter().zip(fds).collect(),
+            }),
+            _ => Err(broken("it sent descriptors without names")),
+        }
+    }
+
+    fn send(
+        &self,
+        kind: FrameKind,
+        bytes: &[u8],
+        fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> io::Result<()> {
+        if bytes.len() > BYTES_MAX || fds.len() > FDS_MAX {
+            return Err(io::Error::other("the parcel is too large to be sent"));
+        }
+        let header = header(kind, bytes.len() as u32, fds.len() as u32);
+        self.write(header.as_flattened(), &[], deadline)?;
+        self.write(bytes, &[], deadline)?;
+        let mut chunks = fds.chunks(CHUNK);
+        chunks.try_for_each(|chunk| self.write(&[0], chunk, deadline))
+    }
+
+    /// Receives a frame that has to be of this kind.
+    fn receive(&self, kind: FrameKind, deadline: Instant) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+        let (mut header, mut fds) = ([[0; 4]; 3], Vec::new());
+        self.read(header.as_flattened_mut(), &mut fds, 0, deadline)?;
+        let [found, length, count] = header.map(|number| u32::from_le_bytes(number) as usize);
+        if found != kind as usize || length > BYTES_MAX || count > FDS_MAX {
+            return Err(broken(&format!(
+                "it sent message {found} with {length} bytes and {count} descriptors instead of {kind:?}"
+            )));
+        }
+        let mut bytes = vec![0; length];
+        self.read(&mut bytes, &mut fds, 0, deadline)?;
+        while fds.len() < count {
+            let whole = count.min(fds.len() + CHUNK);
+            self.read(&mut [0], &mut fds, whole, deadline)?;
+            if fds.len() < whole {
+                return Err(broken("it sent fewer descriptors than it announced"));
+            }
+        }
+        Ok((bytes, fds))
+    }
+
+    /// Writes all bytes. The descriptors go with the first of them.
+    fn write(
+        &self,
+        mut bytes: &[u8],
+        mut fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(CHUNK))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !fds.is_empty() {
+                control.push(SendAncillaryMessage::ScmRights(fds));
+            }
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, flags) {
+                Ok(count) => (bytes, fds) = (bytes.get(count..).unwrap_or_default(), &[]),
+                Err(Errno::AGAIN) => wait(&self.0, PollFlags::OUT, deadline)?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the buffer. Refuses more than `most` descriptors.
+    fn read(
+        &self,
+        mut buffer: &mut [u8],
+        fds: &mut Vec<OwnedFd>,
+        most: usize,
+        deadline: Instant,
+    ) -> io::Result<()> {
+        while !buffer.is_empty() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(CHUNK))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            let mut room = [IoSliceMut::new(buffer)];
+            let received = match recvmsg(&self.0, &mut room, &mut control, flags) {
+                Ok(received) => received,
+                Err(Errno::AGAIN) => {
+                    wait(&self.0, PollFlags::IN, deadline)?;
+                    continue;
+                }
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(more) = message {
+                    fds.extend(more);
+                }
+            }
+            if received.flags.contains(ReturnFlags::CTRUNC) {
+                return Err(broken(
+                    "its descriptors were lost: raise the limit of open files (LimitNOFILE)",
+                ));
+            }
+            if fds.len() > most {
+                return Err(broken("it sent more descriptors than it announced"));
+            }
+            if received.bytes == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            buffer = buffer.get_mut(received.bytes..).unwrap_or_default();
+        }
+        Ok(())
+    }
+}
+
+fn header(kind: FrameKind, length: u32, count: u32) -> [[u8; 4]; 3] {
+    [kind as u32, length, count].map(u32::to_le_bytes)
+}
+
+/// Sleeps until the socket is ready, at the latest until the deadline, which is an error.
+fn wait(socket: &UnixStream, flags: PollFlags, deadline: Instant) -> io::Result<()> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let left = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(socket, flags)], left.as_ref()) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Returns the process at the other end, if it may have our disks or give us its own.
+fn trusted_peer(stream: &UnixStream) -> io::Result<Peer> {
+    let found = getsockopt(stream, PeerCredentials)?;
+    let (pid, uid) = (found.pid(), found.uid());
+    match is_trusted(uid, geteuid().as_raw()) {
+        true => Ok(Peer { pid, uid }),
+        false => Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("process {pid} is of user {uid}: take disks over as the same user, or as root"),
+        )),
+    }
+}
+
+fn is_trusted(uid: u32, own: u32) -> bool {
+    uid == own || uid == 0
+}
+
+fn broken(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+#[cfg(test)]
+mod tests;

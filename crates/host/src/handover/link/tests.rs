@@ -1,0 +1,341 @@
+use std::io::Write as _;
+use std::sync::Barrier;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, fstat, memfd_create};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use super::*;
+
+/// For what is sure to come.
+fn later() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+fn memfd() -> OwnedFd {
+    memfd_create("x", MemfdFlags::CLOEXEC).unwrap()
+}
+
+fn packed(count: usize) -> Packed {
+    let fds = (0..count).map(|at| (format!("cleave-a-{at}"), memfd()));
+    Packed {
+        document: memfd(),
+        fds: fds.collect(),
+    }
+}
+
+/// Names and files, in order.
+fn content(packed: &Packed) -> (u64, Vec<(String, u64)>) {
+    let file = |fd: &OwnedFd| fstat(fd).unwrap().st_ino;
+    let fds = packed.fds.iter().map(|(name, fd)| (name.clone(), file(fd)));
+    (file(&packed.document), fds.collect())
+}
+
+fn linked() -> (Giver, Taker) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let taker = Taker::greet(theirs, later()).unwrap();
+    (Giver::accept(ours, later()).unwrap().0, taker)
+}
+
+#[test]
+fn a_disk_goes_from_one_side_to_the_other() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    // As an acceptor may have left it.
+    ours.set_nonblocking(true).unwrap();
+    let (files, parcel) = (packed(1), packed(2 * CHUNK));
+    let (first, second) = thread::scope(|scope| {
+        let taking = scope.spawn(|| {
+            let taker = Taker::greet(theirs, later()).unwrap();
+            let files = taker.receive_files(later()).unwrap();
+            taker.send_ready(later()).unwrap();
+            let parcel = taker.receive_parcel(later()).unwrap();
+            taker.take().unwrap();
+            (files, parcel)
+        });
+        let (giver, peer) = Giver::accept(ours, later()).unwrap();
+        assert_eq!(u32::try_from(peer.pid), Ok(std::process::id()));
+        assert_eq!(peer.uid, geteuid().as_raw());
+        giver.send_files(&files, later()).unwrap();
+        giver.await_ready(later()).unwrap();
+        giver.give(&parcel, later()).unwrap();
+        taking.join().unwrap()
+    });
+    assert_eq!(content(&first), content(&files));
+    assert_eq!(content(&second), content(&parcel));
+}
+
+fn spin(ns: i64) {
+    let until = Instant::now() + Duration::from_nanos(ns.try_into().unwrap_or(0));
+    while Instant::now() < until {
+        std::hint::spin_loop();
+    }
+}
+
+/// The side that was faster is delayed more in the next round, so that both act at the same time in most rounds.
+#[test]
+fn exactly_one_side_has_the_disk() {
+    let (send_taker, takers) = channel::<(Taker, i64)>();
+    let (send_taken, taken) = channel();
+    let start = Barrier::new(2);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for (taker, lead_ns) in takers {
+                start.wait();
+                spin(lead_ns);
+                send_taken.send(taker.take()).unwrap();
+            }
+        });
+        let mut lead_ns = 0;
+        for round in 0..5000 {
+            let (giver, taker) = linked();
+            send_taker.send((taker, lead_ns)).unwrap();
+            start.wait();
+            spin(-lead_ns);
+            let given = giver.end(Instant::now());
+            let taken = taken.recv().unwrap();
+            assert_eq!(given.is_ok(), taken.is_ok(), "{round}: {given:?} {taken:?}");
+            lead_ns += if taken.is_ok() { 250 } else { -250 };
+        }
+        drop(send_taker);
+    });
+}
+
+type Act = fn(Taker);
+
+#[test]
+fn only_a_whole_message_takes_the_disk() {
+    let cases: [(&str, Act, bool); 5] = [
+        ("left", drop, false),
+        ("took", |taker| taker.take().unwrap(), true),
+        (
+            "was ready",
+            |taker| taker.send_ready(later()).unwrap(),
+            false,
+        ),
+        (
+            "was cut off",
+            |taker| {
+                let taken = header(FrameKind::Taken, 0, 0);
+                let part = &taken.as_flattened()[..HEADER_BYTES - 1];
+                (&taker.0.0).write_all(part).unwrap();
+            },
+            false,
+        ),
+        (
+            "sent zeroes",
+            |taker| (&taker.0.0).write_all(&[0; HEADER_BYTES]).unwrap(),
+            false,
+        ),
+    ];
+    for (what, act, is_taken) in cases {
+        // What is queued counts even after the deadline.
+        for deadline in [later(), Instant::now()] {
+            let (giver, taker) = linked();
+            giver.0.write(b"unread", &[], later()).unwrap();
+            act(taker);
+            assert_eq!(giver.end(deadline).is_ok(), is_taken, "it {what}");
+        }
+    }
+}
+
+#[test]
+fn after_the_deadline_nothing_is_taken() {
+    let (giver, taker) = linked();
+    let given = giver.give(&packed(1), Instant::now());
+    assert_eq!(given.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    assert_eq!(taker.take().unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+}
+
+#[test]
+fn a_silent_side_is_waited_for_until_the_deadline() {
+    let soon = || Instant::now() + Duration::from_millis(20);
+    let (giver, taker) = linked();
+    let kind = |error: io::Error| error.kind();
+    let deadline = soon();
+    assert_eq!(
+        giver.await_ready(deadline).map_err(kind),
+        Err(io::ErrorKind::TimedOut)
+    );
+    assert!(Instant::now() >= deadline);
+    let received = taker.receive_files(soon()).map(drop);
+    assert_eq!(received.map_err(kind), Err(io::ErrorKind::TimedOut));
+    // More than the socket has room for.
+    let mut parcel = packed(1);
+    parcel.fds[0].0 = "x".repeat(1 << 20);
+    let sent = giver.give(&parcel, soon());
+    assert_eq!(sent.map_err(kind), Err(io::ErrorKind::TimedOut));
+}
+
+/// Bytes that come one by one must not put the deadline off.
+#[test]
+fn a_slow_side_is_waited_for_until_the_deadline() {
+    let (giver, taker) = linked();
+    let sending = thread::spawn(move || {
+        let start = header(FrameKind::Files, 1 << 20, 1);
+        let _ = giver.0.write(start.as_flattened(), &[], later());
+        // The first write after the other end is closed fails.
+        let mut bytes = (0..5000).map(|_| giver.0.write(b" ", &[], later()));
+        while bytes.next().is_some_and(|sent| sent.is_ok()) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let received = taker.receive_files(Instant::now() + Duration::from_millis(20));
+    assert_eq!(received.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    drop(taker);
+    sending.join().unwrap();
+}
+
+#[test]
+fn a_greeting_of_another_version_is_refused() {
+    for hello in [&2_u32.to_le_bytes()[..], &[], &[1, 0, 0, 0, 0]] {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let socket = FrameSocket(theirs);
+        socket.send(FrameKind::Hello, hello, &[], later()).unwrap();
+        let error = Giver::accept(ours, later()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{hello:?}");
+    }
+}
+
+#[test]
+fn only_our_user_and_root_are_trusted() {
+    for (uid, own, trusted) in [
+        (1000, 1000, true),
+        (0, 1000, true),
+        (0, 0, true),
+        (1000, 0, false),
+        (1001, 1000, false),
+        (u32::MAX, 1000, false),
+    ] {
+        assert_eq!(is_trusted(uid, own), trusted, "{uid} {own}");
+    }
+}
+
+/// Writes of one frame: bytes, and how many descriptors go with each.
+type Writes = &'static [(&'static [u8], usize)];
+
+#[test]
+fn a_frame_is_what_its_header_says() {
+    let files = |length, count| header(FrameKind::Files, length, count);
+    let most = |number| u32::try_from(number).unwrap();
+    let rows: [([[u8; 4]; 3], usize, Writes, &str); 13] = [
+        (files(4, 2), 0, &[(b"[\"\"]", 0), (b"\0", 2)], ""),
+        (
+            files(4, 2),
+            1,
+            &[(b"[\"\"]", 0), (b"\0", 2)],
+            "more descriptors",
+        ),
+        (
+            files(4, 2),
+            0,
+            &[(b"[\"\"]", 1), (b"\0", 1)],
+            "more descriptors",
+        ),
+        (
+            files(4, 2),
+            0,
+            &[(b"[\"\"]", 0), (b"\0", 3)],
+            "more descriptors",
+        ),
+        (
+            files(4, 2),
+            0,
+            &[(b"[\"\"]", 0), (b"\0", 1)],
+            "fewer descriptors",
+        ),
+        (
+            files(4, 2),
+            0,
+            &[(b"[\"\"]", 0), (b"\0", 0)],
+            "fewer descriptors",
+        ),
+        (files(4, 2), 0, &[(b"[\"\"]", 0)], "end of file"),
+        (files(4, 2), 0, &[(b"[\"", 0)], "end of file"),
+        (files(2, 2), 0, &[(b"[]", 0), (b"\0", 2)], "without names"),
+        (files(2, 0), 0, &[(b"[]", 0)], "without names"),
+        (
+            header(FrameKind::Parcel, 2, 1),
+            0,
+            &[(b"[]", 0), (b"\0", 1)],
+            "instead of Files",
+        ),
+        (files(most(BYTES_MAX + 1), 1), 0, &[], "instead of Files"),
+        (files(2, most(FDS_MAX + 1)), 0, &[], "instead of Files"),
+    ];
+    for (at, (head, head_fds, writes, why)) in rows.into_iter().enumerate() {
+        let (giver, taker) = linked();
+        let (end, fd) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+        let fds = vec![fd.as_fd(); CHUNK];
+        giver
+            .0
+            .write(head.as_flattened(), &fds[..head_fds], later())
+            .unwrap();
+        for (bytes, count) in writes {
+            giver.0.write(bytes, &fds[..*count], later()).unwrap();
+        }
+        drop((giver, fd));
+        match taker.receive_files(later()) {
+            Ok(_) => assert_eq!(why, "", "{at}"),
+            Err(error) => {
+                let error = error.to_string();
+                assert!(!why.is_empty() && error.contains(why), "{at}: {error}");
+            }
+        }
+        // More may be queued.
+        drop(taker);
+        let closed = rustix::io::read(&end, &mut [0; 8]);
+        assert_eq!(closed, Ok(0), "{at}: a descriptor is open");
+    }
+}
+
+#[test]
+fn names_are_a_list_of_texts() {
+    for names in [&b"{}"[..], b"[1]", b"[\"a\"", b"\xff", b""] {
+        let (giver, taker) = linked();
+        let fd = memfd();
+        let fds = [fd.as_fd(), fd.as_fd()];
+        giver
+            .0
+            .send(FrameKind::Files, names, &fds, later())
+            .unwrap();
+        assert!(taker.receive_files(later()).is_err(), "{names:?}");
+    }
+}
+
+/// The kernel closes those that do not fit, as it does when this process may not open more.
+#[test]
+fn lost_descriptors_are_noticed() {
+    let (giver, taker) = linked();
+    let fd = memfd();
+    let fds = vec![fd.as_fd(); 2 * CHUNK];
+    let start = header(FrameKind::Files, 2, u32::try_from(fds.len()).unwrap());
+    giver.0.write(start.as_flattened(), &[], later()).unwrap();
+    giver.0.write(b"[]", &[], later()).unwrap();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2 * CHUNK))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let bytes = [IoSlice::new(&[0])];
+    sendmsg(&giver.0.0, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
+    let error = taker.receive_files(later()).unwrap_err();
+    assert!(
+        error.to_string().contains("descriptors were lost"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_the_other_side_would_refuse_is_not_sent() {
+    let (giver, taker) = linked();
+    let fd = memfd();
+    let fds = vec![fd.as_fd(); FDS_MAX + 1];
+    let long = vec![0; BYTES_MAX + 1];
+    for (bytes, fds) in [(&[][..], &fds[..]), (&long, &[])] {
+        let sent = giver.0.send(FrameKind::Files, bytes, fds, later());
+        assert!(sent.unwrap_err().to_string().contains("too large"));
+    }
+    drop(giver);
+    let error = taker.receive_files(later()).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+}

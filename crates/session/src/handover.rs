@@ -1,0 +1,170 @@
+//! Handing a session over to another process: as the messages that make it, and its connection.
+//!
+//! The other process feeds the messages to a session of its own, through the filter that judges those of every frontend, and goes on
+//! reading the connection. So a session is made in one way only, nothing is believed that a frontend could not have sent, and what
+//! is handed over is the protocol's, which later versions read too.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use cleave_blk::spec::feature;
+use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
+
+use crate::MessageRefusal;
+use crate::filter::NO_FD;
+use crate::recorded::{RecordedMessage, longs, record, words};
+use crate::state::SessionState;
+use crate::vrings::{Kick, VringSettings};
+
+impl SessionState {
+    /// Returns why the session cannot be handed over now.
+    pub(crate) fn obstacle(&self) -> Option<&'static str> {
+        let obstacles = [
+            (
+                !self.kept.is_whole(),
+                "its memory has too many files, or no descriptor was left for one",
+            ),
+            (
+                self.forwarder.is_some(),
+                "its calls go through pipes or sockets instead of eventfds",
+            ),
+            (
+                self.is_transferring(),
+                "its state is being moved to another host",
+            ),
+        ];
+        let mut found = obstacles.into_iter().filter(|(is_there, _)| *is_there);
+        found.next().map(|(_, why)| why)
+    }
+
+    /// Stops the vrings and returns the messages that make this session, which start those vrings again. The disk stays with this
+    /// host.
+    pub(crate) fn hand_over(&mut self) -> Result<Vec<RecordedMessage>, MessageRefusal> {
+        let kicks = self.vrings.iter_mut().map(|(_, entry)| {
+            let kick = match entry.running {
+                Some(_) => std::mem::take(&mut entry.kick),
+                None => std::mem::take(&mut entry.settings.kick),
+            };
+            entry.settings.kick = Kick::Unset;
+            kick
+        });
+        let kicks: Vec<Kick> = kicks.collect();
+        self.drain()?;
+        let messages = self.messages(kicks);
+        messages.map_err(|error| MessageRefusal::lost(format!("cannot be handed over: {error}")))
+    }
+
+    fn messages(&mut self, kicks: Vec<Kick>) -> io::Result<Vec<RecordedMessage>> {
+        let mut all = Vec::new();
+        let bare = |request, payload| record(request, payload, [] as [&File; 0]);
+        if self.features_seen {
+            all.push(bare(FrontendReq::GET_FEATURES, Vec::new())?);
+        }
+        let protocol = self.protocol_bits();
+        let bits = |features: VhostUserProtocolFeatures| protocol & features.bits() != 0;
+        let by_slot = bits(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
+        let has_status = bits(VhostUserProtocolFeatures::STATUS);
+        if protocol != 0 {
+            all.push(bare(FrontendReq::SET_PROTOCOL_FEATURES, longs([protocol]))?);
+        }
+        if let Some(channel) = self.channel_fd() {
+            all.push(record(
+                FrontendReq::SET_BACKEND_REQ_FD,
+                Vec::new(),
+                [channel],
+            )?);
+        }
+        all.extend(self.kept.messages(by_slot)?);
+        if let Some(source) = self.log.source() {
+            let payload = longs([source.len_bytes, source.file_offset]);
+            all.push(record(FrontendReq::SET_LOG_BASE, payload, [&source.file])?);
+        }
+        if let Some(features) = self.features {
+            let marks = if self.log.marks_all {
+                feature::LOG_ALL
+            } else {
+                0
+            };
+            all.push(bare(FrontendReq::SET_FEATURES, longs([features | marks]))?);
+        }
+        if let Some((file, layout)) = &self.inflight_source {
+            let shape = [layout.vrings, layout.vring_size, 0, 0].map(u16::to_ne_bytes);
+            let place = longs([layout.len_bytes, layout.file_offset]);
+            let payload = [place, shape.concat()].concat();
+            all.push(record(FrontendReq::SET_INFLIGHT_FD, payload, [file])?);
+        }
+        let status = self.driver_status();
+        if has_status && status != 0 {
+            all.push(bare(FrontendReq::SET_STATUS, longs([status.into()]))?);
+        }
+        let can_enable = self
+            .features
+            .is_some_and(|taken| taken & feature::VHOST_USER_PROTOCOL != 0);
+        for ((index, entry), kick) in self.vrings.iter_mut().zip(kicks) {
+            all.extend(of_vring(index, &entry.settings, kick, can_enable)?);
+        }
+        Ok(all)
+    }
+
+    /// Puts in force what does not come with a message, before the first one.
+    pub(crate) fn take_over(&mut self, needs_reset: bool, writeback: Option<bool>) {
+        self.has_retired = needs_reset;
+        self.cache_mode = writeback;
+    }
+}
+
+/// Returns the messages about a vring. The last one starts it.
+fn of_vring(
+    index: u16,
+    settings: &VringSettings,
+    kick: Kick,
+    can_enable: bool,
+) -> io::Result<Vec<RecordedMessage>> {
+    let mut all = Vec::new();
+    let number = u32::from(index);
+    let bare = |request, payload| record(request, payload, [] as [&OwnedFd; 0]);
+    if let Some(size) = settings.size {
+        let payload = words([number, size.into()]);
+        all.push(bare(FrontendReq::SET_VRING_NUM, payload)?);
+    }
+    if settings.position != 0 {
+        let payload = words([number, settings.position.into()]);
+        all.push(bare(FrontendReq::SET_VRING_BASE, payload)?);
+    }
+    if let Some(addrs) = settings.addrs {
+        let flags = u32::from(addrs.used_log.is_some());
+        let places = [
+            addrs.desc,
+            addrs.used,
+            addrs.avail,
+            addrs.used_log.unwrap_or(0),
+        ];
+        let payload = [words([number, flags]), longs(places)].concat();
+        all.push(bare(FrontendReq::SET_VRING_ADDR, payload)?);
+    }
+    for (request, fd) in [
+        (FrontendReq::SET_VRING_CALL, &settings.call),
+        (FrontendReq::SET_VRING_ERR, &settings.err),
+    ] {
+        if let Some(fd) = fd {
+            all.push(record(request, longs([index.into()]), [fd])?);
+        }
+    }
+    if settings.enabled && can_enable {
+        all.push(bare(FrontendReq::SET_VRING_ENABLE, words([number, 1]))?);
+    }
+    match kick {
+        Kick::Unset => {}
+        Kick::Polled => all.push(bare(
+            FrontendReq::SET_VRING_KICK,
+            longs([u64::from(index) | NO_FD]),
+        )?),
+        Kick::Fd(fd) => all.push(RecordedMessage {
+            request: FrontendReq::SET_VRING_KICK.into(),
+            payload: longs([index.into()]),
+            fds: vec![fd],
+        }),
+    }
+    Ok(all)
+}

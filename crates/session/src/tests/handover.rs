@@ -1,0 +1,270 @@
+//! A session that ends in one process and goes on in another, of which the frontend sees nothing.
+
+use std::sync::mpsc::{Receiver, channel};
+
+use super::inflight::layout;
+use super::running::Driver;
+use super::*;
+
+/// The messages that a session was handed over as: number, payload, and how many descriptors.
+fn shapes(handover: &Handover) -> Vec<(u32, Vec<u8>, usize)> {
+    let shape = |one: &RecordedMessage| (one.request, one.payload.clone(), one.fds.len());
+    handover.messages.iter().map(shape).collect()
+}
+
+impl Frontend {
+    /// Has the session handed over. The frontend stays.
+    fn hand_over(self) -> (Frontend, Handover) {
+        self.remote.hand_over();
+        let Frontend {
+            stream,
+            remote,
+            device,
+            owners,
+            thread,
+            memory,
+        } = self;
+        let Ending::HandedOver(handover) = thread.join().unwrap() else {
+            panic!("it was not handed over");
+        };
+        let frontend = Frontend {
+            stream,
+            remote,
+            device,
+            owners,
+            thread: std::thread::spawn(|| Ending::HungUp),
+            memory,
+        };
+        (frontend, *handover)
+    }
+
+    /// Goes on with a session on a device of its own, as a process does that has taken it over.
+    fn go_on(self, handover: Handover, device: Arc<Device>, owners: Arc<Owners>) -> Frontend {
+        let offload = Offload::default();
+        let (session, remote) = Session::resume(
+            handover,
+            device.clone(),
+            offload,
+            owners.clone(),
+            CONFIG,
+            || (),
+        )
+        .unwrap();
+        Frontend {
+            remote,
+            device,
+            owners,
+            thread: std::thread::spawn(move || session.run()),
+            ..self
+        }
+    }
+
+    fn move_on(self) -> Frontend {
+        let (frontend, handover) = self.hand_over();
+        frontend.go_on(handover, device(), Arc::default())
+    }
+}
+
+#[test]
+fn a_guest_with_running_vrings_sees_nothing_of_it() {
+    let mut frontend = Frontend::with_memory();
+    let mut drivers: Vec<_> = (0..3).map(|index| frontend.drive(index)).collect();
+    let before = frontend.remote.view();
+    for round in 0..20 {
+        for driver in &mut drivers {
+            driver.request();
+        }
+        let (same, handover) = frontend.hand_over();
+        // They come while no process serves the vrings.
+        for driver in &mut drivers {
+            driver.make();
+            driver.kick();
+        }
+        frontend = same.go_on(handover, device(), Arc::default());
+        for driver in &mut drivers {
+            driver.finish();
+            assert_eq!(usize::from(driver.used()), 2 * (round + 1));
+        }
+        // With the answer, all that was handed over is in force.
+        assert!(frontend.is_alive());
+        assert_eq!(frontend.remote.view(), before);
+    }
+    for (index, driver) in (0..).zip(&drivers) {
+        assert!(Driver::signalled(&driver.call) > 0);
+        assert_eq!(frontend.base(index), Some((index, 40)));
+    }
+    frontend.end();
+}
+
+/// What was read of the connection, and what was not, is read by somebody.
+#[test]
+fn no_message_is_lost_and_none_is_answered_twice() {
+    let (stop, stopped) = channel::<()>();
+    let mut frontend = Frontend::with_memory();
+    let mut asking = frontend.stream.try_clone().unwrap();
+    let mut asks = move |stopped: &Receiver<()>| {
+        let mut count = 0u64;
+        while stopped.try_recv().is_err() {
+            asking.write_all(&words(&[1, 1, 0])).unwrap();
+            let mut answer = [0; 20];
+            asking.read_exact(&mut answer).unwrap();
+            assert_eq!(message::word(&answer, 0), 1);
+            count += 1;
+        }
+        count
+    };
+    let asks = std::thread::spawn(move || asks(&stopped));
+    for _ in 0..200 {
+        frontend = frontend.move_on();
+    }
+    stop.send(()).unwrap();
+    assert!(asks.join().unwrap() > 0);
+    assert!(frontend.is_alive(), "an answer too many would show here");
+    frontend.end();
+}
+
+/// What a session has read of a message cannot be handed over, so it waits for the rest.
+#[test]
+fn a_message_that_has_begun_is_served_first() {
+    let mut frontend = Frontend::with_memory();
+    for _ in 0..10 {
+        frontend.stream.write_all(&words(&[1, 1])).unwrap();
+        // Most likely it has read that afterwards; otherwise the next round shows it.
+        std::thread::sleep(Duration::from_millis(2));
+        frontend.remote.hand_over();
+        std::thread::sleep(Duration::from_millis(2));
+        frontend.stream.write_all(&words(&[0])).unwrap();
+        assert_eq!(frontend.reply().map(|(request, _)| request), Some(1));
+        frontend = frontend.move_on();
+    }
+    assert!(frontend.is_alive());
+    frontend.end();
+}
+
+/// A second hand-over sends what the first one sent, but for positions.
+#[test]
+fn everything_that_a_frontend_has_agreed_is_there_afterwards() {
+    let mut frontend = Frontend::with_memory();
+    let (bytes, _, file) = frontend.region(&layout(0, 0, 4, 256));
+    let file = file.unwrap();
+    assert_eq!(frontend.give(&layout(bytes, 0, 4, 256), &file), Ack);
+    let (channel, mut theirs) = UnixStream::pair().unwrap();
+    let channel = channel.as_fd();
+    assert_eq!(
+        frontend.request_fds(Req::SET_BACKEND_REQ_FD, &[], &[channel]),
+        Ack
+    );
+    assert_eq!(frontend.request(Req::SET_STATUS, &longs(&[15])), Ack);
+    // Write-through, which this device does not have from the start.
+    let mut mode = words(&[32, 1, 0]);
+    mode.push(0);
+    assert_eq!(frontend.request(Req::SET_CONFIG, &mode), Ack);
+    let log = memory_file(0x1000);
+    let payload = longs(&[0x1000, 0]);
+    frontend.send_raw(6, 0x1, 16, &payload, &[log.as_fd()]);
+    assert_eq!(frontend.reply().map(|(request, _)| request), Some(6));
+    // A driver without FLUSH would be served write-through anyway.
+    let features = longs(&[FEATURES | feature::FLUSH | feature::LOG_ALL]);
+    assert_eq!(frontend.request(Req::SET_FEATURES, &features), Ack);
+    let mut first = frontend.drive(0);
+    frontend.configure(1);
+    assert_eq!(frontend.request(Req::SET_VRING_KICK, &longs(&[0x101])), Ack);
+    first.request();
+    assert_eq!(
+        frontend.add_memory(MEM_BYTES, 0x2000, USER + MEM_BYTES),
+        Ack
+    );
+    let removed = longs(&[0, MEM_BYTES, 0x2000, USER + MEM_BYTES, 0]);
+    assert_eq!(frontend.request(Req::REM_MEM_REG, &removed), Ack);
+
+    let (frontend, handover) = frontend.hand_over();
+    let sent = shapes(&handover);
+    assert!(handover.owns && handover.writeback == Some(false));
+    let (device, owners) = (device(), Arc::default());
+    let mut frontend = frontend.go_on(handover, device, owners);
+    assert_eq!(frontend.ask_number(Req::GET_STATUS), 15);
+    assert_eq!(frontend.config(32, 1).unwrap()[12], 0);
+    first.request();
+    assert!(frontend.remote.view().vrings[0].recovery);
+    frontend.remote.config_changed();
+    theirs.read_exact(&mut [0; 12]).unwrap();
+    let (frontend, again) = frontend.hand_over();
+    let (mut again_sent, mut before) = (shapes(&again), sent);
+    let is_base = |one: &(u32, Vec<u8>, usize)| one.0 == u32::from(Req::SET_VRING_BASE);
+    for all in [&mut again_sent, &mut before] {
+        all.retain(|one| !is_base(one));
+    }
+    assert_eq!(again_sent, before);
+    let mut frontend = frontend.go_on(again, super::device(), Arc::default());
+    assert_eq!(frontend.base(0), Some((0, 2)));
+    frontend.end();
+}
+
+#[test]
+fn a_device_that_needs_a_reset_still_needs_it() {
+    let mut frontend = Frontend::with_memory();
+    let driver = frontend.drive(0);
+    // More than the vring can hold.
+    driver.put(0x2002, &100u16.to_le_bytes());
+    driver.kick();
+    Driver::signalled(&driver.err);
+    let needs_reset = 0x40;
+    assert_eq!(frontend.ask_number(Req::GET_STATUS), needs_reset);
+    let mut frontend = frontend.move_on();
+    assert_eq!(frontend.ask_number(Req::GET_STATUS), needs_reset);
+    frontend.end();
+}
+
+#[test]
+fn two_frontends_go_on_as_owner_and_parked() {
+    let mut first = Frontend::with_memory();
+    let mut driver = first.drive(0);
+    driver.request();
+    let second = Frontend::connect_to(first.device.clone(), first.owners.clone());
+    let second = second.negotiate().share_memory();
+    let (first, owner) = first.hand_over();
+    let (second, parked) = second.hand_over();
+    assert!(owner.owns && !parked.owns);
+    let (device, owners) = (device(), Arc::<Owners>::default());
+    let mut first = first.go_on(owner, device.clone(), owners.clone());
+    let mut second = second.go_on(parked, device, owners);
+    driver.request();
+    assert!(second.is_alive() && !second.remote.owns());
+    assert_eq!(first.base(0), Some((0, 2)));
+    // Now the guest may move there.
+    let mut other = second.drive(1);
+    other.request();
+    assert!(second.remote.owns());
+    first.end();
+    second.end();
+}
+
+/// A process that took the session over refuses what this one would refuse: here memory that is not there any more.
+#[test]
+fn what_is_handed_over_is_judged_like_a_frontend() {
+    let mut frontend = Frontend::with_memory();
+    frontend.drive(0);
+    let (frontend, handover) = frontend.hand_over();
+    frontend.memory.set_len(0x1000).unwrap();
+    let frontend = frontend.go_on(handover, device(), Arc::default());
+    let ending = frontend.thread.join().unwrap();
+    assert!(matches!(ending, Ending::Refused(_)), "{ending:?}");
+}
+
+#[test]
+fn a_session_with_too_many_files_cannot_be_handed_over() {
+    let mut frontend = Frontend::negotiated();
+    for number in 0..MEMORY_FILES_MAX as u64 {
+        frontend.memory = memory_file(0x1000);
+        assert_eq!(frontend.add_memory(number << 12, 0x1000, number << 12), Ack);
+    }
+    assert_eq!(frontend.remote.view().obstacle, None);
+    // Another region of the last file needs no other descriptor.
+    assert_eq!(frontend.add_memory(1 << 30, 0x1000, 1 << 30), Ack);
+    assert_eq!(frontend.remote.view().obstacle, None);
+    frontend.memory = memory_file(0x1000);
+    assert_eq!(frontend.add_memory(1 << 31, 0x1000, 1 << 31), Ack);
+    let obstacle = frontend.remote.view().obstacle;
+    assert!(obstacle.is_some_and(|why| why.contains("too many files")));
+    frontend.end();
+}

@@ -1,0 +1,104 @@
+//! A service manager with a store of descriptors, as systemd is one (sd_notify(3), FDSTORE=1; sd_listen_fds(3)).
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use command_fds::{CommandFdExt as _, FdMapping};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use crate::{Killed, Scratch, TIMEOUT, program_path};
+
+/// A manager and what it keeps.
+pub struct ServiceManager {
+    messages: UnixDatagram,
+    address: PathBuf,
+    /// Descriptors that a service has stored, with their names.
+    pub kept: Vec<(String, OwnedFd)>,
+}
+
+impl ServiceManager {
+    /// Makes one that keeps nothing yet.
+    pub fn new(scratch: &Scratch) -> ServiceManager {
+        let address = scratch.join("notify");
+        let messages = UnixDatagram::bind(&address).unwrap();
+        messages.set_read_timeout(Some(TIMEOUT)).unwrap();
+        ServiceManager {
+            messages,
+            address,
+            kept: Vec::new(),
+        }
+    }
+
+    /// Starts `cleave ARGS` with what is kept.
+    pub fn start(&self, args: &[&str]) -> Killed {
+        let mut command = Command::new("sh");
+        let line = match self.kept.is_empty() {
+            true => "exec \"$@\"",
+            false => "export LISTEN_PID=$$; exec \"$@\"",
+        };
+        command
+            .args(["-c", line, "sh"])
+            .arg(program_path())
+            .args(args)
+            .env("NOTIFY_SOCKET", &self.address)
+            .env("FDSTORE", "128");
+        if !self.kept.is_empty() {
+            let names: Vec<_> = self.kept.iter().map(|(name, _)| name.as_str()).collect();
+            command
+                .env("LISTEN_FDS", self.kept.len().to_string())
+                .env("LISTEN_FDNAMES", names.join(":"));
+        }
+        let mappings = (3..)
+            .zip(&self.kept)
+            .map(|(child_fd, (_, kept))| FdMapping {
+                parent_fd: kept.try_clone().unwrap(),
+                child_fd,
+            });
+        command.fd_mappings(mappings.collect()).unwrap();
+        Killed(command.stdin(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Handles messages until one says this.
+    pub fn hears(&mut self, line: &str) {
+        while !self
+            .receive(RecvFlags::empty())
+            .expect("a message")
+            .lines()
+            .any(|one| one == line)
+        {}
+    }
+
+    /// Handles the messages that have come.
+    pub fn settle(&mut self) {
+        while self.receive(RecvFlags::DONTWAIT).is_some() {}
+    }
+
+    /// Handles a message.
+    fn receive(&mut self, flags: RecvFlags) -> Option<String> {
+        let mut bytes = [0; 4096];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut pieces = [IoSliceMut::new(&mut bytes)];
+        let flags = flags | RecvFlags::CMSG_CLOEXEC;
+        let received = recvmsg(&self.messages, &mut pieces, &mut control, flags).ok()?;
+        let text = String::from_utf8(bytes[..received.bytes].to_vec()).unwrap();
+        let says = |wanted: &str| text.lines().any(|line| line == wanted);
+        let name = text.lines().find_map(|line| line.strip_prefix("FDNAME="));
+        if says("FDSTORE=1") {
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(fds) = message {
+                    let name = name.unwrap_or("stored");
+                    self.kept.extend(fds.map(|fd| (name.to_owned(), fd)));
+                }
+            }
+        }
+        if says("FDSTOREREMOVE=1") {
+            self.kept.retain(|(kept, _)| Some(&**kept) != name);
+        }
+        Some(text)
+    }
+}
