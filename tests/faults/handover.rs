@@ -5,16 +5,20 @@
 
 use std::time::{Duration, Instant};
 
+use cleave_client::message::protocol;
 use cleave_client::{Client, DeviceOptions};
 use cleave_tests::{
     Case, Killed, Random, SURVIVOR_DISK_BYTES, Scratch, ServiceManager, Survivor, connect,
-    outliving, seeded,
+    outliving, seeded, wait_until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The tests of this file.
 pub(crate) fn cases() -> Vec<Case> {
-    cleave_tests::cases![no_request_is_lost_or_repeated_by_restarts]
+    cleave_tests::cases![
+        no_request_is_lost_or_repeated_by_restarts,
+        no_request_is_lost_or_repeated_by_kills_that_the_vmm_does_not_notice,
+    ]
 }
 
 /// Longest time between two restarts.
@@ -39,15 +43,33 @@ fn terminate(daemon: &mut Killed) {
     kill_process(pid, Signal::TERM).unwrap();
 }
 
+/// How a daemon ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Ordered,
+    Killed,
+}
+
 fn no_request_is_lost_or_repeated_by_restarts() {
+    restart_often(End::Ordered);
+}
+
+fn no_request_is_lost_or_repeated_by_kills_that_the_vmm_does_not_notice() {
+    restart_often(End::Killed);
+}
+
+fn restart_often(end: End) {
     let restarts = std::env::var("CLEAVE_RESTARTS").ok();
     let restarts = restarts.map_or(60, |text| text.parse().unwrap());
-    let mut random = seeded("handover");
+    let mut random = seeded(match end {
+        End::Ordered => "handover",
+        End::Killed => "handover kill",
+    });
     let mut sums = Sums::default();
     while sums.restarts < restarts {
         let number = sums.restarts / ROUND;
         let left = (restarts - sums.restarts).min(ROUND);
-        round(number, left, &mut random, &mut sums);
+        round(end, number, left, &mut random, &mut sums);
     }
     sums.waits.sort_unstable();
     let at = |part: f64| {
@@ -55,7 +77,7 @@ fn no_request_is_lost_or_repeated_by_restarts() {
         sums.waits[(last * part) as usize].as_secs_f64() * 1e3
     };
     println!(
-        "{} restarts: {} requests, 0 lost, 0 twice, {} MiB read back, 0 wrong; from SIGTERM to the first answer of the next daemon \
+        "{} restarts, {end:?}: {} requests, 0 lost, 0 twice, {} MiB read back, 0 wrong; from the signal to the first answer of the next daemon \
          {:.1} ms (median), {:.1} (99 of 100), {:.1} (worst)",
         sums.restarts,
         sums.requests,
@@ -66,7 +88,7 @@ fn no_request_is_lost_or_repeated_by_restarts() {
     );
 }
 
-fn round(number: u64, restarts: u64, random: &mut Random, sums: &mut Sums) {
+fn round(end: End, number: u64, restarts: u64, random: &mut Random, sums: &mut Sums) {
     let scratch = Scratch::new();
     let image = scratch.image("disk", SURVIVOR_DISK_BYTES);
     let socket = scratch.join("socket");
@@ -89,7 +111,7 @@ fn round(number: u64, restarts: u64, random: &mut Random, sums: &mut Sums) {
     let options = DeviceOptions {
         queues: [1, 4][(number % 2) as usize],
         ..match number % 3 {
-            0 => DeviceOptions {
+            0 if end == End::Ordered => DeviceOptions {
                 protocol_features: DeviceOptions::default().protocol_features,
                 ..outliving()
             },
@@ -102,13 +124,16 @@ fn round(number: u64, restarts: u64, random: &mut Random, sums: &mut Sums) {
         let life = Duration::from_micros(random.below(LIFE_MAX_US));
         guest.work(&mut client, random, life);
         let begun = Instant::now();
-        terminate(&mut daemon);
+        match end {
+            End::Ordered => terminate(&mut daemon),
+            End::Killed => daemon.kill(),
+        }
         if restart % 2 == 0 {
             // The guest does not notice.
             guest.submit(&mut client, random);
         }
         let ended = daemon.0.wait().unwrap();
-        assert_eq!(ended.code(), Some(0));
+        assert_eq!(ended.code(), (end == End::Ordered).then_some(0));
         manager.settle();
         assert_eq!(manager.kept.len(), 1, "nothing was handed over");
         assert!(socket.exists());
@@ -122,10 +147,13 @@ fn round(number: u64, restarts: u64, random: &mut Random, sums: &mut Sums) {
         guest.verify(&mut client, (restart + 1) % WHOLE_EVERY == 0);
         manager.hears("READY=1");
         manager.settle();
-        assert!(
-            manager.kept.is_empty(),
-            "the connection would outlive the daemon"
-        );
+        let keeps = options.protocol_features & protocol::INFLIGHT_SHMFD != 0;
+        // For the case that it is killed, if the VMM knows what is in flight then.
+        let is_kept = || {
+            manager.settle();
+            manager.kept.len() == usize::from(keeps)
+        };
+        assert!(wait_until(is_kept));
         sums.restarts += 1;
     }
     guest.verify(&mut client, true);

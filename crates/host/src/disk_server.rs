@@ -121,6 +121,8 @@ pub(crate) struct Naming {
     pub(crate) is_locked: bool,
     /// The listeners for what happens to it.
     pub(crate) events: Arc<Events>,
+    /// The manager that keeps sessions of its frontends for the next process.
+    pub(crate) manager: Option<Arc<Manager>>,
 }
 
 /// The state of the disk's loop.
@@ -147,6 +149,9 @@ pub(crate) struct DiskServer {
     status: Arc<DiskStatus>,
     /// The socket of the frontends, for messages.
     endpoint: String,
+    /// The manager that keeps sessions. `None` without the lock of the socket's path: the next process could not tell when the I/O of
+    /// this one has ended.
+    manager: Option<Arc<Manager>>,
     /// Limits of log lines: about frontends that connect and leave, about parked ones, about rejected ones, and about faults. They
     /// are separate so that many rejected frontends do not hide a fault.
     arrivals: Quota,
@@ -210,11 +215,7 @@ impl DiskServer {
             None => device,
         };
         let device = device.in_pool(service.pool.clone());
-        let recording = match service.config.stats.get().is_on() {
-            true => Recording::On,
-            false => Recording::Off,
-        };
-        let device = Arc::new(device.recording(recording));
+        let device = Arc::new(device.recording(recording(&service)));
         let vrings = service.session.vrings_max;
         let events = naming.events.clone();
         let possession = possession::of(&disk, &service.open, &confinement, id.clone(), events);
@@ -248,6 +249,7 @@ impl DiskServer {
             guests: Guests::default(),
             status: Arc::new(status),
             endpoint: naming.endpoint,
+            manager: naming.manager.filter(|_| naming.is_locked),
             arrivals: Quota::new(ARRIVALS_MAX),
             parkings: Quota::new(ARRIVALS_MAX),
             rejections: Quota::new(1),
@@ -415,6 +417,13 @@ impl DiskServer {
                 "{name}: cannot accept a frontend: {error}: raise the limit of open files (LimitNOFILE=){more}"
             );
         });
+    }
+}
+
+fn recording(service: &Service) -> Recording {
+    match service.config.stats.get().is_on() {
+        true => Recording::On,
+        false => Recording::Off,
     }
 }
 

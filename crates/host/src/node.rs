@@ -132,6 +132,7 @@ async fn control(
         openers: Arc::new(Semaphore::new(OPENERS_MAX)),
         slow_openers: Arc::new(Semaphore::new(DISKS_MAX)),
         events: Arc::default(),
+        manager: Some(manager.clone()).filter(|manager| manager.has_store()),
         parcels: Mutex::new(store::take(&manager)),
     });
     let kept = node.restore()?;

@@ -219,6 +219,7 @@ async fn control(
         endpoint: socket::name(&service.endpoint),
         is_locked,
         events: events.clone(),
+        manager: Some(outside.manager.clone()).filter(|manager| manager.has_store()),
     };
     let watches = SizeWatches::default();
     let watch = watches.watch(&disk);

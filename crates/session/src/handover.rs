@@ -15,7 +15,7 @@ use crate::MessageRefusal;
 use crate::filter::NO_FD;
 use crate::recorded::{RecordedMessage, longs, record, words};
 use crate::state::SessionState;
-use crate::vrings::{Kick, VringSettings};
+use crate::vrings::{Kick, VringEntry, VringSettings};
 
 impl SessionState {
     /// Returns why the session cannot be handed over now.
@@ -53,6 +53,28 @@ impl SessionState {
         self.drain()?;
         let messages = self.messages(kicks);
         messages.map_err(|error| MessageRefusal::lost(format!("cannot be handed over: {error}")))
+    }
+
+    /// Returns true if a process that finds this session can go on with it, whatever this one has in flight.
+    pub(crate) fn can_be_kept(&mut self) -> bool {
+        let is_recorded =
+            |(_, entry): (u16, &mut VringEntry)| entry.running.is_none() || entry.is_recorded;
+        self.vrings.any_running()
+            && self.vrings.iter_mut().all(is_recorded)
+            && self.obstacle().is_none()
+    }
+
+    /// Returns the messages that make this session, which goes on here.
+    pub(crate) fn messages_now(&mut self) -> io::Result<Vec<RecordedMessage>> {
+        let kicks = self
+            .vrings
+            .iter_mut()
+            .map(|(_, entry)| match entry.running {
+                Some(_) => entry.kick.try_clone(),
+                None => entry.settings.kick.try_clone(),
+            });
+        let kicks = kicks.collect::<io::Result<_>>()?;
+        self.messages(kicks)
     }
 
     fn messages(&mut self, kicks: Vec<Kick>) -> io::Result<Vec<RecordedMessage>> {

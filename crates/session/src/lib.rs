@@ -18,6 +18,7 @@ mod forward;
 mod handler;
 mod handover;
 mod intake;
+mod keeper;
 mod kept;
 mod legs;
 mod message;
@@ -45,8 +46,9 @@ pub use cleave_worker::Quota;
 pub use config::SessionConfig;
 use rustix::event::{PollFd, PollFlags};
 
-use fd::wait;
+use fd::{is_readable, wait};
 use intake::{Connection, Intake};
+pub use keeper::Keeper;
 pub use kept::MEMORY_FILES_MAX;
 use message::Message;
 pub use offload::Offload;
@@ -91,6 +93,9 @@ pub struct Session {
     messages: Vec<RecordedMessage>,
     /// Called when it is that session.
     resumed: Option<Box<dyn FnOnce() + Send>>,
+    keeper: Option<Box<dyn Keeper>>,
+    /// True while the keeper has the session.
+    is_kept: bool,
 }
 
 impl std::fmt::Debug for Session {
@@ -141,6 +146,8 @@ impl Session {
             silent_until: Some(Instant::now() + FIRST_MESSAGE_WITHIN),
             messages: Vec::new(),
             resumed: None,
+            keeper: None,
+            is_kept: false,
         };
         Ok((session, SessionHandle { shared }))
     }
@@ -165,6 +172,13 @@ impl Session {
         Ok((session, handle))
     }
 
+    /// Has the session kept for the next process, for as long as its frontend knows what is in flight.
+    #[must_use]
+    pub fn kept_by(mut self, keeper: Box<dyn Keeper>) -> Session {
+        self.keeper = Some(keeper);
+        self
+    }
+
     /// Serves the frontend until it leaves, then drains all vrings and releases everything.
     pub fn run(mut self) -> Ending {
         let refusal = match self.repeat_messages() {
@@ -175,6 +189,7 @@ impl Session {
                 }
             },
         };
+        self.forget();
         let ending = match refusal {
             MessageRefusal::Gone => Ending::HungUp,
             MessageRefusal::Message(why)
@@ -243,13 +258,51 @@ impl Session {
     /// Serves one message, or sleeps until there may be one.
     fn serve_next(&mut self) -> Result<(), MessageRefusal> {
         self.handle_requests()?;
+        if self.is_kept {
+            match is_readable(&self.connection) {
+                true => self.forget(),
+                false => return self.sleep(),
+            }
+        }
         match self.connection.read()? {
             Intake::Message(message) => {
                 self.silent_until = None;
                 self.serve(message)
             }
             Intake::Gone => Err(MessageRefusal::Gone),
-            Intake::Wanting => self.sleep(),
+            Intake::Wanting => {
+                self.keep();
+                self.sleep()
+            }
+        }
+    }
+
+    /// Has the session kept, if another process can go on with it whenever this one dies.
+    fn keep(&mut self) {
+        let Some(keeper) = &mut self.keeper else {
+            return;
+        };
+        let mut state = self.relay.state();
+        if self.connection.deadline().is_some() || !state.can_be_kept() {
+            return;
+        }
+        // Without it the frontend has to connect again.
+        if let (Ok(connection), Ok(messages)) = (self.connection.hand_over(), state.messages_now())
+        {
+            self.is_kept = true;
+            keeper.keep(Handover {
+                connection,
+                owns: self.shared.signals.owns(),
+                needs_reset: state.needs_reset(),
+                writeback: Some(state.is_writeback()),
+                messages,
+            });
+        }
+    }
+
+    fn forget(&mut self) {
+        if std::mem::take(&mut self.is_kept) {
+            self.keeper.iter_mut().for_each(|keeper| keeper.forget());
         }
     }
 

@@ -4,15 +4,15 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use cleave_disk::{Backing, Leg};
-use cleave_session::{Handover, Session, SessionHandle, SessionView};
+use cleave_session::{Handover, Keeper, Session, SessionHandle, SessionView};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 
 use super::{DiskServer, Order};
 use crate::failure::Failure;
 use crate::handover::parcel::{DiskRecord, Parcel};
-use crate::handover::store;
-use crate::process::systemd::Manager;
+use crate::handover::store::{self, SessionKeeper};
+use crate::process::systemd::{self, Manager};
 use crate::socket::{Door, Endpoint};
 
 impl DiskServer {
@@ -33,8 +33,6 @@ impl DiskServer {
 
     /// Returns why the frontends of this disk would have to connect again.
     fn obstacle(&self) -> Option<String> {
-        let is_in_memory =
-            |leg: &Leg| matches!(leg.backing(), Backing::Ram(_) | Backing::Model { .. });
         let views: Vec<_> = self
             .guests
             .iter()
@@ -45,7 +43,7 @@ impl DiskServer {
         let are_recorded = |view: &SessionView| view.vrings.iter().all(|vring| vring.recovery);
         let why = if matches!(self.service.endpoint, Endpoint::Fd(_)) {
             "its socket was passed by a number"
-        } else if self.disk.legs().iter().any(is_in_memory) {
+        } else if self.is_in_memory() {
             "its bytes are in the memory of this process"
         } else if !self.possession.is_active() {
             "another host has the disk, or may have it"
@@ -71,7 +69,7 @@ impl DiskServer {
     ) -> Result<(), Failure> {
         let parcel = self.hand_over(orders, door, deadline).await;
         self.status.forget_quiet();
-        if let Err(error) = store::keep(manager, parcel?) {
+        if let Err(error) = store::keep(manager, &systemd::kept_name("disk"), parcel?) {
             let name = self.disk.name();
             tracing::warn!(
                 "{name}: nothing is kept for the next process: {error}: a frontend has to connect again"
@@ -100,16 +98,33 @@ impl DiskServer {
         let files = files.collect::<Result<_, _>>();
         let cannot = |error| Failure::run(format!("cannot be handed over: {error}"));
         Ok(Parcel {
-            disk: DiskRecord {
-                id: self.status.id(),
-                storage: self.service.disk.line(),
-                endpoint: self.endpoint.clone(),
-            },
+            disk: self.record(),
             files: files.map_err(cannot)?,
             listener: door.hand_over().map_err(cannot)?,
             sessions,
             since: Some(since),
         })
+    }
+
+    fn record(&self) -> DiskRecord {
+        DiskRecord {
+            id: self.status.id(),
+            storage: self.service.disk.line(),
+            endpoint: self.endpoint.clone(),
+        }
+    }
+
+    /// Returns what keeps a session for the case that this process is killed.
+    pub(super) fn keeper(&self) -> Option<Box<dyn Keeper>> {
+        let manager = self.manager.as_ref().filter(|_| !self.is_in_memory())?;
+        let keeper = SessionKeeper::new(manager.clone(), self.record());
+        Some(Box::new(keeper))
+    }
+
+    fn is_in_memory(&self) -> bool {
+        let is_in_memory =
+            |leg: &Leg| matches!(leg.backing(), Backing::Ram(_) | Backing::Model { .. });
+        self.disk.legs().iter().any(is_in_memory)
     }
 
     /// Goes on with the sessions of another process. `since`: they have waited from then on.
@@ -118,8 +133,12 @@ impl DiskServer {
             let name = self.disk.name().to_owned();
             let told = name.clone();
             let resumed = move || {
-                let pause = since.map(|since| now().saturating_sub(since));
-                let pause = pause.unwrap_or_default().as_secs_f64() * 1e3;
+                let Some(since) = since else {
+                    return tracing::info!(
+                        "{told}: the frontend of a daemon that died was taken over"
+                    );
+                };
+                let pause = now().saturating_sub(since).as_secs_f64() * 1e3;
                 tracing::info!(
                     "{told}: its frontend was taken over after a pause of {pause:.1} ms"
                 );

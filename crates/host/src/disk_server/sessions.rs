@@ -105,6 +105,10 @@ impl DiskServer {
         let config = self.service.session.clone();
         let (device, owners) = (Arc::clone(&self.device), Arc::clone(&self.owners));
         let (session, remote) = make(device, self.offload.clone(), owners, config)?;
+        let session = match self.keeper() {
+            Some(keeper) => session.kept_by(keeper),
+            None => session,
+        };
         let (reply, ending) = oneshot::channel();
         let confinement = self.confinement.clone();
         thread::Builder::new()

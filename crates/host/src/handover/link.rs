@@ -163,6 +163,17 @@ pub(super) fn send_parcel(into: UnixStream, parcel: &Packed, deadline: Instant) 
     FrameSocket(into).send_packed(FrameKind::Parcel, parcel, deadline)
 }
 
+/// Takes out of a socket all that waits in it, and closes it. Its descriptors are closed by the kernel, because there is no room for them.
+pub(super) fn discard(from: &UnixStream) {
+    let mut piece = [0; 4096];
+    loop {
+        match recv(from, &mut piece, RecvFlags::DONTWAIT) {
+            Ok((1.., _)) | Err(Errno::INTR) => {}
+            Ok(_) | Err(_) => return,
+        }
+    }
+}
+
 /// Takes a parcel out of a socket.
 pub(super) fn receive_parcel(from: UnixStream, deadline: Instant) -> io::Result<Packed> {
     FrameSocket(from).receive_packed(FrameKind::Parcel, deadline)

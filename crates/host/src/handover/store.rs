@@ -6,47 +6,129 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use cleave_session::{Handover, Keeper};
+
 use super::link;
-use super::parcel::Parcel;
+use super::parcel::{DiskRecord, Parcel};
 use crate::process::systemd::{self, Manager};
 use crate::socket;
 
-/// A parcel waits in the buffer of its socket, which has room for it.
-const TIME: Duration = Duration::from_secs(1);
+/// How long the manager may take. A parcel waits in the buffer of its socket, which has room for it.
+const TIME: Duration = Duration::from_secs(5);
 
 /// Gives a parcel to the manager, for the next process of this service.
-pub(crate) fn keep(manager: &Manager, parcel: Parcel) -> io::Result<()> {
+pub(crate) fn keep(manager: &Manager, name: &str, parcel: Parcel) -> io::Result<()> {
     let packed = parcel.pack().map_err(|failed| failed.1)?;
     let (ours, kept) = UnixStream::pair()?;
-    link::send_parcel(ours, &packed, Instant::now() + TIME)?;
-    manager.keep(&kept)
+    let until = Instant::now() + TIME;
+    link::send_parcel(ours, &packed, until)?;
+    loop {
+        match manager.keep(name, &kept) {
+            // It has much to do, and this process will not come back.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {}
+            done => return done,
+        }
+    }
+}
+
+/// Keeps a session while it waits for its frontend, for a process that follows this one if it is killed.
+///
+/// The manager has one end of a pair of sockets, in which the parcel waits. This process has a copy of that end, so it can take the parcel
+/// out again without the manager, at once and whatever the manager does.
+#[derive(Debug)]
+pub(crate) struct SessionKeeper {
+    manager: Arc<Manager>,
+    disk: DiskRecord,
+    /// What the manager calls it. No two processes of a service have the same.
+    name: String,
+    /// The end into which parcels go, and the one that the manager has, once there was a parcel.
+    pair: Option<(UnixStream, UnixStream)>,
+}
+
+impl SessionKeeper {
+    pub(crate) fn new(manager: Arc<Manager>, disk: DiskRecord) -> SessionKeeper {
+        static SESSIONS: AtomicU64 = AtomicU64::new(0);
+        let number = SESSIONS.fetch_add(1, Ordering::Relaxed);
+        let process = std::process::id();
+        SessionKeeper {
+            manager,
+            disk,
+            name: systemd::kept_name(&format!("session-{process}-{number}")),
+            pair: None,
+        }
+    }
+
+    fn put(&mut self, parcel: Parcel) -> io::Result<()> {
+        let packed = parcel.pack().map_err(|failed| failed.1)?;
+        let (ours, _) = match &self.pair {
+            Some(pair) => pair,
+            None => {
+                let (ours, theirs) = UnixStream::pair()?;
+                self.manager.keep(&self.name, &theirs)?;
+                self.pair.insert((ours, theirs))
+            }
+        };
+        link::send_parcel(ours.try_clone()?, &packed, Instant::now() + TIME)
+    }
+}
+
+impl Keeper for SessionKeeper {
+    fn keep(&mut self, session: Handover) {
+        let parcel = Parcel {
+            disk: self.disk.clone(),
+            sessions: vec![session],
+            ..Parcel::default()
+        };
+        // If it fails, the frontend has to connect again after a crash. A part of a parcel is nothing.
+        let _ = self.put(parcel);
+    }
+
+    fn forget(&mut self) {
+        if let Some((_, theirs)) = &self.pair {
+            link::discard(theirs);
+        }
+    }
+}
+
+impl Drop for SessionKeeper {
+    fn drop(&mut self) {
+        if self.pair.is_some() {
+            self.forget();
+            self.manager.forget_kept(&self.name);
+        }
+    }
 }
 
 /// Takes the parcels that the process before has left. The manager forgets them, because a connection that it had open would
 /// outlive this process.
 pub(crate) fn take(manager: &Manager) -> Vec<Parcel> {
-    let kept = systemd::kept();
-    if kept.is_empty() {
-        return Vec::new();
-    }
-    let taken = kept.into_iter().filter_map(|number| {
+    let kept = systemd::kept().into_iter();
+    let taken = kept.filter_map(|(name, number)| {
         let parcel = open(number);
+        manager.forget_kept(&name);
+        let parcel = parcel.transpose()?;
         parcel
             .inspect_err(|why| tracing::warn!("{why}: its frontends have to connect again"))
             .ok()
     });
-    let taken = taken.collect();
-    manager.forget_kept();
-    taken
+    taken.collect()
 }
 
-fn open(number: u32) -> Result<Parcel, String> {
+/// Returns the parcel in a socket of the manager; `None`: there is none, because a session was not waiting for its frontend when its
+/// process died.
+fn open(number: u32) -> Result<Option<Parcel>, String> {
     let fd: OwnedFd = socket::inherited_fd(number).map_err(|failure| failure.to_string())?;
-    let packed = link::receive_parcel(UnixStream::from(fd), Instant::now() + TIME);
-    let packed = packed.map_err(|error| {
-        format!("what the process before handed over cannot be received: {error}")
-    })?;
-    Parcel::unpack(packed).map_err(|error| error.to_string())
+    let packed = match link::receive_parcel(UnixStream::from(fd), Instant::now() + TIME) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        packed => packed.map_err(|error| {
+            format!("what the process before handed over cannot be received: {error}")
+        })?,
+    };
+    Parcel::unpack(packed)
+        .map(Some)
+        .map_err(|error| error.to_string())
 }

@@ -34,14 +34,15 @@ pub(super) fn begin(
     opened.service.tuning.limits = config.limits.get().values;
     let group = config.limit_group();
     opened.service.limit_group = group.map(|name| node.groups.shared(name));
+    let is_kept = config.persistent.get().0;
     let naming = Naming {
         id: Some(id.to_owned()),
         endpoint: socket::name(&opened.service.endpoint),
         is_locked: opened.lock.is_some(),
         events: node.events.clone(),
+        manager: node.manager.clone().filter(|_| is_kept),
     };
     let disk = opened.disk.clone();
-    let is_kept = config.persistent.get().0;
     let mut server = DiskServer::new(
         opened.service,
         opened.disk,

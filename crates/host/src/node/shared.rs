@@ -16,6 +16,7 @@ use crate::handover::parcel::Parcel;
 use crate::hosted::Disks;
 use crate::http::server::CONNECTIONS_MAX;
 use crate::process::confine::Confinement;
+use crate::process::systemd::Manager;
 use crate::resize::SizeWatches;
 use crate::service::Service;
 use crate::socket::path_lock::PathLock;
@@ -49,6 +50,8 @@ pub(super) struct Node {
     /// One for each thread whose storage does not answer: such threads must not keep other disks away.
     pub(super) slow_openers: Arc<Semaphore>,
     pub(super) events: Arc<Events>,
+    /// The manager that keeps what belongs to disks for the next process.
+    pub(super) manager: Option<Arc<Manager>>,
     /// What the process before has left of its disks, until they are opened.
     pub(super) parcels: Mutex<Vec<Parcel>>,
 }

@@ -22,8 +22,8 @@ use crate::failure::Failure;
 /// Number of the first descriptor that systemd passes.
 const FIRST_SOCKET: u32 = 3;
 
-/// Name of the descriptors that the manager keeps for the next process of this service.
-const KEPT: &str = "cleave-disk";
+/// Begins the names of the descriptors that the manager keeps for the next process of this service.
+const KEPT: &str = "cleave-";
 
 /// How long a message may wait for a manager whose queue is full. The control loop waits meanwhile.
 const SEND_MAX: Duration = Duration::from_millis(100);
@@ -33,10 +33,11 @@ const STOP_MARGIN: Duration = Duration::from_secs(5);
 
 /// The descriptor of the socket that systemd passed to this process. `None`: it passed none.
 pub(crate) fn passed() -> Result<Option<u32>, Failure> {
-    let sockets = received(|name| name != KEPT);
-    match sockets[..] {
+    let mut sockets = received();
+    sockets.retain(|(name, _)| !name.starts_with(KEPT));
+    match &sockets[..] {
         [] => Ok(None),
-        [one] => Ok(Some(one)),
+        [(_, one)] => Ok(Some(*one)),
         _ => Err(Failure::input(format!(
             "systemd passed {} sockets, and a disk has one: leave one ListenStream= in the socket unit",
             sockets.len()
@@ -44,24 +45,28 @@ pub(crate) fn passed() -> Result<Option<u32>, Failure> {
     }
 }
 
-/// The descriptors that the manager has kept for this process.
-pub(crate) fn kept() -> Vec<u32> {
-    received(|name| name == KEPT)
+/// Returns the name of a descriptor that is to be kept.
+pub(crate) fn kept_name(what: &str) -> String {
+    format!("{KEPT}{what}")
 }
 
-/// The descriptors that the manager has passed under such a name.
-fn received(is_wanted: impl Fn(&str) -> bool) -> Vec<u32> {
+/// The descriptors that the manager has kept for this process, with their names.
+pub(crate) fn kept() -> Vec<(String, u32)> {
+    let mut kept = received();
+    kept.retain(|(name, _)| name.starts_with(KEPT));
+    kept
+}
+
+/// The descriptors that the manager has passed, with their names.
+fn received() -> Vec<(String, u32)> {
     let count = match is_ours("LISTEN_PID") {
         Some(true) => number("LISTEN_FDS").unwrap_or(0),
         Some(false) | None => 0,
     };
     let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
     let names = names.split(':').chain(iter::repeat(""));
-    let numbered = (FIRST_SOCKET..).zip(names);
-    let mut wanted = numbered
-        .take(usize::try_from(count).unwrap_or(0))
-        .filter(|(_, name)| is_wanted(name));
-    wanted.by_ref().map(|(number, _)| number).collect()
+    let named = names.map(str::to_owned).zip(FIRST_SOCKET..);
+    named.take(usize::try_from(count).unwrap_or(0)).collect()
 }
 
 /// The service manager that started this process; without one, nothing is sent.
@@ -117,11 +122,11 @@ impl Manager {
     }
 
     /// Has a descriptor kept until this service is stopped, or a later process forgets it. It is passed to the next process.
-    pub(crate) fn keep(&self, fd: impl AsFd) -> io::Result<()> {
+    pub(crate) fn keep(&self, name: &str, fd: impl AsFd) -> io::Result<()> {
         let socket = self.channel.as_ref();
         let socket = socket.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
         // A socket whose other end is closed is not forgotten.
-        let state = format!("FDSTORE=1\nFDNAME={KEPT}\nFDPOLL=0");
+        let state = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0");
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fds = [fd.as_fd()];
@@ -131,9 +136,9 @@ impl Manager {
         Ok(())
     }
 
-    /// Has the manager close what it keeps.
-    pub(crate) fn forget_kept(&self) {
-        self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={KEPT}"));
+    /// Has the manager close what it keeps under a name.
+    pub(crate) fn forget_kept(&self, name: &str) {
+        self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"));
     }
 
     /// Sends assignments, one a line. A manager that takes none does not keep a disk from being served.

@@ -3,6 +3,7 @@
 use std::sync::mpsc::{Receiver, channel};
 
 use super::inflight::layout;
+use super::owner::comes;
 use super::running::Driver;
 use super::*;
 
@@ -267,4 +268,91 @@ fn a_session_with_too_many_files_cannot_be_handed_over() {
     let obstacle = frontend.remote.view().obstacle;
     assert!(obstacle.is_some_and(|why| why.contains("too many files")));
     frontend.end();
+}
+
+/// What a keeper was told: `Some` while it has a session, and how often it had to forget one.
+#[derive(Default)]
+struct Told {
+    kept: Option<Handover>,
+    forgotten: usize,
+}
+
+#[derive(Clone, Default)]
+struct Recorder(Arc<Mutex<Told>>);
+
+impl Keeper for Recorder {
+    fn keep(&mut self, session: Handover) {
+        let before = self.0.lock().unwrap().kept.replace(session);
+        assert!(before.is_none(), "it was not forgotten");
+    }
+
+    fn forget(&mut self) {
+        let mut told = self.0.lock().unwrap();
+        told.kept = None;
+        told.forgotten += 1;
+    }
+}
+
+impl Recorder {
+    fn has_one(&self) -> bool {
+        self.0.lock().unwrap().kept.is_some()
+    }
+
+    fn forgotten(&self) -> usize {
+        self.0.lock().unwrap().forgotten
+    }
+}
+
+/// Connects a frontend whose session is kept.
+fn kept() -> (Frontend, Recorder) {
+    let (stream, theirs) = UnixStream::pair().unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (device, owners, keeper) = (device(), Arc::<Owners>::default(), Recorder::default());
+    let parts = (device.clone(), Offload::default(), owners.clone());
+    let (session, remote) = Session::new(theirs, parts.0, parts.1, parts.2, CONFIG).unwrap();
+    let session = session.kept_by(Box::new(keeper.clone()));
+    let frontend = Frontend {
+        stream,
+        remote,
+        device,
+        owners,
+        thread: std::thread::spawn(move || session.run()),
+        memory: memory_file(MEM_BYTES),
+    };
+    (frontend.negotiate().share_memory(), keeper)
+}
+
+/// Otherwise a message that a dead process has read would be missing in the next one.
+#[test]
+fn a_session_is_kept_only_while_it_waits_for_its_frontend() {
+    let (mut frontend, keeper) = kept();
+    let (bytes, _, file) = frontend.region(&layout(0, 0, 4, 256));
+    let file = file.unwrap();
+    assert_eq!(frontend.give(&layout(bytes, 0, 4, 256), &file), Ack);
+    let mut driver = frontend.drive(0);
+    for number in 1..50 {
+        comes(|| keeper.has_one());
+        driver.request();
+        assert!(frontend.is_alive());
+        assert_eq!(keeper.forgotten(), number, "before the answer");
+    }
+    comes(|| keeper.has_one());
+    let kept = keeper.0.lock().unwrap().kept.take().unwrap();
+    assert!(kept.owns && kept.messages.len() > 10);
+    frontend.end();
+    assert!(!keeper.has_one());
+}
+
+/// Nobody would know what it has in flight.
+#[test]
+fn a_session_without_a_region_or_a_vring_is_not_kept() {
+    let (mut frontend, keeper) = kept();
+    frontend.drive(0);
+    assert!(frontend.is_alive());
+    let (bytes, _, file) = frontend.region(&layout(0, 0, 4, 256));
+    assert_eq!(frontend.base(0), Some((0, 0)));
+    let file = file.unwrap();
+    assert_eq!(frontend.give(&layout(bytes, 0, 4, 256), &file), Ack);
+    frontend.end();
+    assert_eq!((keeper.has_one(), keeper.forgotten()), (false, 0));
 }

@@ -45,7 +45,7 @@ impl Frontend {
 }
 
 #[track_caller]
-fn comes(is_so: impl Fn() -> bool) {
+pub(super) fn comes(is_so: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !is_so() {
         assert!(Instant::now() < until, "it does not come");
