@@ -128,7 +128,7 @@ impl SessionState {
         }
         self.has_retired |= self.device.totals().retired != self.retired_before;
         if self.leaves() {
-            self.hand_over()?;
+            self.hand_disk_over()?;
         }
         self.claimant.stopped();
         Ok(())
@@ -159,7 +159,7 @@ impl SessionState {
         }
         // There may be no worker yet, and an earlier session may have ended without a flush.
         self.workers.start(0, &self.device, &self.memory)?;
-        self.hand_over()
+        self.hand_disk_over()
     }
 
     /// Returns true once if the guest leaves and nothing keeps the disk here.
@@ -168,7 +168,7 @@ impl SessionState {
         std::mem::take(&mut self.is_leaving) && !self.vrings.have_left()
     }
 
-    fn hand_over(&self) -> Result<(), MessageRefusal> {
+    fn hand_disk_over(&self) -> Result<(), MessageRefusal> {
         self.await_settled()?;
         self.flush()?;
         if let Some(possession) = self.claimant.possession() {

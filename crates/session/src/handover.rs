@@ -13,7 +13,7 @@ use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 
 use crate::MessageRefusal;
 use crate::filter::NO_FD;
-use crate::recorded::{RecordedMessage, longs, record, words};
+use crate::recorded::{Handover, RecordedMessage, longs, record, words};
 use crate::state::SessionState;
 use crate::vrings::{Kick, VringEntry, VringSettings};
 
@@ -130,9 +130,14 @@ impl SessionState {
     }
 
     /// Puts in force what does not come with a message, before the first one.
-    pub(crate) fn take_over(&mut self, needs_reset: bool, writeback: Option<bool>) {
-        self.has_retired = needs_reset;
-        self.cache_mode = writeback;
+    pub(crate) fn take_over(&mut self, handover: &Handover) {
+        self.has_retired = handover.needs_reset;
+        self.cache_mode = handover.writeback;
+        let is_start =
+            |one: &RecordedMessage| one.request == u32::from(FrontendReq::SET_VRING_KICK);
+        let serves = handover.messages.iter().any(is_start);
+        self.claimant
+            .resume(handover.has_owned, handover.owns && !serves);
     }
 }
 

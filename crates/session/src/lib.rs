@@ -162,11 +162,9 @@ impl Session {
         config: SessionConfig,
         resumed: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Session, SessionHandle)> {
-        let (mut session, handle) =
-            Session::new(handover.connection, device, offload, owners, config)?;
-        let mut state = session.relay.state();
-        state.take_over(handover.needs_reset, handover.writeback);
-        drop(state);
+        let connection = handover.connection.try_clone()?;
+        let (mut session, handle) = Session::new(connection, device, offload, owners, config)?;
+        session.relay.state().take_over(&handover);
         session.messages = handover.messages;
         session.resumed = Some(Box::new(resumed));
         Ok((session, handle))
@@ -228,6 +226,7 @@ impl Session {
         Ok(Handover {
             connection,
             owns,
+            has_owned: state.claimant.has_owned(),
             needs_reset,
             writeback,
             messages,
@@ -293,6 +292,7 @@ impl Session {
             keeper.keep(Handover {
                 connection,
                 owns: self.shared.signals.owns(),
+                has_owned: true,
                 needs_reset: state.needs_reset(),
                 writeback: Some(state.is_writeback()),
                 messages,

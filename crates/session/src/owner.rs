@@ -177,6 +177,25 @@ impl Claimant {
         }
     }
 
+    /// Makes the session what it was in another process. One that serves vrings claims the disk again.
+    pub(crate) fn resume(&self, has_owned: bool, is_idle_owner: bool) {
+        let mut sessions = self.owners.lock();
+        if let Some(own) = sessions.member(&self.signals) {
+            own.has_owned = has_owned;
+        }
+        if is_idle_owner {
+            sessions.owner = Some(self.signals.clone());
+            self.signals.set_owns(true);
+        }
+    }
+
+    /// Returns true if the session owns the disk or has owned it.
+    pub(crate) fn has_owned(&self) -> bool {
+        let mut sessions = self.owners.lock();
+        let own = sessions.member(&self.signals);
+        own.is_some_and(|own| own.has_owned)
+    }
+
     /// Returns the eventfd for alarms of the session's workers.
     pub(crate) fn alarm(&self) -> Arc<OwnedFd> {
         self.signals.alarm.clone()

@@ -28,6 +28,8 @@ pub struct Handover {
     pub connection: UnixStream,
     /// True if the session owns the disk, or was the last to own it.
     pub owns: bool,
+    /// True if the session owns the disk or has owned it. If another one does now, it has taken the disk over.
+    pub has_owned: bool,
     /// True if a vring was retired since the last reset.
     pub needs_reset: bool,
     /// True if the cache is write-back, false if it is write-through. `None`: as the disk has it.

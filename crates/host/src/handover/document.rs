@@ -67,6 +67,7 @@ pub(super) struct Document {
 pub(super) struct SessionEntry {
     pub(super) connection: String,
     pub(super) owns: bool,
+    pub(super) has_owned: bool,
     pub(super) needs_reset: bool,
     pub(super) writeback: Option<bool>,
     pub(super) messages: Vec<MessageEntry>,

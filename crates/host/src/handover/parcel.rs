@@ -92,6 +92,7 @@ impl Parcel {
         let sessions = self.sessions.iter().map(|session| SessionEntry {
             connection: name(),
             owns: session.owns,
+            has_owned: session.has_owned,
             needs_reset: session.needs_reset,
             writeback: session.writeback,
             messages: (session.messages.iter())
@@ -209,6 +210,7 @@ impl NamedFds {
         Ok(Handover {
             connection: connection.into(),
             owns: session.owns,
+            has_owned: session.has_owned,
             needs_reset: session.needs_reset,
             writeback: session.writeback,
             messages,

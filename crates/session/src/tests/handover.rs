@@ -240,6 +240,39 @@ fn two_frontends_go_on_as_owner_and_parked() {
     second.end();
 }
 
+/// A VMM whose guest has left it must not start again beside the other, in whichever process.
+#[test]
+fn a_frontend_that_was_taken_over_stays_so() {
+    let mut first = Frontend::with_memory();
+    first.drive(0).request();
+    let second = Frontend::connect_to(first.device.clone(), first.owners.clone());
+    let mut second = second.negotiate().share_memory();
+    assert_eq!(first.base(0), Some((0, 1)));
+    let mut driver = second.drive(1);
+    driver.request();
+    // The guest pauses, or not.
+    for is_paused in [false, true] {
+        if is_paused {
+            assert!(second.base(1).is_some());
+        }
+        let (left, old) = first.hand_over();
+        let (right, new) = second.hand_over();
+        assert!(new.owns && !old.owns && old.has_owned);
+        let (device, owners) = (device(), Arc::<Owners>::default());
+        second = right.go_on(new, device.clone(), owners.clone());
+        assert!(second.is_alive() && second.remote.owns());
+        first = left.go_on(old, device, owners);
+        assert!(first.is_alive() && !first.remote.owns());
+        assert!(second.is_alive(), "it was hung up");
+    }
+    first.configure(0);
+    let kick = bell();
+    let started = first.request_fds(Req::SET_VRING_KICK, &longs(&[0]), &[kick.as_fd()]);
+    assert_eq!(started, Closed);
+    assert!(second.is_alive());
+    second.end();
+}
+
 /// A process that took the session over refuses what this one would refuse: here memory that is not there any more.
 #[test]
 fn what_is_handed_over_is_judged_like_a_frontend() {
@@ -330,11 +363,12 @@ fn a_session_is_kept_only_while_it_waits_for_its_frontend() {
     let file = file.unwrap();
     assert_eq!(frontend.give(&layout(bytes, 0, 4, 256), &file), Ack);
     let mut driver = frontend.drive(0);
-    for number in 1..50 {
+    for _ in 0..50 {
         comes(|| keeper.has_one());
         driver.request();
+        let before = keeper.forgotten();
         assert!(frontend.is_alive());
-        assert_eq!(keeper.forgotten(), number, "before the answer");
+        assert_eq!(keeper.forgotten(), before + 1, "before the answer");
     }
     comes(|| keeper.has_one());
     let kept = keeper.0.lock().unwrap().kept.take().unwrap();

@@ -63,6 +63,7 @@ fn parcel(ends: &mut Ends) -> Parcel {
     let owner = Handover {
         connection: ends.connection(),
         owns: true,
+        has_owned: true,
         needs_reset: false,
         writeback: Some(false),
         messages: vec![
@@ -73,6 +74,7 @@ fn parcel(ends: &mut Ends) -> Parcel {
     let parked = Handover {
         connection: ends.connection(),
         owns: false,
+        has_owned: true,
         needs_reset: true,
         writeback: None,
         messages: Vec::new(),
@@ -113,7 +115,7 @@ fn kept(ends: &mut Ends) -> (Value, Fds) {
         "format": "cleave-hand-over", "version": 1, "cleave": "9.8.7",
         "disk": {"id": "a", "storage": "/dev/a", "endpoint": "/run/a.sock"},
         "files": ["cleave-a-17"], "listener": "l", "since_ns": 1,
-        "sessions": [{"connection": "c", "owns": true, "needs_reset": false, "writeback": null, "messages": [
+        "sessions": [{"connection": "c", "owns": true, "has_owned": true, "needs_reset": false, "writeback": null, "messages": [
             {"request": 5, "payload": "00ff", "fds": ["m"]}
         ]}]
     });
@@ -154,11 +156,9 @@ fn the_format_is_fixed() {
     let head = format!(r#"{{"format":"cleave-hand-over","version":1,"cleave":"{version}","#);
     let disk = r#""disk":{"id":"a","storage":"/dev/a,/dev/b","endpoint":"/run/a.sock"},"#;
     let files = r#""files":["0","1"],"listener":"2","since_ns":5000000001,"sessions":["#;
-    let owner =
-        r#"{"connection":"3","owns":true,"needs_reset":false,"writeback":false,"messages":["#;
+    let owner = r#"{"connection":"3","owns":true,"has_owned":true,"needs_reset":false,"writeback":false,"messages":["#;
     let messages = r#"{"request":5,"payload":"007fff","fds":["4","5"]},{"request":2,"payload":"","fds":[]}]},"#;
-    let parked =
-        r#"{"connection":"6","owns":false,"needs_reset":true,"writeback":null,"messages":[]}]}"#;
+    let parked = r#"{"connection":"6","owns":false,"has_owned":true,"needs_reset":true,"writeback":null,"messages":[]}]}"#;
     let whole = [&head, disk, files, owner, messages, parked].concat();
     assert_eq!(text_of(&packed.document), whole);
     let names: Vec<_> = packed.fds.iter().map(|(name, _)| name.as_str()).collect();
@@ -395,7 +395,7 @@ fn every_bound_is_where_it_is_said_to_be() {
     check_bound(2, "3 sessions, more than 2", |document, fds, count| {
         for name in (1..count).map(|at| at.to_string()) {
             let (stream, _) = UnixStream::pair().unwrap();
-            let session = json!({"connection": name, "owns": false, "needs_reset": false, "writeback": null, "messages": []});
+            let session = json!({"connection": name, "owns": false, "has_owned": true, "needs_reset": false, "writeback": null, "messages": []});
             set(document, "/sessions/-", session);
             fds.push((name, stream.into()));
         }
