@@ -106,6 +106,8 @@ async fn control(
     let metrics = settings.metrics.as_ref();
     let metrics = metrics.map(socket::open_metrics).transpose()?;
     let manager = Arc::new(Manager::from_environment());
+    // A confined process cannot take descriptors over by their numbers.
+    let parcels = store::take(&manager);
     let watches = SizeWatches::default();
     watches.open_all();
     if settings.ceph {
@@ -133,7 +135,7 @@ async fn control(
         slow_openers: Arc::new(Semaphore::new(DISKS_MAX)),
         events: Arc::default(),
         manager: Some(manager.clone()).filter(|manager| manager.has_store()),
-        parcels: Mutex::new(store::take(&manager)),
+        parcels: Mutex::new(parcels),
     });
     let kept = node.restore()?;
     let host = Arc::new(Host {

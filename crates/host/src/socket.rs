@@ -453,11 +453,15 @@ fn passed_at(number: u32, path: &Path) -> Result<Door, Failure> {
     }
 }
 
-/// Takes over a descriptor that the service manager kept for this process.
+/// Takes over a descriptor that the service manager kept for this process, and closes its number: what it holds must end with what is
+/// returned. To be called once for each number.
 pub(crate) fn inherited_fd(number: u32) -> Result<OwnedFd, Failure> {
-    duplicate(number, |what| {
+    let fd = duplicate(number, |what| {
         Failure::run(format!("descriptor {number} of the service manager {what}"))
-    })
+    });
+    // Nothing else in this process has it: it was passed to the process, and nobody has heard of it but this function.
+    let _ = nix::unistd::close(number.cast_signed());
+    fd
 }
 
 /// Takes over an inherited descriptor, which messages say was named by `by`, and asks it what it is.
