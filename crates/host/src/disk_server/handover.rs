@@ -69,7 +69,8 @@ impl DiskServer {
     ) -> Result<(), Failure> {
         let parcel = self.hand_over(orders, door, deadline).await;
         self.status.forget_quiet();
-        if let Err(error) = store::keep(manager, &systemd::kept_name("disk"), parcel?) {
+        let name = systemd::kept_name("disk");
+        if let Err(error) = store::keep(manager, &name, parcel?).await {
             let name = self.disk.name();
             tracing::warn!(
                 "{name}: nothing is kept for the next process: {error}: a frontend has to connect again"

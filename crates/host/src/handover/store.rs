@@ -17,20 +17,25 @@ use super::parcel::{DiskRecord, Parcel};
 use crate::process::systemd::{self, Manager};
 use crate::socket;
 
-/// How long the manager may take. A parcel waits in the buffer of its socket, which has room for it.
-const TIME: Duration = Duration::from_secs(5);
+/// A parcel waits in the buffer of its socket, which has room for it.
+const TIME: Duration = Duration::from_secs(1);
+/// How long a parcel waits for a manager whose queue is full, and the pause between two attempts. Many disks end at once, and the
+/// manager may be loading its units.
+const KEEP_TIME: Duration = Duration::from_secs(4);
+const KEEP_PAUSE: Duration = Duration::from_millis(1);
 
 /// Gives a parcel to the manager, for the next process of this service.
-pub(crate) fn keep(manager: &Manager, name: &str, parcel: Parcel) -> io::Result<()> {
+pub(crate) async fn keep(manager: &Manager, name: &str, parcel: Parcel) -> io::Result<()> {
     let packed = parcel.pack().map_err(|failed| failed.1)?;
     let (ours, kept) = UnixStream::pair()?;
-    let until = Instant::now() + TIME;
-    link::send_parcel(ours, &packed, until)?;
+    link::send_parcel(ours, &packed, Instant::now() + TIME)?;
+    let until = Instant::now() + KEEP_TIME;
     loop {
         match manager.keep(name, &kept) {
-            // It has much to do, and this process will not come back.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {}
-            done => return done,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
+                tokio::time::sleep(KEEP_PAUSE).await;
+            }
+            kept => return kept,
         }
     }
 }

@@ -122,6 +122,7 @@ impl Manager {
     }
 
     /// Has a descriptor kept until this service is stopped, or a later process forgets it. It is passed to the next process.
+    /// `WouldBlock`: the manager's queue is full.
     pub(crate) fn keep(&self, name: &str, fd: impl AsFd) -> io::Result<()> {
         let socket = self.channel.as_ref();
         let socket = socket.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
@@ -132,7 +133,8 @@ impl Manager {
         let fds = [fd.as_fd()];
         control.push(SendAncillaryMessage::ScmRights(&fds));
         let bytes = [IoSlice::new(state.as_bytes())];
-        sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL)?;
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        sendmsg(socket, &bytes, &mut control, flags)?;
         Ok(())
     }
 
