@@ -33,8 +33,8 @@ const FILE_TIME: Duration = Duration::from_secs(3);
 pub(super) const DISKS_MAX: usize = 1024;
 
 impl Node {
-    /// Stops all disks side by side, and tells of each that left or lost requests.
-    /// Those that are kept are left to the next process, if the manager can keep them for it.
+    /// Stops all disks side by side, and tells of each that left or lost requests. Those that are kept are left to the next process,
+    /// if the manager can keep them for it.
     pub(super) async fn stop(&self, signal: &str, manager: &Arc<Manager>) -> Result<(), Failure> {
         self.is_ending.store(true, Ordering::Relaxed);
         let all = self.disks.all();
@@ -96,7 +96,10 @@ impl Node {
     pub(super) fn restore(self: &Arc<Node>) -> Result<usize, Failure> {
         let found = self.files.load()?;
         let count = found.len();
-        self.forget_parcels_but(|id| found.iter().any(|(there, _)| there == id));
+        self.forget_parcels_but(|id| {
+            let mut found = found.iter();
+            found.any(|(there, file)| there == id && file.is_ok())
+        });
         let kept = self.files.load_groups()?;
         for (_, file) in &found {
             // The files of an earlier version have the limits of the group; those of its first disk that names any count.

@@ -45,6 +45,8 @@ pub(super) async fn open(
     config: DiskConfig,
     past: Past,
 ) -> Result<(Opened, OpenFiles), Failure> {
+    // At once: whatever becomes of the disk, its frontend must not be left without an end.
+    let parcel = node.take_parcel(id);
     let opener = tokio::time::timeout(OPENER_TIME, node.openers.clone().acquire_owned());
     let Ok(Ok(opener)) = opener.await else {
         return Err(Failure::run(
@@ -67,7 +69,7 @@ pub(super) async fn open(
     let spawned = thread.spawn(move || {
         let _opener = held;
         let _inside = runtime.enter();
-        let parcel = node.take_parcel(&name, &service);
+        let parcel = parcel.filter(|parcel| parcel.disk.is_of(&service));
         let files = OpenFiles::of(&service.disk);
         if let Err(refused) = check_files(&node, &name, &service, &files) {
             let _ = reply.send(Err(refused));

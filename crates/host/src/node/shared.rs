@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cleave_config::{DiskConfig, Names};
+use cleave_session::Offload;
 use tokio::sync::Semaphore;
 
 use super::files::StateFiles;
@@ -63,18 +64,21 @@ impl Node {
     }
 
     /// Returns what the process before has left of a disk.
-    pub(super) fn take_parcel(&self, id: &str, service: &Service) -> Option<Parcel> {
+    pub(super) fn take_parcel(&self, id: &str) -> Option<Parcel> {
         let mut parcels = self.parcels.lock().unwrap_or_else(PoisonError::into_inner);
         let at = parcels.iter().position(|parcel| parcel.disk.id == id)?;
-        let parcel = parcels.swap_remove(at);
-        drop(parcels);
-        parcel.disk.is_of(service).then_some(parcel)
+        Some(parcels.swap_remove(at))
     }
 
-    /// Forgets what the process before has left of disks that are not there any more.
-    pub(super) fn forget_parcels_but(&self, is_there: impl Fn(&str) -> bool) {
+    /// Closes what the process before has left of disks that will not be opened: their frontends see the end of their connections.
+    pub(super) fn forget_parcels_but(&self, is_opened: impl Fn(&str) -> bool) {
         let mut parcels = self.parcels.lock().unwrap_or_else(PoisonError::into_inner);
-        parcels.retain(|parcel| is_there(&parcel.disk.id));
+        let (kept, left) = std::mem::take(&mut *parcels)
+            .into_iter()
+            .partition(|parcel| is_opened(&parcel.disk.id));
+        *parcels = kept;
+        // It may wait for the server of a file.
+        Offload::default().close::<Vec<Parcel>>(left);
     }
 
     /// Removes the folder of a socket, unless a lock is held in it, or tells of an NBD disk whose daemon did not end in order. A node
