@@ -117,8 +117,9 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
     let parcel = left_to_us(&manager, &service);
     manager.tell("STATUS=waiting for the disk");
     // Before the disk, and to the end of the process: nothing is served while I/O of a daemon that died is in flight.
+    let is_passed = inherited.is_some() || parcel.as_ref().is_some_and(Parcel::has_listener);
     let lock = match &service.endpoint {
-        Endpoint::Path(path) if inherited.is_some() => PathLock::take_passed(path)?,
+        Endpoint::Path(path) if is_passed => PathLock::take_passed(path, &|| true)?,
         Endpoint::Path(path) => PathLock::take(path)?,
         Endpoint::Fd(_) => None,
     };

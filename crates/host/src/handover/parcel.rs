@@ -68,6 +68,11 @@ impl Parcel {
             .collect()
     }
 
+    /// Returns true if frontends can connect, whether or not a process serves them.
+    pub(crate) fn has_listener(&self) -> bool {
+        self.listener.is_some()
+    }
+
     /// Packs it. If that fails, the parcel comes back, so that its sessions can be resumed here.
     pub(crate) fn pack(self) -> Result<Packed, Box<(Parcel, io::Error)>> {
         match self.document().seal() {

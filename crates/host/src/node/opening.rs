@@ -217,7 +217,10 @@ fn open_here(
     let user = user.transpose()?;
     let group = folder::make(&folder, group.transpose()?, entry_of(mode, user))?;
     let path = folder.join("disk.sock");
-    let lock = PathLock::take_while(&path, is_wanted)?;
+    let lock = match parcel.has_listener() {
+        true => PathLock::take_passed(&path, is_wanted)?,
+        false => PathLock::take_while(&path, is_wanted)?,
+    };
     let disk = disk_server::open(&mut service, lock.as_ref(), parcel.take_files())?;
     let watch = watches.watch(&disk);
     let listener = parcel.listener.take();

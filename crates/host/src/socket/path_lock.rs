@@ -84,15 +84,19 @@ impl PathLock {
         socket: &Path,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Option<PathLock>, Failure> {
-        PathLock::take_after(socket, || match is_wanted() {
-            true => refuse_served(socket),
-            false => Err(Failure::run("the disk was removed while it waited")),
+        PathLock::take_after(socket, || {
+            refuse_unwanted(is_wanted)?;
+            refuse_served(socket)
         })
     }
 
-    /// As `take`, for a path at which systemd listens: there, connecting succeeds even if no daemon runs.
-    pub(crate) fn take_passed(socket: &Path) -> Result<Option<PathLock>, Failure> {
-        PathLock::take_after(socket, || Ok(()))
+    /// As `take_while`, for a path whose listening socket was passed to this process: there, connecting succeeds even if no daemon
+    /// runs.
+    pub(crate) fn take_passed(
+        socket: &Path,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<PathLock>, Failure> {
+        PathLock::take_after(socket, || refuse_unwanted(is_wanted))
     }
 
     /// Waits as long as `refuse` returns no error.
@@ -220,6 +224,13 @@ impl PathLock {
     /// For the rings to hold.
     pub(crate) fn file(&self) -> io::Result<fs::File> {
         self.file.try_clone()
+    }
+}
+
+fn refuse_unwanted(is_wanted: &dyn Fn() -> bool) -> Result<(), Failure> {
+    match is_wanted() {
+        true => Ok(()),
+        false => Err(Failure::run("the disk was removed while it waited")),
     }
 }
 
