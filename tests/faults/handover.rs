@@ -1,8 +1,14 @@
 //! Restarts the daemon under a service manager that keeps descriptors, below a guest whose VMM cannot connect again, and checks that
 //! nothing is lost: each request is answered once, and each sector holds the last write.
 //!
-//! `CLEAVE_RESTARTS` sets the number of restarts (default 60), `CLEAVE_TEST_SEED` the seed.
+//! `CLEAVE_RESTARTS` sets the number of restarts of `cleave serve` (default 60), `CLEAVE_TEST_SCALE` multiplies those of a node
+//! (default 4, at most 100) and its disks (default 16, at most 64), `CLEAVE_TEST_SEED` sets the seed.
 
+mod node;
+mod obstacles;
+mod service;
+
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use cleave_client::message::protocol;
@@ -13,12 +19,21 @@ use cleave_tests::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
+use node::{
+    each_disk_of_a_node_is_left_as_it_is, no_request_of_a_node_is_lost_or_repeated_by_restarts,
+};
+
 /// The tests of this file.
 pub(crate) fn cases() -> Vec<Case> {
-    cleave_tests::cases![
+    let own = cleave_tests::cases![
         no_request_is_lost_or_repeated_by_restarts,
         no_request_is_lost_or_repeated_by_kills_that_the_vmm_does_not_notice,
-    ]
+        no_request_of_a_node_is_lost_or_repeated_by_restarts,
+        each_disk_of_a_node_is_left_as_it_is,
+    ];
+    own.into_iter()
+        .chain(cleave_tests::cases_of![obstacles])
+        .collect()
 }
 
 /// Longest time between two restarts.
@@ -35,7 +50,40 @@ struct Sums {
     requests: u64,
     read_bytes: u64,
     /// From the SIGTERM to the first answer of the next daemon.
-    waits: Vec<Duration>,
+    waits: Pauses,
+}
+
+/// How long guests waited.
+#[derive(Default)]
+struct Pauses(Vec<Duration>);
+
+impl Pauses {
+    /// Those that a log tells of.
+    fn told(log: &str) -> Pauses {
+        let pause = |line: &str| {
+            let (_, rest) = line.split_once("was taken over after a pause of ")?;
+            let ms: f64 = rest.split(' ').next()?.parse().ok()?;
+            Some(Duration::from_secs_f64(ms / 1e3))
+        };
+        Pauses(log.lines().filter_map(pause).collect())
+    }
+}
+
+impl fmt::Display for Pauses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        let at = |part: f64| {
+            let last = sorted.len().saturating_sub(1) as f64;
+            let found = sorted.get((last * part) as usize);
+            found.map_or(0.0, |pause| pause.as_secs_f64() * 1e3)
+        };
+        let [median, most, worst] = [0.5, 0.99, 1.0].map(at);
+        write!(
+            f,
+            "{median:.1} ms (median), {most:.1} (99 of 100), {worst:.1} (worst)"
+        )
+    }
 }
 
 fn terminate(daemon: &mut Killed) {
@@ -71,20 +119,13 @@ fn restart_often(end: End) {
         let left = (restarts - sums.restarts).min(ROUND);
         round(end, number, left, &mut random, &mut sums);
     }
-    sums.waits.sort_unstable();
-    let at = |part: f64| {
-        let last = sums.waits.len().saturating_sub(1) as f64;
-        sums.waits[(last * part) as usize].as_secs_f64() * 1e3
-    };
     println!(
-        "{} restarts, {end:?}: {} requests, 0 lost, 0 twice, {} MiB read back, 0 wrong; from the signal to the first answer of the next daemon \
-         {:.1} ms (median), {:.1} (99 of 100), {:.1} (worst)",
+        "{} restarts, {end:?}: {} requests, 0 lost, 0 twice, {} MiB read back, 0 wrong; from the signal to the first answer of the \
+         next daemon {}",
         sums.restarts,
         sums.requests,
         sums.read_bytes >> 20,
-        at(0.5),
-        at(0.99),
-        at(1.0),
+        sums.waits,
     );
 }
 
@@ -132,15 +173,14 @@ fn round(end: End, number: u64, restarts: u64, random: &mut Random, sums: &mut S
             // The guest does not notice.
             guest.submit(&mut client, random);
         }
-        let ended = daemon.0.wait().unwrap();
+        let ended = manager.awaits(&mut daemon);
         assert_eq!(ended.code(), (end == End::Ordered).then_some(0));
-        manager.settle();
         assert_eq!(manager.kept.len(), 1, "nothing was handed over");
         assert!(socket.exists());
         daemon = manager.start(&args);
         if guest.out() > 0 {
             guest.await_one(&mut client);
-            sums.waits.push(begun.elapsed());
+            sums.waits.0.push(begun.elapsed());
         }
         // Sleep on the call, or poll.
         guest.await_all(&mut client, restart % 2 == 0);

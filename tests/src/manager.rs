@@ -1,21 +1,29 @@
 //! A service manager with a store of descriptors, as systemd is one (sd_notify(3), FDSTORE=1; sd_listen_fds(3)).
 
+use std::ffi::OsStr;
+use std::fs::{self, File};
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use command_fds::{CommandFdExt as _, FdMapping};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::{Killed, Scratch, TIMEOUT, program_path};
 
+/// Pause between two looks at a service.
+const PAUSE: Duration = Duration::from_micros(100);
+
 /// A manager and what it keeps.
 pub struct ServiceManager {
     messages: UnixDatagram,
     address: PathBuf,
+    log: PathBuf,
     /// Descriptors that a service has stored, with their names.
     pub kept: Vec<(String, OwnedFd)>,
 }
@@ -29,12 +37,14 @@ impl ServiceManager {
         ServiceManager {
             messages,
             address,
+            log: scratch.join("journal"),
             kept: Vec::new(),
         }
     }
 
     /// Starts `cleave ARGS` with what is kept.
-    pub fn start(&self, args: &[&str]) -> Killed {
+    pub fn start<A: AsRef<OsStr>>(&self, args: &[A]) -> Killed {
+        let log = File::options().create(true).append(true).open(&self.log);
         let mut command = Command::new("sh");
         let line = match self.kept.is_empty() {
             true => "exec \"$@\"",
@@ -44,6 +54,7 @@ impl ServiceManager {
             .args(["-c", line, "sh"])
             .arg(program_path())
             .args(args)
+            .stderr(log.unwrap())
             .env("NOTIFY_SOCKET", &self.address)
             .env("FDSTORE", "128");
         if !self.kept.is_empty() {
@@ -60,6 +71,23 @@ impl ServiceManager {
             });
         command.fd_mappings(mappings.collect()).unwrap();
         Killed(command.stdin(Stdio::null()).spawn().unwrap())
+    }
+
+    /// The log of all processes.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Handles messages until the service has exited, and those that are left.
+    pub fn awaits(&mut self, service: &mut Killed) -> ExitStatus {
+        loop {
+            let exited = service.0.try_wait().unwrap();
+            self.settle();
+            match exited {
+                Some(status) => return status,
+                None => thread::sleep(PAUSE),
+            }
+        }
     }
 
     /// Handles messages until one says this.
@@ -100,5 +128,18 @@ impl ServiceManager {
             self.kept.retain(|(kept, _)| Some(&**kept) != name);
         }
         Some(text)
+    }
+}
+
+impl Drop for ServiceManager {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let log = self.log();
+            let from = log.len().saturating_sub(60000);
+            println!(
+                "--- end of the log ---\n{}",
+                &log[log.ceil_char_boundary(from)..]
+            );
+        }
     }
 }

@@ -1,0 +1,231 @@
+//! What is in the way of a hand-over, and what only looks like it.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use cleave_client::message::{VERSION, config_space, message, request};
+use cleave_client::{Base, Client, DeviceOptions, Error};
+use cleave_tests::{
+    Case, Requirement, Scratch, TIMEOUT, UnresponsiveFs, closes_within, connect, exercise_queue,
+    http, outliving, wait_until,
+};
+use rustix::fs::{FlockOperation, flock};
+
+use super::service::Service;
+use super::terminate;
+
+const DISK: u64 = 8 << 20;
+const BLOCK: usize = 4096;
+
+/// The tests of this file.
+pub(super) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
+        a_disk_in_memory_is_not_handed_over,
+        a_quiesced_disk_is_not_handed_over,
+        the_next_process_waits_for_the_lock_of_the_one_before,
+        a_message_that_has_begun_is_served_first,
+        a_silent_connection_ends_alone,
+        a_second_signal_changes_nothing: Requirement::Fuse,
+        a_disk_that_hangs_is_not_handed_over: Requirement::Fuse,
+        a_held_request_is_repeated_if_its_frontend_keeps_it,
+        a_held_request_that_nobody_keeps_ends_with_its_daemon,
+    ]
+}
+
+fn served(options: &[&str]) -> Service {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    Service::serve_in(scratch, image.to_str().unwrap(), options)
+}
+
+/// Its frontend sees the end of the connection, and the next daemon serves it when it connects again.
+fn must_connect_again(service: &mut Service, client: Client) {
+    service.stop();
+    must_connect_again_after(service, client);
+}
+
+/// As before, when the daemon has ended.
+fn must_connect_again_after(service: &mut Service, mut client: Client) {
+    assert!(service.manager.kept.is_empty(), "it was handed over");
+    let log = service.manager.log();
+    assert!(
+        log.contains("a frontend has to connect again, because"),
+        "{log}"
+    );
+    assert!(closes_within(client.frontend().socket(), TIMEOUT));
+    service.start_again();
+    exercise_queue(&mut service.open(&outliving()), 0).unwrap();
+}
+
+fn a_disk_in_memory_is_not_handed_over() {
+    let mut service = Service::serve("ram:8M", &[]);
+    let client = service.open(&outliving());
+    must_connect_again(&mut service, client);
+}
+
+fn a_quiesced_disk_is_not_handed_over() {
+    let mut service = served(&[]);
+    let client = service.open(&outliving());
+    let disks = http::get(&service.control(), "/v1/disks");
+    let id = disks[0]["id"].as_str().unwrap();
+    let answer = http::fetch(
+        &service.control(),
+        "POST",
+        &format!("/v1/disks/{id}/quiesce"),
+        "",
+    );
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    must_connect_again(&mut service, client);
+}
+
+/// The socket is alive while a parcel waits, and the rings of the process before may still hold the lock beside it.
+fn the_next_process_waits_for_the_lock_of_the_one_before() {
+    let mut service = served(&[]);
+    let mut client = service.open(&DeviceOptions::default());
+    service.stop();
+    let held = File::create(service.scratch.join("socket.lock")).unwrap();
+    flock(&held, FlockOperation::LockExclusive).unwrap();
+    let later = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        drop(held);
+    });
+    service.start_again();
+    later.join().unwrap();
+    exercise_queue(&mut client, 0).unwrap();
+}
+
+/// What the daemon has read of it would be lost.
+fn a_message_that_has_begun_is_served_first() {
+    let mut service = served(&[]);
+    let mut client = service.open(&DeviceOptions::default());
+    let bytes = message(
+        request::GET_CONFIG,
+        VERSION,
+        &config_space(0, 8, 0, &[0; 8]),
+    );
+    let (begun, rest) = bytes.split_at(5);
+    client.frontend().socket().send_raw(begun, &[]).unwrap();
+    // It is read: the daemon has until the rest comes.
+    std::thread::sleep(Duration::from_millis(20));
+    terminate(&mut service.daemon);
+    std::thread::sleep(Duration::from_millis(20));
+    client.frontend().socket().send_raw(rest, &[]).unwrap();
+    assert_eq!(service.manager.awaits(&mut service.daemon).code(), Some(0));
+    service.start_again();
+    let answer = client.frontend().socket().recv().unwrap();
+    assert_eq!(answer.payload[12..20], (DISK / 512).to_le_bytes());
+    exercise_queue(&mut client, 0).unwrap();
+}
+
+/// A connection that has sent nothing keeps nothing from being handed over.
+fn a_silent_connection_ends_alone() {
+    let mut service = served(&[]);
+    let mut client = service.open(&DeviceOptions::default());
+    let mut silent = UnixStream::connect(service.socket()).unwrap();
+    assert_eq!(client.frontend().features().unwrap(), client.offered());
+    service.restart();
+    assert_eq!(silent.read(&mut [0; 1]).unwrap_or(0), 0);
+    exercise_queue(&mut client, 0).unwrap();
+}
+
+/// A disk whose server holds what is written, and a frontend that has written one block.
+fn holding(options: &[&str]) -> (UnresponsiveFs, Service, Client) {
+    let scratch = Scratch::new();
+    let mute = UnresponsiveFs::mount(&scratch, DISK).unwrap();
+    let disk = mute.file().display().to_string();
+    let options = [&["--direct", "on"], options].concat();
+    let service = Service::serve_in(scratch, &disk, &options);
+    let mut client = service.open(&outliving());
+    mute.hold(true);
+    write_in_vain(&mut client, 0);
+    assert!(wait_until(|| mute.held() == 1));
+    (mute, service, client)
+}
+
+/// Writes a block of `A` that is not answered.
+fn write_in_vain(client: &mut Client, offset: u64) {
+    let queue = client.queue(0);
+    queue.set_timeout(Duration::from_millis(200));
+    let stuck = queue.write(offset, &[b'A'; BLOCK]);
+    assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+    queue.set_timeout(TIMEOUT);
+}
+
+fn is_written(client: &mut Client, offset: u64) {
+    client.queue(0).wait_used().unwrap();
+    let mut back = [0; BLOCK];
+    client.queue(0).read(offset, &mut back).unwrap();
+    assert!(back == [b'A'; BLOCK]);
+}
+
+/// An impatient operator loses nothing.
+fn a_second_signal_changes_nothing() {
+    let (mute, mut service, mut client) = holding(&["--stop-deadline", "30"]);
+    terminate(&mut service.daemon);
+    std::thread::sleep(Duration::from_millis(100));
+    terminate(&mut service.daemon);
+    std::thread::sleep(Duration::from_millis(100));
+    mute.release();
+    assert_eq!(service.manager.awaits(&mut service.daemon).code(), Some(0));
+    service.start_again();
+    is_written(&mut client, 0);
+}
+
+fn a_disk_that_hangs_is_not_handed_over() {
+    let (mute, mut service, mut client) = holding(&["--stop-deadline", "1"]);
+    terminate(&mut service.daemon);
+    let ended = service.manager.awaits(&mut service.daemon);
+    mute.release();
+    assert_eq!(ended.code(), Some(1));
+    assert!(service.manager.kept.is_empty(), "it was handed over");
+    let log = service.manager.log();
+    assert!(
+        log.contains("1 request is left to the next daemon"),
+        "{log}"
+    );
+    assert!(closes_within(client.frontend().socket(), TIMEOUT));
+    service.start_again();
+    connect(|| client.reconnect(&service.socket(), &outliving(), Base::Used));
+    is_written(&mut client, 0);
+    assert_eq!(client.queue(0).ring().in_flight(), 0);
+}
+
+/// A request beyond the end of a file that was cut, which waits for the operator.
+fn held(options: &DeviceOptions) -> (Service, Client) {
+    let service = served(&["--on-error", "hold"]);
+    let mut client = service.open(options);
+    cut(&service, DISK / 2);
+    let is_told = || service.manager.log().contains("has shrunk");
+    assert!(wait_until(is_told));
+    write_in_vain(&mut client, DISK - BLOCK as u64);
+    assert!(service.manager.log().contains("is held"));
+    (service, client)
+}
+
+fn cut(service: &Service, bytes: u64) {
+    let image = service.scratch.join("disk");
+    File::options()
+        .write(true)
+        .open(image)
+        .unwrap()
+        .set_len(bytes)
+        .unwrap();
+}
+
+fn a_held_request_is_repeated_if_its_frontend_keeps_it() {
+    let (mut service, mut client) = held(&outliving());
+    service.stop();
+    cut(&service, DISK);
+    service.start_again();
+    is_written(&mut client, DISK - BLOCK as u64);
+    assert_eq!(client.queue(0).ring().in_flight(), 0);
+}
+
+fn a_held_request_that_nobody_keeps_ends_with_its_daemon() {
+    let (mut service, client) = held(&DeviceOptions::default());
+    service.stop();
+    cut(&service, DISK);
+    must_connect_again_after(&mut service, client);
+}

@@ -1,0 +1,105 @@
+//! A service under a manager that keeps descriptors.
+
+use std::path::PathBuf;
+
+use cleave_client::{Client, DeviceOptions};
+use cleave_tests::{Killed, Scratch, ServiceManager, connect, has_listener, wait_until};
+
+use super::terminate;
+
+/// A daemon with its manager, and its arguments.
+pub(super) struct Service {
+    pub(super) daemon: Killed,
+    pub(super) manager: ServiceManager,
+    pub(super) args: Vec<String>,
+    pub(super) scratch: Scratch,
+}
+
+impl Service {
+    /// Starts `cleave node`, with one pool.
+    pub(super) fn node() -> Service {
+        let scratch = Scratch::new();
+        let [state, run] = ["state", "run"].map(|name| scratch.join(name).display().to_string());
+        let args = [
+            "node", "--state", &state, "--run", &run, "--pool", "shared=0",
+        ];
+        let args = args.map(str::to_owned).to_vec();
+        let manager = ServiceManager::new(&scratch);
+        let node = Service {
+            daemon: manager.start(&args),
+            manager,
+            args,
+            scratch,
+        };
+        assert!(wait_until(|| has_listener(&node.control())));
+        node
+    }
+
+    /// Starts `cleave serve` with a disk.
+    pub(super) fn serve(disk: &str, options: &[&str]) -> Service {
+        Service::serve_in(Scratch::new(), disk, options)
+    }
+
+    /// Starts it with its sockets in this folder.
+    pub(super) fn serve_in(scratch: Scratch, disk: &str, options: &[&str]) -> Service {
+        let paths = ["socket", "run/control.sock"].map(|name| scratch.join(name));
+        std::fs::create_dir(scratch.join("run")).unwrap();
+        let [socket, control] = paths.map(|path| path.display().to_string());
+        let args = [
+            "serve",
+            "--socket-path",
+            &socket,
+            "--control",
+            &control,
+            "--disk",
+            disk,
+        ];
+        let args: Vec<String> = args
+            .iter()
+            .chain(options)
+            .map(|arg| (*arg).to_owned())
+            .collect();
+        let manager = ServiceManager::new(&scratch);
+        Service {
+            daemon: manager.start(&args),
+            manager,
+            args,
+            scratch,
+        }
+    }
+
+    /// The control socket.
+    pub(super) fn control(&self) -> PathBuf {
+        self.scratch.join("run/control.sock")
+    }
+
+    /// The socket of the frontends of `cleave serve`.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.scratch.join("socket")
+    }
+
+    /// Connects to it.
+    pub(super) fn open(&self, options: &DeviceOptions) -> Client {
+        connect(|| Client::open(&self.socket(), options))
+    }
+
+    /// Ends it.
+    pub(super) fn stop(&mut self) {
+        terminate(&mut self.daemon);
+        assert_eq!(self.manager.awaits(&mut self.daemon).code(), Some(0));
+    }
+
+    /// Starts the next one, and waits until it has taken what it was left.
+    pub(super) fn start_again(&mut self) {
+        self.daemon = self.manager.start(&self.args);
+        self.manager.hears("READY=1");
+        self.manager.settle();
+        assert!(self.manager.kept.is_empty(), "a connection outlives it");
+    }
+
+    /// Ends it and starts the next one.
+    pub(super) fn restart(&mut self) {
+        self.stop();
+        self.start_again();
+    }
+}
