@@ -13,6 +13,7 @@ use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 
 use crate::MessageRefusal;
 use crate::filter::NO_FD;
+use crate::portable::PortableState;
 use crate::recorded::{Handover, RecordedMessage, longs, record, words};
 use crate::state::SessionState;
 use crate::vrings::{Kick, VringEntry, VringSettings};
@@ -33,9 +34,24 @@ impl SessionState {
                 self.is_transferring(),
                 "its state is being moved to another host",
             ),
+            (
+                self.vrings.have_left(),
+                "a queue was stopped while requests of it are held",
+            ),
         ];
         let mut found = obstacles.into_iter().filter(|(is_there, _)| *is_there);
         found.next().map(|(_, why)| why)
+    }
+
+    /// Refuses a guest that knows another device than there is here. Its size may differ: the guest is told.
+    pub(crate) fn must_fit(&self, device: &[u8]) -> Result<(), MessageRefusal> {
+        let fits = PortableState::parse(device).and_then(|known| {
+            known.fits(PortableState {
+                capacity_bytes: known.capacity_bytes,
+                ..self.portable()
+            })
+        });
+        fits.map_err(|why| MessageRefusal::message(why.to_string()))
     }
 
     /// Stops the vrings and returns the messages that make this session, which start those vrings again. The disk stays with this
@@ -97,6 +113,7 @@ impl SessionState {
                 [channel],
             )?);
         }
+        all.extend(self.reset_messages(has_status)?);
         all.extend(self.kept.messages(by_slot)?);
         if let Some(source) = self.log.source() {
             let payload = longs([source.len_bytes, source.file_offset]);
@@ -131,13 +148,30 @@ impl SessionState {
 
     /// Puts in force what does not come with a message, before the first one.
     pub(crate) fn take_over(&mut self, handover: &Handover) {
-        self.has_retired = handover.needs_reset;
         self.cache_mode = handover.writeback;
         let is_start =
             |one: &RecordedMessage| one.request == u32::from(FrontendReq::SET_VRING_KICK);
         let serves = handover.messages.iter().any(is_start);
         self.claimant
             .resume(handover.has_owned, handover.owns && !serves);
+    }
+
+    /// Returns the messages that make vrings which were reset: they begin at 0, and their positions can still be asked for.
+    fn reset_messages(&mut self, has_status: bool) -> io::Result<Vec<RecordedMessage>> {
+        let bare = |request, payload| record(request, payload, [] as [&File; 0]);
+        let positions = self.vrings.iter_mut().filter_map(|(index, entry)| {
+            let position = entry.settings.reset_position()?;
+            Some(words([index.into(), position.into()]))
+        });
+        let set = positions.map(|payload| bare(FrontendReq::SET_VRING_BASE, payload));
+        let mut all: Vec<_> = set.collect::<io::Result<_>>()?;
+        if !all.is_empty() {
+            all.push(match has_status {
+                true => bare(FrontendReq::SET_STATUS, longs([0]))?,
+                false => bare(FrontendReq::RESET_DEVICE, Vec::new())?,
+            });
+        }
+        Ok(all)
     }
 }
 
@@ -155,7 +189,7 @@ fn of_vring(
         let payload = words([number, size.into()]);
         all.push(bare(FrontendReq::SET_VRING_NUM, payload)?);
     }
-    if settings.position != 0 {
+    if settings.position != 0 && settings.reset_position().is_none() {
         let payload = words([number, settings.position.into()]);
         all.push(bare(FrontendReq::SET_VRING_BASE, payload)?);
     }

@@ -90,12 +90,19 @@ pub struct Session {
     /// When a frontend that has sent nothing is disconnected. `None` after its first message.
     silent_until: Option<Instant>,
     /// What makes it the session that another process has handed over.
-    messages: Vec<RecordedMessage>,
-    /// Called when it is that session.
-    resumed: Option<Box<dyn FnOnce() + Send>>,
+    inherited: Option<Inherited>,
     keeper: Option<Box<dyn Keeper>>,
     /// True while the keeper has the session.
     is_kept: bool,
+}
+
+/// What a session begins with that goes on with another.
+struct Inherited {
+    needs_reset: bool,
+    device: Vec<u8>,
+    messages: Vec<RecordedMessage>,
+    /// Called when the messages are in force.
+    resumed: Box<dyn FnOnce() + Send>,
 }
 
 impl std::fmt::Debug for Session {
@@ -144,8 +151,7 @@ impl Session {
             relay: Relay::new(state)?,
             shared: shared.clone(),
             silent_until: Some(Instant::now() + FIRST_MESSAGE_WITHIN),
-            messages: Vec::new(),
-            resumed: None,
+            inherited: None,
             keeper: None,
             is_kept: false,
         };
@@ -165,8 +171,12 @@ impl Session {
         let connection = handover.connection.try_clone()?;
         let (mut session, handle) = Session::new(connection, device, offload, owners, config)?;
         session.relay.state().take_over(&handover);
-        session.messages = handover.messages;
-        session.resumed = Some(Box::new(resumed));
+        session.inherited = Some(Inherited {
+            needs_reset: handover.needs_reset,
+            device: handover.device,
+            messages: handover.messages,
+            resumed: Box::new(resumed),
+        });
         Ok((session, handle))
     }
 
@@ -179,8 +189,8 @@ impl Session {
 
     /// Serves the frontend until it leaves, then drains all vrings and releases everything.
     pub fn run(mut self) -> Ending {
-        let refusal = match self.repeat_messages() {
-            Err(refusal) => refusal,
+        let refusal = match self.take_over() {
+            Err(refusal) => refusal.of_take_over(),
             Ok(()) => loop {
                 if let Err(refusal) = self.serve_next() {
                     break refusal;
@@ -220,6 +230,7 @@ impl Session {
             false => state.cache_mode,
         };
         let needs_reset = state.needs_reset();
+        let device = state.portable().to_bytes();
         let messages = state.hand_over();
         let messages = messages.map_err(|refusal| format!("{refusal:?}"))?;
         legs::log_totals(&state);
@@ -229,22 +240,27 @@ impl Session {
             has_owned: state.claimant.has_owned(),
             needs_reset,
             writeback,
+            device,
             messages,
         })
     }
 
     /// Puts in force what another process has handed over. The frontend has had the answers.
-    fn repeat_messages(&mut self) -> Result<(), MessageRefusal> {
+    fn take_over(&mut self) -> Result<(), MessageRefusal> {
+        let Some(inherited) = self.inherited.take() else {
+            return Ok(());
+        };
+        self.relay.state().must_fit(&inherited.device)?;
         let offload = self.relay.state().offload.clone();
-        for message in std::mem::take(&mut self.messages) {
+        for message in inherited.messages {
             self.silent_until = None;
             let message = message.into_message(&offload);
             filter::serve(&mut self.relay, message).outcome?;
         }
+        // Now, because one of them may have reset the device.
+        self.relay.state().has_retired |= inherited.needs_reset;
         self.show();
-        if let Some(resumed) = self.resumed.take() {
-            resumed();
-        }
+        (inherited.resumed)();
         Ok(())
     }
 
@@ -295,6 +311,7 @@ impl Session {
                 has_owned: true,
                 needs_reset: state.needs_reset(),
                 writeback: Some(state.is_writeback()),
+                device: state.portable().to_bytes(),
                 messages,
             });
         }

@@ -39,7 +39,7 @@ impl fmt::Display for Unfit {
             Unfit::Different(property, there, here) => write!(
                 f,
                 "the guest comes from a disk with {property} {there}, and this one has {here}: serve the same disk with the same \
-                 options on both hosts"
+                 options"
             ),
         }
     }

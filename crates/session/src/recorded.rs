@@ -34,6 +34,8 @@ pub struct Handover {
     pub needs_reset: bool,
     /// True if the cache is write-back, false if it is write-through. `None`: as the disk has it.
     pub writeback: Option<bool>,
+    /// What the guest knows of its device, as a move to another host carries it.
+    pub device: Vec<u8>,
     /// What the frontend would send to a new process.
     pub messages: Vec<RecordedMessage>,
 }

@@ -39,6 +39,19 @@ impl MessageRefusal {
         ))
     }
 
+    /// Makes it the refusal of a frontend that another process has handed over, and that is not to blame.
+    pub(crate) fn of_take_over(self) -> MessageRefusal {
+        match self {
+            MessageRefusal::Message(why)
+            | MessageRefusal::Vring(why)
+            | MessageRefusal::Connection(why)
+            | MessageRefusal::Lost(why) => {
+                MessageRefusal::lost(format!("it has to connect again: {why}"))
+            }
+            MessageRefusal::Gone | MessageRefusal::HandOver => self,
+        }
+    }
+
     /// Makes the refusal for a worker that did not answer.
     pub(crate) fn worker_gone() -> MessageRefusal {
         MessageRefusal::lost("a worker ended before it answered")

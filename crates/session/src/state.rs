@@ -468,7 +468,7 @@ impl SessionState {
 
     // The state that moves to another host.
 
-    fn portable(&self) -> PortableState {
+    pub(crate) fn portable(&self) -> PortableState {
         let limits = self.device.disk.limits();
         PortableState {
             face: self.face.version(),

@@ -115,6 +115,11 @@ impl VringSettings {
         self.has_left = false;
     }
 
+    /// Returns the position that is still to be answered although the vring was reset and starts elsewhere.
+    pub(crate) fn reset_position(&self) -> Option<u16> {
+        (self.position != self.base).then_some(self.position)
+    }
+
     /// Notes how its worker gave it back.
     pub(crate) fn stopped(&mut self, stopped: Stopped) {
         match stopped {

@@ -156,6 +156,10 @@ impl DiskServer {
                 });
             }
         }
+        // The disk may have another size than when they last asked, or may have had and not have said so.
+        self.guests
+            .iter()
+            .for_each(|guest| guest.remote.config_changed());
     }
 }
 

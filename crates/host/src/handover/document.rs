@@ -70,6 +70,8 @@ pub(super) struct SessionEntry {
     pub(super) has_owned: bool,
     pub(super) needs_reset: bool,
     pub(super) writeback: Option<bool>,
+    /// What the guest knows of its device, as two hexadecimal digits for each byte.
+    pub(super) device: String,
     pub(super) messages: Vec<MessageEntry>,
 }
 

@@ -100,6 +100,7 @@ impl Parcel {
             has_owned: session.has_owned,
             needs_reset: session.needs_reset,
             writeback: session.writeback,
+            device: to_hex(&session.device),
             messages: (session.messages.iter())
                 .map(|message| MessageEntry {
                     request: message.request,
@@ -218,6 +219,7 @@ impl NamedFds {
             has_owned: session.has_owned,
             needs_reset: session.needs_reset,
             writeback: session.writeback,
+            device: from_hex(&session.device)?,
             messages,
         })
     }

@@ -72,8 +72,7 @@ pub(super) async fn open(
         let parcel = parcel.filter(|parcel| parcel.disk.is_of(&service));
         let files = OpenFiles::of(&service.disk);
         if let Err(refused) = check_files(&node, &name, &service, &files) {
-            let _ = reply.send(Err(refused));
-            return;
+            return drop(reply.send(Err(refused)));
         }
         let is_persistent = config.persistent.get().0;
         let is_noted =

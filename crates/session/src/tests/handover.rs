@@ -282,7 +282,102 @@ fn what_is_handed_over_is_judged_like_a_frontend() {
     frontend.memory.set_len(0x1000).unwrap();
     let frontend = frontend.go_on(handover, device(), Arc::default());
     let ending = frontend.thread.join().unwrap();
-    assert!(matches!(ending, Ending::Refused(_)), "{ending:?}");
+    assert!(matches!(ending, Ending::Lost(_)), "{ending:?}");
+}
+
+/// Its guest would misread what it finds.
+#[test]
+fn a_guest_of_another_device_is_refused() {
+    let wider = OpenOptions {
+        block_bytes: 4096,
+        direct: Direct::Off,
+        ..OpenOptions::default()
+    };
+    let wider = Disk::open(&DiskSpec::Null(CAPACITY), &wider).unwrap();
+    for (device, goes_on) in [
+        (device_on(wider), false),
+        (device_of(&DiskSpec::Null(2 * CAPACITY)), true),
+    ] {
+        let mut frontend = Frontend::with_memory();
+        let mut driver = frontend.drive(0);
+        driver.request();
+        let (frontend, handover) = frontend.hand_over();
+        let mut frontend = frontend.go_on(handover, device, Arc::default());
+        assert_eq!(frontend.is_alive(), goes_on);
+        if goes_on {
+            driver.request();
+            let capacity = frontend.config(0, 8).unwrap();
+            assert_eq!(message::long(&capacity, 12), 2 * CAPACITY / 512);
+        }
+        frontend.end();
+    }
+}
+
+/// Its ring is as broken as before, and what was done is not done again.
+#[test]
+fn a_retired_vring_is_retired_again_where_it_was() {
+    let mut frontend = Frontend::with_memory();
+    let mut driver = frontend.drive(0);
+    let mut other = frontend.drive(1);
+    driver.request();
+    // A head outside the table.
+    driver.put(0x2006, &9999u16.to_le_bytes());
+    driver.put(0x2002, &2u16.to_le_bytes());
+    driver.kick();
+    assert_eq!(Driver::signalled(&driver.err), 1);
+    let mut frontend = frontend.move_on();
+    other.request();
+    assert_eq!(Driver::signalled(&driver.err), 1);
+    assert_eq!(driver.used(), 1, "its request was done again");
+    assert_eq!(frontend.ask_number(Req::GET_STATUS), 0x40);
+    frontend.end();
+}
+
+/// The position before the reset can still be asked for, and the vring begins anew.
+#[test]
+fn a_vring_that_was_reset_begins_anew() {
+    for by_status in [true, false] {
+        let mut frontend = Frontend::connect();
+        frontend.ask_number(Req::GET_FEATURES);
+        let protocol = if by_status {
+            PROTOCOL
+        } else {
+            PROTOCOL & !(1 << 16)
+        };
+        frontend.send(Req::SET_PROTOCOL_FEATURES, &longs(&[protocol]), &[]);
+        assert_eq!(
+            frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
+            Ack
+        );
+        let mut frontend = frontend.share_memory();
+        frontend.drive(0).request();
+        frontend.drive(1).request();
+        let reset = match by_status {
+            true => frontend.request(Req::SET_STATUS, &longs(&[0])),
+            false => frontend.request(Req::RESET_DEVICE, &[]),
+        };
+        assert_eq!(reset, Ack);
+        let mut frontend = frontend.move_on();
+        assert_eq!(frontend.base(0), Some((0, 1)));
+        assert_eq!(
+            frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
+            Ack
+        );
+        // As a driver that begins anew has it, from a frontend that names no position.
+        let mut again = Driver::new(&frontend, 1);
+        again.put(0x1002, &[0; 2]);
+        again.put(0x2002, &[0; 2]);
+        assert_eq!(frontend.request(Req::SET_VRING_NUM, &words(&[1, 8])), Ack);
+        assert_eq!(frontend.request(Req::SET_VRING_ADDR, &addrs(1, 0)), Ack);
+        assert_eq!(
+            frontend.request(Req::SET_VRING_ENABLE, &words(&[1, 1])),
+            Ack
+        );
+        assert_eq!(frontend.kick_on(&again), Ack);
+        again.request();
+        assert_eq!(frontend.base(1), Some((1, 1)));
+        frontend.end();
+    }
 }
 
 #[test]

@@ -66,6 +66,7 @@ fn parcel(ends: &mut Ends) -> Parcel {
         has_owned: true,
         needs_reset: false,
         writeback: Some(false),
+        device: vec![0xd1, 0x5c],
         messages: vec![
             message(5, &[0, 0x7f, 0xff], vec![ends.pipe(), ends.pipe()]),
             message(2, &[], Vec::new()),
@@ -77,6 +78,7 @@ fn parcel(ends: &mut Ends) -> Parcel {
         has_owned: true,
         needs_reset: true,
         writeback: None,
+        device: Vec::new(),
         messages: Vec::new(),
     };
     Parcel {
@@ -115,7 +117,7 @@ fn kept(ends: &mut Ends) -> (Value, Fds) {
         "format": "cleave-hand-over", "version": 1, "cleave": "9.8.7",
         "disk": {"id": "a", "storage": "/dev/a", "endpoint": "/run/a.sock"},
         "files": ["cleave-a-17"], "listener": "l", "since_ns": 1,
-        "sessions": [{"connection": "c", "owns": true, "has_owned": true, "needs_reset": false, "writeback": null, "messages": [
+        "sessions": [{"connection": "c", "owns": true, "has_owned": true, "needs_reset": false, "writeback": null, "device": "", "messages": [
             {"request": 5, "payload": "00ff", "fds": ["m"]}
         ]}]
     });
@@ -156,9 +158,9 @@ fn the_format_is_fixed() {
     let head = format!(r#"{{"format":"cleave-hand-over","version":1,"cleave":"{version}","#);
     let disk = r#""disk":{"id":"a","storage":"/dev/a,/dev/b","endpoint":"/run/a.sock"},"#;
     let files = r#""files":["0","1"],"listener":"2","since_ns":5000000001,"sessions":["#;
-    let owner = r#"{"connection":"3","owns":true,"has_owned":true,"needs_reset":false,"writeback":false,"messages":["#;
+    let owner = r#"{"connection":"3","owns":true,"has_owned":true,"needs_reset":false,"writeback":false,"device":"d15c","messages":["#;
     let messages = r#"{"request":5,"payload":"007fff","fds":["4","5"]},{"request":2,"payload":"","fds":[]}]},"#;
-    let parked = r#"{"connection":"6","owns":false,"has_owned":true,"needs_reset":true,"writeback":null,"messages":[]}]}"#;
+    let parked = r#"{"connection":"6","owns":false,"has_owned":true,"needs_reset":true,"writeback":null,"device":"","messages":[]}]}"#;
     let whole = [&head, disk, files, owner, messages, parked].concat();
     assert_eq!(text_of(&packed.document), whole);
     let names: Vec<_> = packed.fds.iter().map(|(name, _)| name.as_str()).collect();
@@ -395,7 +397,7 @@ fn every_bound_is_where_it_is_said_to_be() {
     check_bound(2, "3 sessions, more than 2", |document, fds, count| {
         for name in (1..count).map(|at| at.to_string()) {
             let (stream, _) = UnixStream::pair().unwrap();
-            let session = json!({"connection": name, "owns": false, "has_owned": true, "needs_reset": false, "writeback": null, "messages": []});
+            let session = json!({"connection": name, "owns": false, "has_owned": true, "needs_reset": false, "writeback": null, "device": "", "messages": []});
             set(document, "/sessions/-", session);
             fds.push((name, stream.into()));
         }
