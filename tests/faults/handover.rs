@@ -6,6 +6,7 @@
 
 mod node;
 mod obstacles;
+mod options;
 mod service;
 
 use std::fmt;
@@ -32,7 +33,7 @@ pub(crate) fn cases() -> Vec<Case> {
         each_disk_of_a_node_is_left_as_it_is,
     ];
     own.into_iter()
-        .chain(cleave_tests::cases_of![obstacles])
+        .chain(cleave_tests::cases_of![obstacles, options])
         .collect()
 }
 

@@ -26,12 +26,14 @@ use cleave_sandbox::Role;
 use cleave_session::{Ending, Offload, Owners, Quota, SessionHandle};
 use cleave_worker::record::Recording;
 use cleave_worker::{Device, Incident, Totals};
+use rustix::fs::fstat;
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 
 use crate::events::Events;
 use crate::failure::Failure;
+use crate::handover::parcel::Parcel;
 use crate::possession::DiskPossession;
 use crate::process::confine::Confinement;
 use crate::process::systemd::Manager;
@@ -68,13 +70,15 @@ pub(crate) enum Order {
 }
 
 /// Opens the disk, and proves that it can be polled for where that is asked. It may block for as long as the store does.
-/// The caller holds the lock of the disk's socket, in which the disk is recorded. `given`: the files of the process that served
-/// it before, if that has handed it over.
+/// The caller holds the lock of the disk's socket, in which the disk is recorded. It goes on with what the process before has left, and
+/// with its frontends only if that had the same files open.
 pub(crate) fn open(
     service: &mut Service,
     lock: Option<&PathLock>,
-    given: Vec<File>,
+    left: &mut Parcel,
 ) -> Result<Arc<Disk>, Failure> {
+    let given = left.take_files();
+    let served = identities(&given);
     let disk = match source::open_storage(&service.disk, &service.open, given) {
         // The settings have changed, so the files of the other process are closed, and its locks released with them.
         Err(error @ OpenError::TakeOver(..)) => {
@@ -84,6 +88,13 @@ pub(crate) fn open(
         disk => disk,
     };
     let mut disk = disk.map_err(Failure::open)?;
+    if !left.sessions.is_empty() && identities(disk.held_files()) != served {
+        let name = disk.name();
+        tracing::warn!(
+            "{name}: the process before had another file open: a frontend has to connect again"
+        );
+        left.sessions.clear();
+    }
     if let Some(lock) = lock {
         let file = lock.file();
         let file = file.map_err(|error| Failure::run(format!("cannot copy a lock: {error}")))?;
@@ -108,6 +119,15 @@ pub(crate) fn open(
         lock.record(&service.disk, disk.owes_changes());
     }
     Ok(disk)
+}
+
+/// Returns what tells these files from others: the numbers of their devices and inodes.
+fn identities<'a>(files: impl IntoIterator<Item = &'a File>) -> Vec<Option<[u64; 3]>> {
+    let identity = |file| {
+        let found = fstat(file).ok()?;
+        Some([found.st_dev, found.st_ino, found.st_rdev])
+    };
+    files.into_iter().map(identity).collect()
 }
 
 /// How a disk is found and shown.

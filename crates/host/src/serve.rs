@@ -1,7 +1,7 @@
 //! A process that serves one disk, that of `cleave serve`, and the parts of the process around the disk.
 
 use std::convert::Infallible;
-use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
@@ -18,7 +18,7 @@ use crate::alone::Alone;
 use crate::disk_server::{self, DiskServer, Naming, SizeAsker};
 use crate::events::Events;
 use crate::failure::Failure;
-use crate::handover::parcel::Parcel;
+use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::handover::store;
 use crate::hosted::disk::{DiskRequest, HostedDisk};
 use crate::hosted::{Disks, Host, Room, life};
@@ -132,7 +132,7 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
         service.open.content = ContentOrigin::Guest;
     }
     let mut parcel = parcel.unwrap_or_default();
-    let disk = open(&mut service, lock.as_ref(), parcel.take_files())?;
+    let disk = open(&mut service, lock.as_ref(), &mut parcel)?;
     let is_locked = lock.is_some() || matches!(service.endpoint, Endpoint::Fd(_));
     let outside = Outside {
         settings,
@@ -154,17 +154,30 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
     served
 }
 
-/// Returns what the process before has left to this one, if that served the same disk at the same socket.
+/// Returns what the process before has left to this one, if that served the same disk at the same socket. Whatever else it has left
+/// ends here.
 fn left_to_us(manager: &Manager, service: &Service) -> Option<Parcel> {
-    let mut parcels = store::take(manager).into_iter();
-    parcels.find(|parcel| parcel.disk.is_of(service))
+    let (ours, others): (Vec<_>, Vec<_>) = store::take(manager)
+        .into_iter()
+        .partition(|parcel| parcel.disk.is_of(service));
+    for parcel in others {
+        let DiskRecord {
+            storage, endpoint, ..
+        } = parcel.disk.clone();
+        tracing::warn!(
+            "{storage} at {endpoint} was left by the process before and is not served by this one: its frontend has to connect again"
+        );
+        drop(parcel);
+        socket::remove_stale(Path::new(&endpoint));
+    }
+    ours.into_iter().next()
 }
 
 /// Opens the disk, and has the log say so if that takes long.
 fn open(
     service: &mut Service,
     lock: Option<&PathLock>,
-    given: Vec<File>,
+    left: &mut Parcel,
 ) -> Result<Arc<Disk>, Failure> {
     let slow = source::slow(&service.disk);
     let (opened, wait) = std::sync::mpsc::channel::<()>();
@@ -174,7 +187,7 @@ fn open(
         }
     };
     let watch = thread::Builder::new().name("open".to_owned()).spawn(watch);
-    let disk = disk_server::open(service, lock, given);
+    let disk = disk_server::open(service, lock, left);
     drop(opened);
     if let Ok(watch) = watch {
         // It has ended, or does so now.

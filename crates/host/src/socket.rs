@@ -397,6 +397,14 @@ fn make_room(path: &Path) -> Result<(), Failure> {
     }
 }
 
+/// Removes the file of a socket that nobody listens on any more.
+pub(crate) fn remove_stale(path: &Path) {
+    // Refused, instead of waited for, where another daemon has the path.
+    if let Ok(Some(_lock)) = PathLock::take_while(path, &|| false) {
+        let _ = make_room(path);
+    }
+}
+
 /// A socket file that goes away with this value, unless something else took its place.
 #[derive(Debug)]
 struct SocketFile {

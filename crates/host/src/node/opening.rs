@@ -220,7 +220,7 @@ fn open_here(
         true => PathLock::take_passed(&path, is_wanted)?,
         false => PathLock::take_while(&path, is_wanted)?,
     };
-    let disk = disk_server::open(&mut service, lock.as_ref(), parcel.take_files())?;
+    let disk = disk_server::open(&mut service, lock.as_ref(), &mut parcel)?;
     let watch = watches.watch(&disk);
     let listener = parcel.listener.take();
     let door = socket::listen_for(&path, mode, user, group, listener)?;

@@ -1,0 +1,133 @@
+//! What is another in the next process: options, files, sizes. A guest goes on, or its VMM has to connect again, and it never finds
+//! another disk than it knew.
+
+use std::fs::File;
+
+use cleave_client::{Client, DeviceOptions};
+use cleave_tests::{Case, Messages as _, Scratch, TIMEOUT, closes_within, connect, exercise_queue};
+
+use super::service::Service;
+
+const DISK: u64 = 8 << 20;
+
+/// The tests of this file.
+pub(super) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
+        a_guest_goes_on_with_other_options,
+        a_guest_does_not_find_another_device,
+        a_guest_does_not_find_another_disk,
+        nothing_stays_at_a_socket_that_is_given_up,
+        a_guest_learns_of_another_size,
+    ]
+}
+
+fn two_queues() -> DeviceOptions {
+    DeviceOptions {
+        queues: 2,
+        ..DeviceOptions::default()
+    }
+}
+
+fn served() -> (Service, Client) {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let options = ["--direct", "on", "--queues", "4"];
+    let service = Service::serve_in(scratch, image.to_str().unwrap(), &options);
+    let mut client = service.open(&two_queues());
+    exercise_queue(&mut client, 1).unwrap();
+    (service, client)
+}
+
+/// Replaces the value of an option in the next process, or adds the option.
+fn set(service: &mut Service, option: &[&str]) {
+    let at = service.args.iter().position(|arg| arg == option[0]);
+    match (at, option) {
+        (Some(at), [_, value]) => service.args[at + 1] = (*value).to_owned(),
+        _ => service
+            .args
+            .extend(option.iter().map(|word| (*word).to_owned())),
+    }
+}
+
+fn a_guest_goes_on_with_other_options() {
+    let (mut service, mut client) = served();
+    for option in [
+        &["--direct", "off"][..],
+        &["--direct", "on"],
+        &["--queues", "2"],
+        &["--workers", "1"],
+        &["--cache", "writethrough"],
+        &["--serial", "other"],
+        &["--discard", "off"],
+        &["--sandbox", "off"],
+    ] {
+        service.stop();
+        set(&mut service, option);
+        service.start_again();
+        for queue in 0..2 {
+            exercise_queue(&mut client, queue).unwrap_or_else(|why| panic!("{option:?}: {why}"));
+        }
+    }
+}
+
+fn a_guest_does_not_find_another_device() {
+    for option in [
+        &["--queues", "1"][..],
+        &["--queue-size", "16"],
+        &["--read-only"],
+        &["--block-size", "4K"],
+    ] {
+        let (mut service, mut client) = served();
+        service.stop();
+        set(&mut service, option);
+        service.start_again();
+        let closes = closes_within(client.frontend().socket(), TIMEOUT);
+        assert!(closes, "{option:?}");
+        let again = DeviceOptions {
+            queue_size: 16,
+            ..DeviceOptions::default()
+        };
+        exercise_queue(&mut service.open(&again), 0).unwrap();
+    }
+}
+
+/// Another file at its path is another disk.
+fn a_guest_does_not_find_another_disk() {
+    let (mut service, mut client) = served();
+    service.stop();
+    let other = service.scratch.image("other", DISK);
+    std::fs::rename(other, service.scratch.join("disk")).unwrap();
+    service.start_again();
+    assert!(closes_within(client.frontend().socket(), TIMEOUT));
+    exercise_queue(&mut service.open(&two_queues()), 0).unwrap();
+}
+
+fn nothing_stays_at_a_socket_that_is_given_up() {
+    let (mut service, mut client) = served();
+    service.stop();
+    let socket = service.scratch.join("elsewhere");
+    set(&mut service, &["--socket-path", socket.to_str().unwrap()]);
+    service.start_again();
+    assert!(closes_within(client.frontend().socket(), TIMEOUT));
+    assert!(!service.socket().exists());
+    let mut client = connect(|| Client::open(&socket, &two_queues()));
+    exercise_queue(&mut client, 0).unwrap();
+}
+
+fn a_guest_learns_of_another_size() {
+    let (mut service, mut client) = served();
+    let channel = client.frontend().open_backend_channel().unwrap();
+    for (bytes, fits) in [(2 * DISK, true), (DISK, false)] {
+        service.stop();
+        let image = File::options()
+            .write(true)
+            .open(service.scratch.join("disk"));
+        image.unwrap().set_len(bytes).unwrap();
+        service.start_again();
+        assert!(channel.config_change(TIMEOUT).unwrap(), "it was not told");
+        let told = client.refresh_config().unwrap();
+        assert_eq!(told.capacity_bytes(), bytes);
+        let last = client.queue(0).write(2 * DISK - 4096, &[1; 4096]);
+        assert_eq!(last.is_ok(), fits, "{last:?}");
+    }
+}
