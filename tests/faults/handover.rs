@@ -4,9 +4,13 @@
 //! `CLEAVE_RESTARTS` sets the number of restarts of `cleave serve` (default 60), `CLEAVE_TEST_SCALE` multiplies those of a node
 //! (default 4, at most 100) and its disks (default 16, at most 64), `CLEAVE_TEST_SEED` sets the seed.
 
+mod killed;
+mod leaks;
+mod moving;
 mod node;
 mod obstacles;
 mod options;
+mod parcels;
 mod service;
 
 use std::fmt;
@@ -33,7 +37,9 @@ pub(crate) fn cases() -> Vec<Case> {
         each_disk_of_a_node_is_left_as_it_is,
     ];
     own.into_iter()
-        .chain(cleave_tests::cases_of![obstacles, options])
+        .chain(cleave_tests::cases_of![
+            killed, leaks, moving, obstacles, options, parcels
+        ])
         .collect()
 }
 
