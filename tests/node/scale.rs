@@ -259,7 +259,7 @@ fn many_idle_disks_wake_nobody() {
     let before = node.daemon.rss_kib();
     let start = Instant::now();
     // As many as the limit of open files of a small machine allows.
-    let count: u32 = 48;
+    let count: u32 = 22;
     for at in 0..count {
         let body = json!({"disk": ["ram:1M"], "queues": 1, "workers": 1, "persistent": false});
         node.add(&format!("d{at}"), &body);

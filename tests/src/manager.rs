@@ -24,6 +24,8 @@ pub struct ServiceManager {
     messages: UnixDatagram,
     address: PathBuf,
     log: PathBuf,
+    /// Shell commands before a service is started, such as `ulimit -n 64`.
+    pub prelude: String,
     /// Descriptors that a service has stored, with their names.
     pub kept: Vec<(String, OwnedFd)>,
 }
@@ -38,6 +40,7 @@ impl ServiceManager {
             messages,
             address,
             log: scratch.join("journal"),
+            prelude: ":".to_owned(),
             kept: Vec::new(),
         }
     }
@@ -46,12 +49,9 @@ impl ServiceManager {
     pub fn start<A: AsRef<OsStr>>(&self, args: &[A]) -> Killed {
         let log = File::options().create(true).append(true).open(&self.log);
         let mut command = Command::new("sh");
-        let line = match self.kept.is_empty() {
-            true => "exec \"$@\"",
-            false => "export LISTEN_PID=$$; exec \"$@\"",
-        };
+        let line = format!("{}; export LISTEN_PID=$$; exec \"$@\"", self.prelude);
         command
-            .args(["-c", line, "sh"])
+            .args(["-c", &line, "sh"])
             .arg(program_path())
             .args(args)
             .stderr(log.unwrap())

@@ -29,7 +29,7 @@ use crate::process::signals::{SignalRequest, Signals};
 use crate::process::systemd::Manager;
 use crate::process::{self, log};
 use crate::resize::{SizeWatches, Watch};
-use crate::service::Service;
+use crate::service::{DESCRIPTORS_KEPT, Service};
 use crate::socket::path_lock::{Left, PathLock};
 use crate::socket::{self, Door, Endpoint, SocketSettings};
 use crate::source;
@@ -38,9 +38,9 @@ use crate::source;
 const OPEN_SLOW: Duration = Duration::from_secs(5);
 
 /// Descriptors that every daemon may have open, whatever its vrings and workers: the standard streams, the sockets, 16
-/// pending, the descriptors of a message, and the runtime with its watches. The connections of the control socket and of that for
-/// metrics come on top.
-const DESCRIPTORS_OWN: u64 = 96;
+/// pending, the descriptors of a message, the runtime with its watches, and what sessions keep for the next process. The connections of
+/// the control socket and of that for metrics come on top.
+const DESCRIPTORS_OWN: u64 = 96 + DESCRIPTORS_KEPT;
 
 /// A disk, and the process around it.
 #[derive(Debug, Clone, PartialEq, Eq)]

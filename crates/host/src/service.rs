@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cleave_config::{CpuList, DiskConfig, Names, Storage};
 use cleave_disk::{ContentOrigin, DiskSpec, OpenOptions};
-use cleave_session::SessionConfig;
+use cleave_session::{MEMORY_FILES_MAX, SessionConfig};
 use cleave_worker::{LimitGroup, Pool, Split, Tuning, WorkerConfig};
 
 use crate::failure::Failure;
@@ -21,10 +21,14 @@ const OPS_MIN: u16 = 128;
 const STRIPE_OPS: u16 = 4096;
 
 /// Descriptors of each disk of a node, which has others once for all: its socket and locks, 16 pending connections, those of its
-/// session, and the descriptors of a message.
-const DESCRIPTORS_OF_DISK: u64 = 64;
-/// Call and err, and for each a ring of its own if the frontend's eventfd blocks. The kick is only in the worker's ring.
-const VRING_DESCRIPTORS: u64 = 4;
+/// sessions, and the descriptors of a message.
+const DESCRIPTORS_OF_DISK: u64 = 64 + DESCRIPTORS_KEPT;
+/// What its sessions keep for the next process: those of the guest and of a parked frontend each have the files of memory, the file of
+/// the in-flight region, and that of the dirty log. When they are handed over, copies of some take the places of pending connections
+/// and of a message, which are free by then.
+pub(crate) const DESCRIPTORS_KEPT: u64 = 2 * (MEMORY_FILES_MAX as u64 + 2);
+/// Call, err and kick, and for call and err a ring of its own if the frontend's eventfd blocks. A parked frontend has the first three.
+const VRING_DESCRIPTORS: u64 = 8;
 /// Its rings (plain, polled), what wakes it, and the times of its thread (schedstat); each leg's file comes on top.
 const WORKER_DESCRIPTORS: u64 = 4;
 
@@ -240,6 +244,15 @@ mod tests {
         assert_eq!(workers_default(3, 64), 3);
         assert_eq!(workers_default(3, 2), 2);
         assert_eq!(usize::from(workers_default(0, 256)), cpus::count().min(256));
+    }
+
+    /// docs/node.md names the number.
+    #[test]
+    fn descriptors_are_those_documented() {
+        let one = service("disk = ['/d']\nqueues = 1\nworkers = 1");
+        assert_eq!(one.descriptors_in_node(), 146);
+        let many = service("disk = ['/a', '/b']\nstripe = '64K'\nqueues = 4\nworkers = 2");
+        assert_eq!(many.descriptors_of_vrings(), 4 * 8 + 2 * (4 + 2) + 2);
     }
 
     #[test]

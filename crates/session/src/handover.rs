@@ -141,7 +141,7 @@ impl SessionState {
             .features
             .is_some_and(|taken| taken & feature::VHOST_USER_PROTOCOL != 0);
         for ((index, entry), kick) in self.vrings.iter_mut().zip(kicks) {
-            all.extend(of_vring(index, &entry.settings, kick, can_enable)?);
+            all.extend(of_vring(index, &mut entry.settings, kick, can_enable)?);
         }
         Ok(all)
     }
@@ -175,10 +175,10 @@ impl SessionState {
     }
 }
 
-/// Returns the messages about a vring. The last one starts it.
+/// Returns the messages about a vring, with its own descriptors: there may not be as many again. The last one starts it.
 fn of_vring(
     index: u16,
-    settings: &VringSettings,
+    settings: &mut VringSettings,
     kick: Kick,
     can_enable: bool,
 ) -> io::Result<Vec<RecordedMessage>> {
@@ -204,14 +204,15 @@ fn of_vring(
         let payload = [words([number, flags]), longs(places)].concat();
         all.push(bare(FrontendReq::SET_VRING_ADDR, payload)?);
     }
-    for (request, fd) in [
-        (FrontendReq::SET_VRING_CALL, &settings.call),
-        (FrontendReq::SET_VRING_ERR, &settings.err),
-    ] {
-        if let Some(fd) = fd {
-            all.push(record(request, longs([index.into()]), [fd])?);
-        }
-    }
+    let with_fd = |request: FrontendReq, fd| RecordedMessage {
+        request: request.into(),
+        payload: longs([index.into()]),
+        fds: vec![fd],
+    };
+    let call = settings.call.take();
+    all.extend(call.map(|call| with_fd(FrontendReq::SET_VRING_CALL, call)));
+    let err = settings.err.take();
+    all.extend(err.map(|err| with_fd(FrontendReq::SET_VRING_ERR, err)));
     if settings.enabled && can_enable {
         all.push(bare(FrontendReq::SET_VRING_ENABLE, words([number, 1]))?);
     }
@@ -221,11 +222,7 @@ fn of_vring(
             FrontendReq::SET_VRING_KICK,
             longs([u64::from(index) | NO_FD]),
         )?),
-        Kick::Fd(fd) => all.push(RecordedMessage {
-            request: FrontendReq::SET_VRING_KICK.into(),
-            payload: longs([index.into()]),
-            fds: vec![fd],
-        }),
+        Kick::Fd(fd) => all.push(with_fd(FrontendReq::SET_VRING_KICK, fd)),
     }
     Ok(all)
 }

@@ -1,16 +1,24 @@
 //! What stays in a process that has taken a frontend over: nothing, when that has left.
 
 use std::fs;
+use std::os::fd::AsFd as _;
+use std::process::Command;
 use std::time::Duration;
 
-use cleave_client::{DeviceOptions, WriteLog};
-use cleave_tests::{Case, Killed, Scratch, exercise_queue, moving, wait_until};
+use cleave_client::{DeviceOptions, Notifier, WriteLog};
+use cleave_tests::{
+    Case, Killed, Scratch, exercise_queue, moving, prepared, program_path, wait_until,
+};
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::service::Service;
 
 /// The tests of this file.
 pub(super) fn cases() -> Vec<Case> {
-    cleave_tests::cases![nothing_stays_of_a_frontend_that_was_taken_over]
+    cleave_tests::cases![
+        nothing_stays_of_a_frontend_that_was_taken_over,
+        as_many_descriptors_as_are_counted_suffice,
+    ]
 }
 
 /// Entries of a folder of the process.
@@ -80,4 +88,71 @@ fn nothing_stays_of_a_frontend_that_was_taken_over() {
         left[0] <= alone[0] && left[1] <= alone[1],
         "{left:?} after {alone:?}"
     );
+}
+
+/// For all vrings and workers, with the eventfds that take most, and with a parked frontend that has all that it can have.
+fn as_many_descriptors_as_are_counted_suffice() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 8 << 20);
+    let image = image.to_str().unwrap();
+    let options = ["--queues", "256", "--workers", "64", "--queue-size", "32"];
+    let socket = scratch.join("refused");
+    let socket = socket.to_str().unwrap();
+    let line = ["serve", "--socket-path", socket, "--disk", image];
+    let control = ["--control", &format!("{socket}.ctl")];
+    let refused = Command::new("sh")
+        .args(["-c", "ulimit -n 1024; exec timeout 20 \"$@\"", "sh"])
+        .arg(program_path())
+        .args(line.iter().chain(&control).chain(&options))
+        .output()
+        .unwrap();
+    let message = String::from_utf8(refused.stderr).unwrap();
+    let needed = message.split_once("and ").unwrap().1;
+    let needed = needed.split_once(" are needed").unwrap().0;
+
+    let mut service = Service::serve_in(scratch, image, &options);
+    service.stop();
+    service.manager.prelude = format!("ulimit -n {needed}");
+    service.start_again();
+    let options = DeviceOptions {
+        queue_size: 32,
+        data_bytes: 16 << 10,
+        call: Notifier::Blocking,
+        ..moving(256)
+    };
+    let mut client = service.open(&options);
+    let eventfd = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    for index in 0..256 {
+        let set = client
+            .frontend()
+            .set_vring_err(index, Some(eventfd().as_fd()));
+        set.unwrap();
+    }
+    let mut parked = prepared(&service.socket(), &client, &options);
+    parked.send_memory().unwrap();
+    for index in 0..256 {
+        let frontend = parked.frontend();
+        frontend
+            .set_vring_call(index, Some(eventfd().as_fd()))
+            .unwrap();
+        frontend
+            .set_vring_err(index, Some(eventfd().as_fd()))
+            .unwrap();
+        frontend
+            .set_vring_kick(index, Some(eventfd().as_fd()))
+            .unwrap();
+    }
+    for _ in 0..2 {
+        for queue in client.queues() {
+            queue.read(0, &mut [0; 4096]).unwrap();
+        }
+        assert!(parked.frontend().features().is_ok());
+        println!(
+            "{needed} descriptors may be open, {} are",
+            count(&service.daemon, "fd")
+        );
+        let log = service.manager.log();
+        assert!(!log.contains("cannot notify the guest"), "{log}");
+        service.restart();
+    }
 }

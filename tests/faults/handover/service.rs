@@ -59,9 +59,11 @@ impl Service {
             .chain(options)
             .map(|arg| (*arg).to_owned())
             .collect();
-        let manager = ServiceManager::new(&scratch);
+        let mut manager = ServiceManager::new(&scratch);
+        let daemon = manager.start(&args);
+        manager.hears("READY=1");
         Service {
-            daemon: manager.start(&args),
+            daemon,
             manager,
             args,
             scratch,
