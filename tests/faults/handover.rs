@@ -11,22 +11,23 @@ mod node;
 mod obstacles;
 mod options;
 mod parcels;
+mod pauses;
 mod service;
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use cleave_client::message::protocol;
 use cleave_client::{Client, DeviceOptions};
 use cleave_tests::{
-    Case, Killed, Random, SURVIVOR_DISK_BYTES, Scratch, ServiceManager, Survivor, connect,
-    outliving, seeded, wait_until,
+    Case, Random, SURVIVOR_DISK_BYTES, Scratch, ServiceManager, Survivor, connect, outliving,
+    seeded, wait_until,
 };
-use rustix::process::{Pid, Signal, kill_process};
 
 use node::{
     each_disk_of_a_node_is_left_as_it_is, no_request_of_a_node_is_lost_or_repeated_by_restarts,
 };
+use pauses::Pauses;
+use service::terminate;
 
 /// The tests of this file.
 pub(crate) fn cases() -> Vec<Case> {
@@ -58,44 +59,6 @@ struct Sums {
     read_bytes: u64,
     /// From the SIGTERM to the first answer of the next daemon.
     waits: Pauses,
-}
-
-/// How long guests waited.
-#[derive(Default)]
-struct Pauses(Vec<Duration>);
-
-impl Pauses {
-    /// Those that a log tells of.
-    fn told(log: &str) -> Pauses {
-        let pause = |line: &str| {
-            let (_, rest) = line.split_once("was taken over after a pause of ")?;
-            let ms: f64 = rest.split(' ').next()?.parse().ok()?;
-            Some(Duration::from_secs_f64(ms / 1e3))
-        };
-        Pauses(log.lines().filter_map(pause).collect())
-    }
-}
-
-impl fmt::Display for Pauses {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut sorted = self.0.clone();
-        sorted.sort_unstable();
-        let at = |part: f64| {
-            let last = sorted.len().saturating_sub(1) as f64;
-            let found = sorted.get((last * part) as usize);
-            found.map_or(0.0, |pause| pause.as_secs_f64() * 1e3)
-        };
-        let [median, most, worst] = [0.5, 0.99, 1.0].map(at);
-        write!(
-            f,
-            "{median:.1} ms (median), {most:.1} (99 of 100), {worst:.1} (worst)"
-        )
-    }
-}
-
-fn terminate(daemon: &mut Killed) {
-    let pid = Pid::from_raw(daemon.0.id().cast_signed()).unwrap();
-    kill_process(pid, Signal::TERM).unwrap();
 }
 
 /// How a daemon ends.

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use cleave_api::EventName;
 use cleave_config::Cache;
-use cleave_disk::{Disk, OpenError, Resized};
+use cleave_disk::{Disk, Locking, OpenError, Resized};
 use cleave_sandbox::Role;
 use cleave_session::{Ending, Offload, Owners, Quota, SessionHandle};
 use cleave_worker::record::Recording;
@@ -79,13 +79,21 @@ pub(crate) fn open(
 ) -> Result<Arc<Disk>, Failure> {
     let given = left.take_files();
     let served = identities(&given);
-    let disk = match source::open_storage(&service.disk, &service.open, given) {
+    let mut options = service.open.clone();
+    if !given.is_empty() {
+        // It was active, and its locks came with its files.
+        options.locking = Locking::AtOpen;
+    }
+    let disk = match source::open_storage(&service.disk, &options, given) {
         // The settings have changed, so the files of the other process are closed, and its locks released with them.
         Err(error @ OpenError::TakeOver(..)) => {
             tracing::info!("{error}: it is opened anew");
             source::open_storage(&service.disk, &service.open, Vec::new())
         }
-        disk => disk,
+        disk => {
+            service.open = options;
+            disk
+        }
     };
     let mut disk = disk.map_err(Failure::open)?;
     if !left.sessions.is_empty() && identities(disk.held_files()) != served {

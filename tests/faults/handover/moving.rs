@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use cleave_client::{Buffer, Queue, WriteLog};
 use cleave_tests::{Case, Scratch, header, moving, wait_until};
 
-use super::service::Service;
-use super::terminate;
+use super::service::{Service, terminate};
 
 const BLOCK: u64 = 4096;
 const SLOTS: u64 = 64;

@@ -9,8 +9,8 @@ use cleave_tests::{
 };
 use serde_json::{Value, json};
 
-use super::service::Service;
-use super::{Pauses, terminate};
+use super::pauses::Pauses;
+use super::service::{Service, terminate};
 
 const DISKS: usize = 16;
 /// Messages that fit into the queue of a manager, by default (`net.unix.max_dgram_qlen`).

@@ -13,8 +13,7 @@ use cleave_tests::{
 };
 use rustix::fs::{FlockOperation, flock};
 
-use super::service::Service;
-use super::terminate;
+use super::service::{Service, terminate};
 
 const DISK: u64 = 8 << 20;
 const BLOCK: usize = 4096;

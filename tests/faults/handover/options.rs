@@ -4,7 +4,12 @@
 use std::fs::File;
 
 use cleave_client::{Client, DeviceOptions};
-use cleave_tests::{Case, Messages as _, Scratch, TIMEOUT, closes_within, connect, exercise_queue};
+use cleave_tests::{
+    Case, Messages as _, Scratch, TIMEOUT, closes_within, connect, exercise_queue, http, leave,
+    moving,
+};
+
+use rustix::fs::{FlockOperation, flock};
 
 use super::service::Service;
 
@@ -16,8 +21,10 @@ pub(super) fn cases() -> Vec<Case> {
         a_guest_goes_on_with_other_options,
         a_guest_does_not_find_another_device,
         a_guest_does_not_find_another_disk,
+        a_socket_may_get_another_disk,
         nothing_stays_at_a_socket_that_is_given_up,
         a_guest_learns_of_another_size,
+        a_disk_that_is_active_stays_so,
     ]
 }
 
@@ -102,6 +109,17 @@ fn a_guest_does_not_find_another_disk() {
     exercise_queue(&mut service.open(&two_queues()), 0).unwrap();
 }
 
+/// It is at the same socket, and what was left of the one before is not its own.
+fn a_socket_may_get_another_disk() {
+    let (mut service, mut client) = served();
+    service.stop();
+    let other = service.scratch.image("other", DISK);
+    set(&mut service, &["--disk", other.to_str().unwrap()]);
+    service.start_again();
+    assert!(closes_within(client.frontend().socket(), TIMEOUT));
+    exercise_queue(&mut service.open(&two_queues()), 0).unwrap();
+}
+
 fn nothing_stays_at_a_socket_that_is_given_up() {
     let (mut service, mut client) = served();
     service.stop();
@@ -130,4 +148,31 @@ fn a_guest_learns_of_another_size() {
         let last = client.queue(0).write(2 * DISK - 4096, &[1; 4096]);
         assert_eq!(last.is_ok(), fits, "{last:?}");
     }
+}
+
+/// Otherwise it would be locked here and seem to be free for another host.
+fn a_disk_that_is_active_stays_so() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let mut service = Service::serve_in(
+        scratch,
+        image.to_str().unwrap(),
+        &["--start", "inactive", "--serial", "moving"],
+    );
+    let possession = |service: &Service| {
+        let disk = http::get(&service.control(), "/v1/disks/moving");
+        disk["possession"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(possession(&service), "inactive");
+    let mut client = service.open(&moving(1));
+    exercise_queue(&mut client, 0).unwrap();
+    let positions = client.stop().unwrap();
+    service.restart();
+    assert_eq!(possession(&service), "active");
+    client.go_on(&positions).unwrap();
+    exercise_queue(&mut client, 0).unwrap();
+    leave(&client);
+    assert_eq!(possession(&service), "handed-over");
+    let held = File::open(image).unwrap();
+    flock(&held, FlockOperation::NonBlockingLockExclusive).unwrap();
 }

@@ -4,8 +4,13 @@ use std::path::PathBuf;
 
 use cleave_client::{Client, DeviceOptions};
 use cleave_tests::{Killed, Scratch, ServiceManager, connect, has_listener, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
 
-use super::terminate;
+/// Sends SIGTERM.
+pub(super) fn terminate(daemon: &mut Killed) {
+    let pid = Pid::from_raw(daemon.0.id().cast_signed()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+}
 
 /// A daemon with its manager, and its arguments.
 pub(super) struct Service {

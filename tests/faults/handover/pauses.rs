@@ -1,0 +1,37 @@
+//! Pauses of guests.
+
+use std::fmt;
+use std::time::Duration;
+
+/// How long guests waited.
+#[derive(Default)]
+pub(super) struct Pauses(pub(super) Vec<Duration>);
+
+impl Pauses {
+    /// Those that a log tells of.
+    pub(super) fn told(log: &str) -> Pauses {
+        let pause = |line: &str| {
+            let (_, rest) = line.split_once("was taken over after a pause of ")?;
+            let ms: f64 = rest.split(' ').next()?.parse().ok()?;
+            Some(Duration::from_secs_f64(ms / 1e3))
+        };
+        Pauses(log.lines().filter_map(pause).collect())
+    }
+}
+
+impl fmt::Display for Pauses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        let at = |part: f64| {
+            let last = sorted.len().saturating_sub(1) as f64;
+            let found = sorted.get((last * part) as usize);
+            found.map_or(0.0, |pause| pause.as_secs_f64() * 1e3)
+        };
+        let [median, most, worst] = [0.5, 0.99, 1.0].map(at);
+        write!(
+            f,
+            "{median:.1} ms (median), {most:.1} (99 of 100), {worst:.1} (worst)"
+        )
+    }
+}
