@@ -100,8 +100,7 @@ async fn control(
     descriptors: u64,
     log: &log::Guard,
 ) -> Result<(), Failure> {
-    let mut signals =
-        Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
+    let mut signals = Signals::catch()?;
     let socket = socket::open_control(&settings.control)?;
     let metrics = settings.metrics.as_ref();
     let metrics = metrics.map(socket::open_metrics).transpose()?;
@@ -135,6 +134,7 @@ async fn control(
         slow_openers: Arc::new(Semaphore::new(DISKS_MAX)),
         events: Arc::default(),
         manager: Some(manager.clone()).filter(|manager| manager.has_store()),
+        inherits: !parcels.is_empty(),
         parcels: Mutex::new(parcels),
     });
     let kept = node.restore()?;

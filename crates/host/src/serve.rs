@@ -26,7 +26,7 @@ use crate::http::router;
 use crate::http::server::{CONNECTIONS_MAX, Server};
 use crate::process::confine::{self, Confinement, OneDiskProcess};
 use crate::process::signals::{SignalRequest, Signals};
-use crate::process::systemd::Manager;
+use crate::process::systemd::{self, Manager};
 use crate::process::{self, log};
 use crate::resize::{SizeWatches, Watch};
 use crate::service::{DESCRIPTORS_KEPT, Service};
@@ -114,6 +114,12 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
     };
     Reactor::probe().map_err(Failure::input)?;
     let manager = Arc::new(Manager::from_environment());
+    let runtime = process::runtime()?;
+    // Frontends that were left to this process must not be lost by a signal while it opens their disk: they go on to the next one.
+    let signals = match !systemd::kept().is_empty() {
+        true => Some(runtime.block_on(async { Signals::catch() })?),
+        false => None,
+    };
     let parcel = left_to_us(&manager, &service);
     manager.tell("STATUS=waiting for the disk");
     // Before the disk, and to the end of the process: nothing is served while I/O of a daemon that died is in flight.
@@ -138,11 +144,11 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
         settings,
         process: settings.process(identity),
         inherited,
+        signals,
         manager,
         log: &log,
         room,
     };
-    let runtime = process::runtime()?;
     let served = runtime.block_on(control(service, disk.clone(), is_locked, parcel, outside));
     let left = Left::of(&disk, lock.as_ref());
     drop(disk);
@@ -202,6 +208,8 @@ struct Outside<'a> {
     process: OneDiskProcess,
     /// The socket that the process was started with.
     inherited: Option<Door>,
+    /// If they have been caught already.
+    signals: Option<Signals>,
     manager: Arc<Manager>,
     log: &'a log::Guard,
     room: Room,
@@ -216,8 +224,10 @@ async fn control(
     outside: Outside<'_>,
 ) -> Result<(), Failure> {
     // Before the socket file exists: a signal from now on ends in order and removes it.
-    let signals =
-        Signals::catch().map_err(|error| Failure::run(format!("cannot catch signals: {error}")))?;
+    let signals = match outside.signals {
+        Some(signals) => signals,
+        None => Signals::catch()?,
+    };
     // Before the other socket too: when that one exists, the control socket can be used.
     let opened = outside.settings.control.as_ref();
     let opened = opened.map(socket::open_control).transpose()?;

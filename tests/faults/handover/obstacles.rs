@@ -8,15 +8,19 @@ use std::time::Duration;
 use cleave_client::message::{VERSION, config_space, message, request};
 use cleave_client::{Base, Client, DeviceOptions, Error};
 use cleave_tests::{
-    Case, Requirement, Scratch, TIMEOUT, UnresponsiveFs, closes_within, connect, exercise_queue,
-    http, outliving, wait_until,
+    Case, Requirement, Scratch, TIMEOUT, UnresponsiveFs, closes_within, connect, disk_socket,
+    exercise_queue, http, outliving, scale, seeded, wait_until,
 };
 use rustix::fs::{FlockOperation, flock};
+
+use serde_json::json;
 
 use super::service::{Service, terminate};
 
 const DISK: u64 = 8 << 20;
 const BLOCK: usize = 4096;
+/// Longest life of a process that is told to end while it starts.
+const LIFE_MAX_US: u64 = 40_000;
 
 /// The tests of this file.
 pub(super) fn cases() -> Vec<Case> {
@@ -26,6 +30,7 @@ pub(super) fn cases() -> Vec<Case> {
         the_next_process_waits_for_the_lock_of_the_one_before,
         a_message_that_has_begun_is_served_first,
         a_silent_connection_ends_alone,
+        a_signal_at_any_moment_loses_nothing,
         a_second_signal_changes_nothing: Requirement::Fuse,
         a_disk_that_hangs_is_not_handed_over: Requirement::Fuse,
         a_held_request_is_repeated_if_its_frontend_keeps_it,
@@ -157,6 +162,40 @@ fn is_written(client: &mut Client, offset: u64) {
     let mut back = [0; BLOCK];
     client.queue(0).read(offset, &mut back).unwrap();
     assert!(back == [b'A'; BLOCK]);
+}
+
+/// A process that is told to end while it starts leaves its frontends to the next one.
+fn a_signal_at_any_moment_loses_nothing() {
+    let mut random = seeded("handover-early");
+    let mut service = served(&[]);
+    let mut node = Service::node();
+    let image = node.scratch.image("one", DISK);
+    let body = json!({"disk": [image]}).to_string();
+    assert_eq!(
+        http::fetch(&node.control(), "PUT", "/v1/disks/one", &body).status,
+        201
+    );
+    let options = DeviceOptions::default();
+    let mut clients = [
+        service.open(&options),
+        connect(|| Client::open(&disk_socket(node.scratch.path(), "one"), &options)),
+    ];
+    for (service, client) in [&mut service, &mut node].into_iter().zip(&mut clients) {
+        let mut killed = 0;
+        for _ in 0..scale(20) {
+            service.stop();
+            service.daemon = service.manager.start(&service.args);
+            std::thread::sleep(Duration::from_micros(random.below(LIFE_MAX_US)));
+            terminate(&mut service.daemon);
+            let ended = service.manager.awaits(&mut service.daemon);
+            // Before it has taken anything, the signal kills it.
+            killed += u32::from(ended.code().is_none());
+            assert_eq!(service.manager.kept.len(), 1, "{ended}");
+            service.start_again();
+            exercise_queue(client, 0).unwrap();
+        }
+        println!("{killed} were killed by the signal");
+    }
 }
 
 /// An impatient operator loses nothing.

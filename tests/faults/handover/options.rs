@@ -109,7 +109,7 @@ fn a_guest_does_not_find_another_disk() {
     exercise_queue(&mut service.open(&two_queues()), 0).unwrap();
 }
 
-/// It is at the same socket, and what was left of the one before is not its own.
+/// The socket is the same, and what was left of the disk before is not its own.
 fn a_socket_may_get_another_disk() {
     let (mut service, mut client) = served();
     service.stop();

@@ -38,6 +38,17 @@ impl Node {
     pub(super) async fn stop(&self, signal: &str, manager: &Arc<Manager>) -> Result<(), Failure> {
         self.is_ending.store(true, Ordering::Relaxed);
         let all = self.disks.all();
+        if self.inherits {
+            // The frontends of a disk that is still being opened can go on to the next process when it is served. The other disks
+            // are served until then.
+            let opened = async {
+                for disk in &all {
+                    disk.reaches(|state| !matches!(state, HostedState::Opening))
+                        .await;
+                }
+            };
+            let _ = timeout(self.stop_deadline(), opened).await;
+        }
         for disk in &all {
             let why = format!("{signal} received");
             let comes_back = disk.shown().config.persistent.get().0;

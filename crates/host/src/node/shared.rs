@@ -53,7 +53,9 @@ pub(super) struct Node {
     pub(super) events: Arc<Events>,
     /// The manager that keeps what belongs to disks for the next process.
     pub(super) manager: Option<Arc<Manager>>,
-    /// What the process before has left of its disks, until they are opened.
+    /// The process before has left disks to this one.
+    pub(super) inherits: bool,
+    /// What it has left of them, until they are opened.
     pub(super) parcels: Mutex<Vec<Parcel>>,
 }
 

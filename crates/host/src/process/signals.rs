@@ -1,9 +1,9 @@
 //! Signals as events of the control loop.
 
-use std::io;
-
 use rustix::process::Signal as Number;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::failure::Failure;
 
 /// The signals that a process handles that serves disks.
 #[derive(Debug)]
@@ -26,13 +26,16 @@ pub(crate) enum SignalRequest {
 }
 
 impl Signals {
-    /// From here on none of them kills the process. SIGPIPE is ignored by Rust's own start-up.
-    pub(crate) fn catch() -> io::Result<Signals> {
+    /// From here on none of them kills the process. SIGPIPE is ignored by Rust's own start-up. To be called inside the runtime.
+    pub(crate) fn catch() -> Result<Signals, Failure> {
+        let caught = |kind| {
+            signal(kind).map_err(|error| Failure::run(format!("cannot catch signals: {error}")))
+        };
         Ok(Signals {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hang_up: signal(SignalKind::hangup())?,
-            _file_size: signal(SignalKind::from_raw(Number::XFSZ.as_raw()))?,
+            terminate: caught(SignalKind::terminate())?,
+            interrupt: caught(SignalKind::interrupt())?,
+            hang_up: caught(SignalKind::hangup())?,
+            _file_size: caught(SignalKind::from_raw(Number::XFSZ.as_raw()))?,
         })
     }
 
