@@ -4,6 +4,7 @@
 //! `CLEAVE_RESTARTS` sets the number of restarts of `cleave serve` (default 60), `CLEAVE_TEST_SCALE` multiplies those of a node
 //! (default 4, at most 100) and its disks (default 16, at most 64), `CLEAVE_TEST_SEED` sets the seed.
 
+mod disks;
 mod killed;
 mod leaks;
 mod moving;
@@ -39,7 +40,7 @@ pub(crate) fn cases() -> Vec<Case> {
     ];
     own.into_iter()
         .chain(cleave_tests::cases_of![
-            killed, leaks, moving, obstacles, options, parcels
+            disks, killed, leaks, moving, obstacles, options, parcels
         ])
         .collect()
 }
