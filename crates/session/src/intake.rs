@@ -31,6 +31,8 @@ pub(crate) const MESSAGE_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum time until there is room for an answer. A frontend that sends requests and never reads is
 /// disconnected.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// Pause between two looks for the end of a session that waits for room and has another wake-up pending.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Maximum number of descriptors in one control message of Linux (SCM_MAX_FD).
 const SCM_FDS_MAX: usize = 253;
 
@@ -245,11 +247,15 @@ impl Connection {
             ));
         }
         // A wake-up for another reason stays readable until the session handles it, and polling it would spin.
-        // So `wake` is polled only if no other wake-up is pending.
+        // So `wake` is polled only if no other wake-up is pending; otherwise the end is looked for now and then.
         let mut fds = vec![PollFd::new(&self.socket, PollFlags::OUT)];
-        if !is_readable(wake) {
-            fds.push(PollFd::from_borrowed_fd(wake, PollFlags::IN));
-        }
+        let until = match is_readable(wake) {
+            false => {
+                fds.push(PollFd::from_borrowed_fd(wake, PollFlags::IN));
+                until
+            }
+            true => until.min(Instant::now() + LOOK_AGAIN),
+        };
         wait(&mut fds, Some(until)).map_err(|error| MessageRefusal::lost(error.to_string()))
     }
 }

@@ -1,9 +1,9 @@
 //! What is in the way of a hand-over, and what only looks like it.
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cleave_client::message::{VERSION, config_space, message, request};
 use cleave_client::{Base, Client, DeviceOptions, Error};
@@ -29,6 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
         a_quiesced_disk_is_not_handed_over,
         the_next_process_waits_for_the_lock_of_the_one_before,
         a_message_that_has_begun_is_served_first,
+        a_frontend_that_hangs_ends_with_its_daemon,
         a_silent_connection_ends_alone,
         a_signal_at_any_moment_loses_nothing,
         a_second_signal_changes_nothing: Requirement::Fuse,
@@ -121,6 +122,49 @@ fn a_message_that_has_begun_is_served_first() {
     let answer = client.frontend().socket().recv().unwrap();
     assert_eq!(answer.payload[12..20], (DISK / 512).to_le_bytes());
     exercise_queue(&mut client, 0).unwrap();
+}
+
+/// Sends requests without reading, until the daemon waits for room for its answers.
+fn ask_until_full(mut stream: &UnixStream) {
+    stream.set_nonblocking(true).unwrap();
+    let asks = message(request::GET_FEATURES, VERSION, &[]).repeat(100);
+    let (mut at, mut last) = (0, Instant::now());
+    while last.elapsed() < Duration::from_millis(200) {
+        match stream.write(&asks[at..]) {
+            Ok(count) => (at, last) = ((at + count) % asks.len(), Instant::now()),
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// A frontend that does not go on keeps no daemon from its end, as without a manager.
+fn a_frontend_that_hangs_ends_with_its_daemon() {
+    for hangs in [
+        |client: &mut Client| {
+            let begun = message(request::GET_CONFIG, VERSION, &[0; 20]);
+            client
+                .frontend()
+                .socket()
+                .send_raw(&begun[..5], &[])
+                .unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+        },
+        |client: &mut Client| ask_until_full(client.frontend().socket().stream()),
+    ] {
+        let mut service = served(&[]);
+        let mut client = service.open(&DeviceOptions::default());
+        hangs(&mut client);
+        service.stop();
+        service.start_again();
+        client
+            .frontend()
+            .socket()
+            .stream()
+            .set_nonblocking(false)
+            .unwrap();
+        assert!(closes_within(client.frontend().socket(), TIMEOUT));
+        exercise_queue(&mut service.open(&outliving()), 0).unwrap();
+    }
 }
 
 /// A connection that has sent nothing keeps nothing from being handed over.

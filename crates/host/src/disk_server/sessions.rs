@@ -14,8 +14,11 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use super::guests::{Guest, GuestKind};
-use super::{DiskServer, Order};
+use super::{DiskServer, Order, until};
 use crate::failure::Failure;
+
+/// How long the end of a session may wait for its frontend, at most.
+const HANG_UP_AFTER: Duration = Duration::from_millis(500);
 
 impl DiskServer {
     /// Starts a session on a thread of its own.
@@ -200,7 +203,9 @@ impl DiskServer {
             vrings.iter().all(|vring| vring.recovery)
         });
         let start = Instant::now();
+        let mut patience = Some(HANG_UP_AFTER.min(deadline / 2));
         while !self.guests.are_none() {
+            let impatient_at = patience.map(|patience| start + patience);
             tokio::select! {
                 biased;
                 (kind, ending) = self.guests.ended() => match ending {
@@ -215,6 +220,12 @@ impl DiskServer {
                     if let Order::Stop(_, Some(within)) = order {
                         deadline = deadline.min(start.elapsed() + within);
                     }
+                }
+                // A frontend that does not finish its message, or does not read its answers. To a session that waits for the disk it is
+                // all the same.
+                () = until(impatient_at), if impatient_at.is_some() => {
+                    patience = None;
+                    self.guests.iter().for_each(|guest| guest.remote.hang_up());
                 }
                 () = tokio::time::sleep_until((start + deadline).into()) => {
                     return Err(self.abandon(deadline, keeps));
