@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use cleave_blk::spec::feature;
@@ -9,11 +10,15 @@ use cleave_client::{
     DeviceOptions, Layout, Offered, OffsetOrder, Pulse, ReapWait, Stop, Verify, Workload,
 };
 
+/// True once a load without an end of its own is to end.
+pub(crate) static IS_OVER: AtomicBool = AtomicBool::new(false);
+
 pub(crate) struct Args {
     pub(crate) sockets: Vec<PathBuf>,
     pub(crate) seconds: f64,
     pub(crate) warm_up: f64,
     pub(crate) idle: Option<f64>,
+    pub(crate) until_eof: bool,
     pub(crate) depth: u16,
     pub(crate) block_bytes: u32,
     read_percent: u8,
@@ -37,6 +42,7 @@ impl Args {
             seconds: 3.0,
             warm_up: 0.0,
             idle: None,
+            until_eof: false,
             depth: 32,
             block_bytes: 4096,
             read_percent: 100,
@@ -78,6 +84,7 @@ impl Args {
             "--inflight" => self.options.protocol_features |= protocol::INFLIGHT_SHMFD,
             "--no-event-idx" => self.options.features &= !feature::EVENT_IDX,
             "--verify" => self.verify = true,
+            "--until-eof" => self.until_eof = true,
             "--json" => self.json = true,
             _ => return false,
         }
@@ -132,7 +139,11 @@ impl Args {
             }),
             pulse: self.pulse,
             seed: self.seed,
-            stop: Stop::After(Duration::from_secs_f64(seconds)),
+            stop: match self.until_eof {
+                true => Stop::Requests(u64::MAX),
+                false => Stop::After(Duration::from_secs_f64(seconds)),
+            },
+            abort: self.until_eof.then_some(&IS_OVER),
             ..Workload::reads(self.block_bytes, self.depth, span_bytes, Duration::ZERO)
         }
     }

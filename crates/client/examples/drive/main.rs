@@ -2,10 +2,12 @@
 //!
 //! `drive --socket PATH... [--seconds S] [--warm-up S] [--depth D] [--bs BYTES] [--queues N] [--queue-size N]
 //! [--poll | --sleep] [--write | --mix READ_PERCENT] [--sequential] [--indirect] [--no-event-idx] [--inflight]
-//! [--rate PER_SECOND [--burst N] [--pulse ON_MS:OFF_MS]] [--seed N] [--span BYTES] [--verify] [--idle S] [--pid DAEMON] [--json]`
+//! [--rate PER_SECOND [--burst N] [--pulse ON_MS:OFF_MS]] [--seed N] [--span BYTES] [--verify] [--idle S]
+//! [--until-eof] [--pid DAEMON] [--json]`
 //!
 //! Each socket is a disk with its own vrings and threads. A rate applies to each vring; latencies then count from the
 //! intended start. `--idle` runs a few requests on each disk, then leaves all connected and measures their idle cost.
+//! `--until-eof` goes on until its standard input ends, and fails at once if a daemon closes a connection.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
@@ -13,13 +15,17 @@ mod cost;
 mod histogram;
 
 use std::num::NonZeroU64;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::ExitCode;
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cleave_client::{Client, OffsetOrder, Sample, Stop, Workload, WorkloadTotals};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 
-use args::Args;
+use args::{Args, IS_OVER};
 use cost::Cost;
 use histogram::Histogram;
 
@@ -80,6 +86,10 @@ fn drive(args: &Args) -> Result<(), String> {
     if args.verify {
         fill(args, &mut disks)?;
     }
+    if args.until_eof {
+        watch(&mut disks)?;
+        println!("driving");
+    }
     if let Some(seconds) = args.idle {
         run(args, &mut disks, |work| Workload {
             stop: Stop::Requests(64),
@@ -98,6 +108,41 @@ fn drive(args: &Args) -> Result<(), String> {
     }
     let measured = run(args, &mut disks, |work| work)?;
     print(args, &disks, &measured);
+    Ok(())
+}
+
+/// Ends the load when the standard input ends, and the process when a daemon closes a connection: what is in flight then is never
+/// answered.
+fn watch(disks: &mut [Disk]) -> Result<(), String> {
+    let copy = |disk: &mut Disk| {
+        disk.client
+            .frontend()
+            .socket()
+            .stream()
+            .as_fd()
+            .try_clone_to_owned()
+    };
+    let connections: Vec<OwnedFd> = disks
+        .iter_mut()
+        .map(copy)
+        .collect::<Result<_, _>>()
+        .map_err(text)?;
+    std::thread::spawn(move || {
+        let input = std::io::stdin();
+        let ends = connections
+            .iter()
+            .map(|one| PollFd::new(one, PollFlags::RDHUP));
+        let mut watched: Vec<_> = ends.chain([PollFd::new(&input, PollFlags::IN)]).collect();
+        while poll(&mut watched, None) == Err(Errno::INTR) {}
+        if watched
+            .pop()
+            .is_some_and(|input| !input.revents().is_empty())
+        {
+            return IS_OVER.store(true, Ordering::Relaxed);
+        }
+        eprintln!("drive: a daemon closed its connection");
+        std::process::exit(1);
+    });
     Ok(())
 }
 
@@ -206,7 +251,7 @@ fn peer(client: &mut Client) -> Option<u32> {
     credentials.pid.as_raw_nonzero().get().try_into().ok()
 }
 
-fn text(error: cleave_client::Error) -> String {
+fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
