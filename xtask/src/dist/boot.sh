@@ -82,6 +82,7 @@ is_another() { [ "$(pid "$1")" != 0 ] && [ "$(pid "$1")" != "$2" ] && inside sys
 inside apt-get install --yes --no-install-recommends /cleave.deb >"$work.log" 2>&1 || fail "$(cat "$work.log")"
 
 . "${0%/*}/pages.sh"
+. "${0%/*}/handover.sh"
 
 for socket in /run/victim.sock /run/victim/sock /var/lib/libvirt/qemu/victim; do
     inside mkdir -p ${socket%/*}
@@ -136,6 +137,17 @@ as_nobody() { inside setpriv --reuid=nobody --regid=nogroup "$@" /drive --socket
 as_nobody --groups="$gid" || fail "a member of the group cleave cannot connect"
 ! as_nobody --clear-groups || fail "somebody outside of the group cleave can connect"
 
+# A restart hands the disk over with the connection of its frontend, and a stop ends it.
+begin_drive --socket /run/cleave/a/disk.sock
+restart cleave@a
+end_drive cleave@a 10
+begin_drive --socket /run/cleave/a/disk.sock
+stops cleave@a
+! inside /drive --socket /run/cleave/a/disk.sock --seconds 0.1 2>"$work.drive" || fail "something serves the disk of a daemon that was stopped"
+grep -qi 'connection refused' "$work.drive" || fail "a socket without a daemon: $(cat "$work.drive")"
+inside systemctl start cleave@a
+serves /run/cleave/a/disk.sock
+
 # Socket activation.
 inside systemctl stop cleave@a
 inside systemctl disable --quiet cleave@a
@@ -143,6 +155,14 @@ inside systemctl enable --quiet --now cleave@a.socket
 ! inside systemctl is-active --quiet cleave@a || fail "cleave@a runs before anybody connected"
 serves /run/cleave/a/disk.sock
 inside systemctl is-active --quiet cleave@a || fail "the socket did not start cleave@a"
+begin_drive --socket /run/cleave/a/disk.sock --inflight
+restart cleave@a
+kill_it cleave@a
+restart cleave@a
+end_drive cleave@a 20 1
+begin_drive --socket /run/cleave/a/disk.sock --inflight
+stops cleave@a
+serves /run/cleave/a/disk.sock
 
 # A node keeps its disks, and one that hangs is restarted.
 inside truncate -s 16M /var/lib/images/b.img
@@ -163,6 +183,31 @@ until_true inside cleave disk remove d2
 inside systemctl restart cleave
 inside cleave disk list | grep -q d1 || fail "the node forgot its disk: $(inside cleave disk list)"
 serves /run/cleave/d1/disk.sock
+for disk in d4 d5; do
+    inside truncate -s 16M /var/lib/images/$disk.img
+    inside cleave disk add $disk --disk /var/lib/images/$disk.img --queues 2 >/dev/null
+done
+three="--socket /run/cleave/d1/disk.sock --socket /run/cleave/d4/disk.sock --socket /run/cleave/d5/disk.sock"
+begin_drive $three --inflight --queues 2
+restart cleave
+kill_it cleave
+end_drive cleave 30 3
+begin_drive $three --inflight --queues 2
+stops cleave
+inside systemctl start cleave
+serves /run/cleave/d1/disk.sock
+
+# An upgrade restarts what runs.
+begin_drive --socket /run/cleave/a/disk.sock
+was=$(pid cleave@a)
+inside dpkg -i /cleave.deb >"$work.log" 2>&1 || fail "$(cat "$work.log")"
+is_another cleave@a "$was" >/dev/null || fail "cleave@a is not upgraded: $(cat "$work.log")"
+end_drive cleave@a 1
+begin_drive $three
+was=$(pid cleave)
+inside dpkg -i /cleave.deb >"$work.log" 2>&1 || fail "$(cat "$work.log")"
+is_another cleave "$was" >/dev/null || fail "cleave is not upgraded: $(cat "$work.log")"
+end_drive cleave 3
 inside mkdir -p /run/systemd/system/cleave.service.d
 inside sh -c "printf '[Service]\nWatchdogSec=1s\n' >/run/systemd/system/cleave.service.d/watchdog.conf"
 inside systemctl daemon-reload

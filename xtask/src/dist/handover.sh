@@ -1,0 +1,61 @@
+# Sourced by boot.sh: daemons that end below a driver that cannot connect again, and that compares all that it reads.
+
+# Starts such a driver with the options $@. It works until its input ends, or a daemon closes a connection.
+begin_drive() {
+    rm -f "$work.input"
+    mkfifo "$work.input"
+    inside /drive "$@" --mix 50 --depth 8 --rate 1000 --verify --until-eof \
+        <"$work.input" >"$work.drive" 2>&1 &
+    driver=$!
+    exec 9>"$work.input"
+    until_true grep -q '^driving' "$work.drive"
+    inside journalctl --cursor-file=/tmp/cursor --lines=0 >/dev/null
+}
+
+# Ends the driver, and prints the pauses that the unit $1 has logged. Each of its $2 hand-overs has to be among them, and each
+# take-over after a kill, of which there were $3.
+end_drive() {
+    exec 9>&-
+    wait $driver || fail "the driver of $1: $(cat "$work.drive"); $(inside journalctl --no-pager -n 60 -u "$1")"
+    grep -q 'failed 0$' "$work.drive" || fail "the driver of $1: $(cat "$work.drive")"
+    inside journalctl --sync
+    inside journalctl --cursor-file=/tmp/cursor --output=cat --unit="$1" >"$work.log"
+    pauses=$(sed -n 's/.*was taken over after a pause of \(.*\) ms$/\1/p' "$work.log" | sort -n)
+    killed=$(grep -c 'of a daemon that died was taken over' "$work.log" || true)
+    [ "$(echo "$pauses" | wc -l) $killed" = "$2 ${3-0}" ] || fail "not $2 and ${3-0} hand-overs of $1: $(cat "$work.log")"
+    # The daemon may still have to notice that the driver has left.
+    until_true keeps_nothing "$1"
+    echo "$1: $2 hand-overs, pauses of $(echo "$pauses" | head -n 1) to $(echo "$pauses" | tail -n 1) ms"
+}
+
+# systemd has closed what it kept: a connection that it had open would outlive the daemon.
+keeps_nothing() {
+    [ "$(inside systemctl show --property NFileDescriptorStore --value "$1")" = 0 ]
+}
+
+restart() {
+    for _ in $(seq 10); do inside systemctl restart "$1" || fail "$(inside systemctl status --no-pager "$1")"; done
+}
+
+# Kills the daemon, which systemd starts again.
+kill_it() {
+    was=$(pid "$1")
+    inside systemctl kill --signal=KILL "$1"
+    until_true is_another "$1" "$was"
+}
+
+# A stop, unlike a restart, is the end of all connections.
+stops() {
+    stopped=$(date +%s%N)
+    inside systemctl stop "$1"
+    ! wait $driver || fail "the driver of $1 has noticed nothing"
+    took=$((($(date +%s%N) - stopped) / 1000000))
+    exec 9>&-
+    grep -q 'a daemon closed its connection' "$work.drive" || fail "the driver of $1: $(cat "$work.drive")"
+    [ $took -lt 2000 ] || fail "the driver of $1 has noticed its end only after $took ms"
+    keeps_nothing "$1" || fail "systemd keeps descriptors of $1, which was stopped"
+    inside journalctl --sync
+    inside journalctl --cursor-file=/tmp/cursor --output=cat --unit="$1" >"$work.log"
+    ! grep -q 'taken over' "$work.log" || fail "$1 was stopped and goes on: $(cat "$work.log")"
+    echo "$1: stopped, noticed after $took ms"
+}
