@@ -5,7 +5,8 @@ mod knock;
 pub(crate) mod path_lock;
 
 use std::fs;
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -13,11 +14,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use cleave_session::Offload;
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, chmod, chownat, fchmod, fstat, open};
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
+    SocketFlags, SocketType, bind, recvmsg, socket_with, sockopt,
 };
-use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use crate::failure::Failure;
 use crate::process::systemd;
@@ -503,25 +505,37 @@ fn inherit(number: u32, by: &str) -> Result<Door, Failure> {
     }
 }
 
-/// A descriptor of ours by number. Taking the number itself over would be unsafe code, because
-/// something else in the process might own it; asking the kernel for a duplicate is not.
+/// A descriptor of ours by number. Taking the number itself over would be unsafe code, because something else in the process might
+/// own it; having the kernel send a duplicate from one socket to another is not.
 fn duplicate(number: u32, refuse: impl Fn(&str) -> Failure) -> Result<OwnedFd, Failure> {
     let closed = || refuse("is not open: pass the number of an inherited socket");
+    let cannot = |error: io::Error| refuse(&format!("cannot be taken over: {error}"));
     let raw = i32::try_from(number).map_err(|_| closed())?;
-    // Looked up without opening anything: the pidfd below could itself get the number asked for.
-    if fs::symlink_metadata("/proc/self/fd").is_ok()
-        && fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_err()
-    {
+    let (from, to) = UnixStream::pair().map_err(cannot)?;
+    // It was free until now if one of these has it.
+    if [from.as_raw_fd(), to.as_raw_fd()].contains(&raw) {
         return Err(closed());
     }
-    let own = pidfd_open(getpid(), PidfdFlags::empty());
-    match own.and_then(|own| pidfd_getfd(&own, raw, PidfdGetfdFlags::empty())) {
-        Ok(fd) => Ok(fd),
-        Err(rustix::io::Errno::BADF) => Err(closed()),
-        Err(error) => Err(refuse(&format!(
-            "cannot be taken over: pidfd_getfd: {error}: allow it in the sandbox, or use --socket-path"
-        ))),
+    let copied = [ControlMessage::ScmRights(&[raw])];
+    let bytes = [IoSlice::new(&[0])];
+    match sendmsg::<()>(from.as_raw_fd(), &bytes, &copied, MsgFlags::empty(), None) {
+        Ok(_) => {}
+        Err(nix::errno::Errno::EBADF) => return Err(closed()),
+        Err(error) => return Err(cannot(error.into())),
     }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut bytes = [IoSliceMut::new(&mut byte)];
+    recvmsg(&to, &mut bytes, &mut control, RecvFlags::CMSG_CLOEXEC)
+        .map_err(|error| cannot(error.into()))?;
+    let mut received = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    // Without room for another one, it is left out.
+    let full = || cannot(rustix::io::Errno::MFILE.into());
+    received.next().ok_or_else(full)
 }
 
 #[cfg(test)]
@@ -672,7 +686,13 @@ mod tests {
     fn an_inherited_socket_is_asked_what_it_is() {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("s")).unwrap();
-        assert!(matches!(inherited(&listener), Ok(Door::Listening(_))));
+        let door = inherited(&listener);
+        let Ok(Door::Listening(taken)) = &door else {
+            panic!("{door:?}");
+        };
+        let flags = rustix::io::fcntl_getfd(&taken.listener).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+        assert_ne!(taken.listener.as_raw_fd(), listener.as_raw_fd());
         let (ours, _theirs) = UnixStream::pair().unwrap();
         assert!(matches!(inherited(&ours), Ok(Door::Connected(_))));
         let refuse = |door: Result<Door, Failure>| door.unwrap_err().to_string();
@@ -684,7 +704,9 @@ mod tests {
         assert!(refuse(inherited(&datagram)).contains("not a unix stream socket"));
         let bare = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         assert!(refuse(inherited(&bare)).contains("neither listens nor is connected"));
-        for closed in [999_999, u32::MAX] {
+        // The lowest that is free would be that of whatever is opened next.
+        let next = file.try_clone().unwrap().as_raw_fd();
+        for closed in [u32::try_from(next).unwrap(), 999_999, u32::MAX] {
             assert!(refuse(inherit(closed, "--fd")).contains("is not open"));
         }
     }
