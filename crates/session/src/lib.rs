@@ -328,9 +328,10 @@ impl Session {
         match self.shared.signals.check() {
             None => {}
             Some(Summons::HangUp) => return Err(MessageRefusal::Gone),
-            // The bytes of a message that has begun would be lost.
-            Some(Summons::HandOver) if self.connection.deadline().is_some() => {}
-            Some(Summons::HandOver) => return Err(MessageRefusal::HandOver),
+            Some(Summons::HandOver) if !self.awaits_message() => {
+                return Err(MessageRefusal::HandOver);
+            }
+            Some(Summons::HandOver) => {}
             Some(Summons::Alarm) => return Err(self.relay.state().loss()),
         }
         self.relay.state().yield_if_wanted();
@@ -341,6 +342,13 @@ impl Session {
             signals.set_config_changed();
         }
         Ok(())
+    }
+
+    /// Returns true if nobody else could go on before the frontend's next message: the bytes of one that has begun would be lost, and a
+    /// ring that was taken out of memory is about to come back.
+    fn awaits_message(&self) -> bool {
+        let state = self.relay.state();
+        self.connection.deadline().is_some() || !state.vrings.are_within(&state.memory)
     }
 
     /// Sleeps until the frontend, a worker or another thread acts. There is a time-out only while a message is

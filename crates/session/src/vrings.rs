@@ -200,6 +200,12 @@ impl Vrings {
         self.0.iter().any(|entry| entry.running.is_some())
     }
 
+    /// Returns true if the rings of all vrings that run are in this memory.
+    pub(crate) fn are_within(&self, memory: &Memory) -> bool {
+        let mut running = self.0.iter().filter_map(|entry| entry.running);
+        running.all(|layout| layout.check(memory).is_ok())
+    }
+
     /// Returns true if a vring stopped and left requests in flight.
     pub(crate) fn have_left(&self) -> bool {
         self.0.iter().any(|entry| entry.settings.has_left)

@@ -142,6 +142,25 @@ fn a_message_that_has_begun_is_served_first() {
     frontend.end();
 }
 
+/// A frontend that moves the border of a region removes it for a moment.
+#[test]
+fn memory_that_is_taken_away_comes_back_first() {
+    let mut frontend = Frontend::with_memory();
+    let mut driver = frontend.drive(0);
+    driver.request();
+    let removed = longs(&[0, 0, MEM_BYTES, USER, 0]);
+    assert_eq!(frontend.request(Req::REM_MEM_REG, &removed), Ack);
+    frontend.remote.hand_over();
+    driver.make();
+    driver.kick();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(frontend.add_memory(0, MEM_BYTES, USER), Ack);
+    let frontend = frontend.move_on();
+    driver.finish();
+    driver.request();
+    frontend.end();
+}
+
 /// A second hand-over sends what the first one sent, but for positions.
 #[test]
 fn everything_that_a_frontend_has_agreed_is_there_afterwards() {
