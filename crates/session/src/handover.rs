@@ -57,17 +57,18 @@ impl SessionState {
     /// Stops the vrings and returns the messages that make this session, which start those vrings again. The disk stays with this
     /// host.
     pub(crate) fn hand_over(&mut self) -> Result<Vec<RecordedMessage>, MessageRefusal> {
-        let kicks = self.vrings.iter_mut().map(|(_, entry)| {
-            let kick = match entry.running {
+        // Its own descriptors: there may not be as many again.
+        let fds = self.vrings.iter_mut().map(|(_, entry)| VringFds {
+            kick: match entry.running {
                 Some(_) => std::mem::take(&mut entry.kick),
                 None => std::mem::take(&mut entry.settings.kick),
-            };
-            entry.settings.kick = Kick::Unset;
-            kick
+            },
+            call: entry.settings.call.take(),
+            err: entry.settings.err.take(),
         });
-        let kicks: Vec<Kick> = kicks.collect();
+        let fds = fds.collect();
         self.drain()?;
-        let messages = self.messages(kicks);
+        let messages = self.messages(fds);
         messages.map_err(|error| MessageRefusal::lost(format!("cannot be handed over: {error}")))
     }
 
@@ -82,18 +83,22 @@ impl SessionState {
 
     /// Returns the messages that make this session, which goes on here.
     pub(crate) fn messages_now(&mut self) -> io::Result<Vec<RecordedMessage>> {
-        let kicks = self
-            .vrings
-            .iter_mut()
-            .map(|(_, entry)| match entry.running {
-                Some(_) => entry.kick.try_clone(),
-                None => entry.settings.kick.try_clone(),
-            });
-        let kicks = kicks.collect::<io::Result<_>>()?;
-        self.messages(kicks)
+        let copy = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
+        let fds = self.vrings.iter_mut().map(|(_, entry)| {
+            Ok(VringFds {
+                kick: match entry.running {
+                    Some(_) => entry.kick.try_clone()?,
+                    None => entry.settings.kick.try_clone()?,
+                },
+                call: copy(&entry.settings.call)?,
+                err: copy(&entry.settings.err)?,
+            })
+        });
+        let fds = fds.collect::<io::Result<_>>()?;
+        self.messages(fds)
     }
 
-    fn messages(&mut self, kicks: Vec<Kick>) -> io::Result<Vec<RecordedMessage>> {
+    fn messages(&mut self, fds: Vec<VringFds>) -> io::Result<Vec<RecordedMessage>> {
         let mut all = Vec::new();
         let bare = |request, payload| record(request, payload, [] as [&File; 0]);
         if self.features_seen {
@@ -140,8 +145,8 @@ impl SessionState {
         let can_enable = self
             .features
             .is_some_and(|taken| taken & feature::VHOST_USER_PROTOCOL != 0);
-        for ((index, entry), kick) in self.vrings.iter_mut().zip(kicks) {
-            all.extend(of_vring(index, &mut entry.settings, kick, can_enable)?);
+        for ((index, entry), fds) in self.vrings.iter_mut().zip(fds) {
+            all.extend(of_vring(index, &entry.settings, fds, can_enable)?);
         }
         Ok(all)
     }
@@ -175,11 +180,18 @@ impl SessionState {
     }
 }
 
-/// Returns the messages about a vring, with its own descriptors: there may not be as many again. The last one starts it.
+/// The descriptors of a vring for another process.
+struct VringFds {
+    kick: Kick,
+    call: Option<OwnedFd>,
+    err: Option<OwnedFd>,
+}
+
+/// Returns the messages about a vring. The last one starts it.
 fn of_vring(
     index: u16,
-    settings: &mut VringSettings,
-    kick: Kick,
+    settings: &VringSettings,
+    fds: VringFds,
     can_enable: bool,
 ) -> io::Result<Vec<RecordedMessage>> {
     let mut all = Vec::new();
@@ -209,9 +221,8 @@ fn of_vring(
         payload: longs([index.into()]),
         fds: vec![fd],
     };
-    let call = settings.call.take();
+    let VringFds { kick, call, err } = fds;
     all.extend(call.map(|call| with_fd(FrontendReq::SET_VRING_CALL, call)));
-    let err = settings.err.take();
     all.extend(err.map(|err| with_fd(FrontendReq::SET_VRING_ERR, err)));
     if settings.enabled && can_enable {
         all.push(bare(FrontendReq::SET_VRING_ENABLE, words([number, 1]))?);
