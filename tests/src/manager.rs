@@ -45,6 +45,12 @@ impl ServiceManager {
         }
     }
 
+    /// Returns how many descriptors are kept, apart from those for the case that the service is killed.
+    pub fn disks(&self) -> usize {
+        let is_disk = |(name, _): &&(String, OwnedFd)| !name.starts_with("cleave-session-");
+        self.kept.iter().filter(is_disk).count()
+    }
+
     /// Starts `cleave ARGS` with what is kept.
     pub fn start<A: AsRef<OsStr>>(&self, args: &[A]) -> Killed {
         let log = File::options().create(true).append(true).open(&self.log);

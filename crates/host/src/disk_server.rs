@@ -78,7 +78,6 @@ pub(crate) fn open(
     left: &mut Parcel,
 ) -> Result<Arc<Disk>, Failure> {
     let given = left.take_files();
-    let served = identities(&given);
     let mut options = service.open.clone();
     if !given.is_empty() {
         // It was active, and its locks came with its files.
@@ -96,7 +95,7 @@ pub(crate) fn open(
         }
     };
     let mut disk = disk.map_err(Failure::open)?;
-    if !left.sessions.is_empty() && identities(disk.held_files()) != served {
+    if !left.sessions.is_empty() && identities(disk.held_files()) != left.disk.identities {
         let name = disk.name();
         tracing::warn!(
             "{name}: the process before had another file open: a frontend has to connect again"

@@ -58,7 +58,7 @@ fn works_on(service: &mut Service) {
     for _ in 0..RESTARTS {
         guest.submit(&mut client, &mut random);
         service.stop();
-        assert_eq!(service.manager.kept.len(), 1, "it was not handed over");
+        assert_eq!(service.manager.disks(), 1, "it was not handed over");
         guest.submit(&mut client, &mut random);
         service.start_again();
         guest.await_all(&mut client, true);

@@ -65,7 +65,7 @@ pub(super) fn no_request_of_a_node_is_lost_or_repeated_by_restarts() {
         let before = Instant::now();
         node.stop();
         assert_eq!(
-            node.manager.kept.len(),
+            node.manager.disks(),
             disks,
             "a disk was not left to the next node"
         );
@@ -155,7 +155,7 @@ pub(super) fn each_disk_of_a_node_is_left_as_it_is() {
     terminate(&mut node.daemon);
     std::thread::sleep(MANAGER_LATE);
     node.stop();
-    assert_eq!(node.manager.kept.len(), ids.len() - 1 + QUEUE_MAX);
+    assert_eq!(node.manager.disks(), ids.len() - 1 + QUEUE_MAX);
     std::fs::remove_file(node.scratch.join("lost")).unwrap();
     let file = node.scratch.join("state/disks/broken.toml");
     std::fs::write(file, "disk = 7").unwrap();

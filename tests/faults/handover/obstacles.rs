@@ -53,7 +53,7 @@ fn must_connect_again(service: &mut Service, client: Client) {
 
 /// As before, when the daemon has ended.
 fn must_connect_again_after(service: &mut Service, mut client: Client) {
-    assert!(service.manager.kept.is_empty(), "it was handed over");
+    assert_eq!(service.manager.disks(), 0, "it was handed over");
     let log = service.manager.log();
     assert!(
         log.contains("a frontend has to connect again, because"),
@@ -234,7 +234,7 @@ fn a_signal_at_any_moment_loses_nothing() {
             let ended = service.manager.awaits(&mut service.daemon);
             // Before it has taken anything, the signal kills it.
             killed += u32::from(ended.code().is_none());
-            assert_eq!(service.manager.kept.len(), 1, "{ended}");
+            assert_eq!(service.manager.disks(), 1, "{ended}");
             service.start_again();
             exercise_queue(client, 0).unwrap();
         }
@@ -261,7 +261,7 @@ fn a_disk_that_hangs_is_not_handed_over() {
     let ended = service.manager.awaits(&mut service.daemon);
     mute.release();
     assert_eq!(ended.code(), Some(1));
-    assert!(service.manager.kept.is_empty(), "it was handed over");
+    assert_eq!(service.manager.disks(), 0, "it was handed over");
     let log = service.manager.log();
     assert!(
         log.contains("1 request is left to the next daemon"),

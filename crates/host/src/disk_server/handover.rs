@@ -8,7 +8,7 @@ use cleave_session::{Handover, Keeper, Session, SessionHandle, SessionView};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 
-use super::{DiskServer, Order};
+use super::{DiskServer, Order, identities};
 use crate::failure::Failure;
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::handover::store::{self, SessionKeeper};
@@ -112,6 +112,7 @@ impl DiskServer {
             id: self.status.id(),
             storage: self.service.disk.line(),
             endpoint: self.endpoint.clone(),
+            identities: identities(self.disk.held_files()),
         }
     }
 

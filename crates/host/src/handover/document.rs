@@ -39,6 +39,8 @@ pub(crate) struct DiskRecord {
     pub(crate) storage: String,
     /// The socket of its frontends.
     pub(crate) endpoint: String,
+    /// What tells its files and devices from others: the numbers of devices and inodes.
+    pub(crate) identities: Vec<Option<[u64; 3]>>,
 }
 
 impl DiskRecord {

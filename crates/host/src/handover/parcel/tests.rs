@@ -86,6 +86,7 @@ fn parcel(ends: &mut Ends) -> Parcel {
             id: "a".to_owned(),
             storage: "/dev/a,/dev/b".to_owned(),
             endpoint: "/run/a.sock".to_owned(),
+            identities: vec![None, Some([1, 2, 3])],
         },
         files: vec![ends.pipe(), ends.pipe()],
         listener: Some(listener()),
@@ -115,7 +116,7 @@ fn text_of(document: &OwnedFd) -> String {
 fn kept(ends: &mut Ends) -> (Value, Fds) {
     let document = json!({
         "format": "cleave-hand-over", "version": 1, "cleave": "9.8.7",
-        "disk": {"id": "a", "storage": "/dev/a", "endpoint": "/run/a.sock"},
+        "disk": {"id": "a", "storage": "/dev/a", "endpoint": "/run/a.sock", "identities": []},
         "files": ["cleave-a-17"], "listener": "l", "since_ns": 1,
         "sessions": [{"connection": "c", "owns": true, "has_owned": true, "needs_reset": false, "writeback": null, "device": "", "messages": [
             {"request": 5, "payload": "00ff", "fds": ["m"]}
@@ -156,7 +157,7 @@ fn the_format_is_fixed() {
     let packed = parcel(&mut Ends::default()).pack().unwrap();
     let version = env!("CARGO_PKG_VERSION");
     let head = format!(r#"{{"format":"cleave-hand-over","version":1,"cleave":"{version}","#);
-    let disk = r#""disk":{"id":"a","storage":"/dev/a,/dev/b","endpoint":"/run/a.sock"},"#;
+    let disk = r#""disk":{"id":"a","storage":"/dev/a,/dev/b","endpoint":"/run/a.sock","identities":[null,[1,2,3]]},"#;
     let files = r#""files":["0","1"],"listener":"2","since_ns":5000000001,"sessions":["#;
     let owner = r#"{"connection":"3","owns":true,"has_owned":true,"needs_reset":false,"writeback":false,"device":"d15c","messages":["#;
     let messages = r#"{"request":5,"payload":"007fff","fds":["4","5"]},{"request":2,"payload":"","fds":[]}]},"#;
