@@ -17,7 +17,7 @@ const QUICK_WAKE_NS: u64 = 5 * US;
 const WAKE_CPU_NS: u64 = 10 * US;
 const BUSY_LAP_NS: u64 = 400;
 const IDLE_LAP_NS: u64 = 300;
-/// The length of a trace that lasts for minutes, in which laps without work take most of the test's own time.
+/// A longer lap without work, for traces of minutes: such laps take most of the test's own time.
 const LONG_IDLE_LAP_NS: u64 = 1500;
 /// Timeslice of the scheduler when another thread wants the core.
 const SLICE_NS: u64 = 3 * MS;
