@@ -158,7 +158,7 @@ fn the_socket_of_a_node_is_the_default() {
 #[test]
 fn stats_shows_a_node_whatever_its_disks_have_to_tell() {
     let node = Node::start();
-    let (disks, queues) = (24, 128);
+    let (disks, queues) = (16, 128);
     let body = json!({"disk": ["null:16M"], "queues": queues, "workers": 1, "persistent": false});
     for at in 0..disks {
         let id = format!("d{at}");

@@ -17,7 +17,7 @@ use cleave_tests::{
 use serde_json::{Value, json};
 
 /// Disks of the first test.
-const MANY: u32 = 256;
+const MANY: u32 = 128;
 /// Own memory of a disk at rest.
 const DISK_KIB_MAX: u64 = 1024;
 /// From exec until all sockets can be connected to. A second is promised; this is a debug build.
