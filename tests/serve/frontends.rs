@@ -58,11 +58,17 @@ fn the_next_frontend_is_served_at_once() {
     daemon.finish();
 }
 
-/// Connects a frontend beside another, which parks it.
+/// Connects a frontend beside another, which parks it. One that left before may still seem to be there: a child of another test holds
+/// copies of this process's connections until it calls exec.
 fn parked(daemon: &Daemon) -> Frontend {
-    let second = Frontend::connect(daemon.socket(), TIMEOUT).unwrap();
-    second.features().unwrap();
-    second
+    let mut second = None;
+    let is_parked = || {
+        let frontend = Frontend::connect(daemon.socket(), TIMEOUT).unwrap();
+        second = frontend.features().is_ok().then_some(frontend);
+        second.is_some()
+    };
+    assert!(wait_until(is_parked), "{}", daemon.log());
+    second.unwrap()
 }
 
 /// The attempt to take the disk's locks is not that frontend's.
