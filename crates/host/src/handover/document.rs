@@ -29,7 +29,7 @@ const UNCHANGED: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::WRITE);
 
-/// What must be the same in both processes.
+/// The disk, which must be the same one in both processes.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DiskRecord {
@@ -39,7 +39,7 @@ pub(crate) struct DiskRecord {
     pub(crate) storage: String,
     /// The socket of its frontends.
     pub(crate) endpoint: String,
-    /// What tells its files and devices from others: the numbers of devices and inodes.
+    /// The device and inode numbers of its files, by which they are recognised.
     pub(crate) identities: Vec<Option<[u64; 3]>>,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct SessionEntry {
     pub(super) has_owned: bool,
     pub(super) needs_reset: bool,
     pub(super) writeback: Option<bool>,
-    /// What the guest knows of its device, as two hexadecimal digits for each byte.
+    /// The device as the guest knows it: two hexadecimal digits for each byte.
     pub(super) device: String,
     pub(super) messages: Vec<MessageEntry>,
 }

@@ -1,4 +1,4 @@
-//! What one process gives to the next, so that the disks and the connections of their frontends outlive it.
+//! Giving disks, with the connections of their frontends, from one process to the next.
 //!
 //! A [`Parcel`](parcel::Parcel) is a disk with its files, its listening socket and its sessions. A session is described by the
 //! messages of its frontend that are in force, which the next process judges like those of any frontend. Packed, a parcel is a

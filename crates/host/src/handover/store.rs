@@ -1,4 +1,4 @@
-//! What the service manager keeps between two processes of a service: a parcel for each disk.
+//! Parcels in the store of the service manager, which keeps them from one process of a service to the next.
 //!
 //! The descriptors of a parcel wait in a socket, and the manager has that. So each disk is one entry of its store, descriptors that
 //! are equal are no concern of it, and when the manager gives up the socket all of them are closed.
@@ -48,7 +48,7 @@ pub(crate) async fn keep(manager: &Manager, name: &str, parcel: Parcel) -> io::R
 pub(crate) struct SessionKeeper {
     manager: Arc<Manager>,
     disk: DiskRecord,
-    /// What the manager calls it. No two processes of a service have the same.
+    /// Its name in the store. No two processes of a service use the same one.
     name: String,
     /// The end into which parcels go, and the one that the manager has, once there was a parcel.
     pair: Option<(UnixStream, UnixStream)>,

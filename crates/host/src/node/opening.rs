@@ -34,7 +34,7 @@ pub(super) struct Opened {
     pub(super) watch: Watch,
     pub(super) door: Door,
     pub(super) lock: Option<PathLock>,
-    /// What is left to be taken of what the process before has handed over.
+    /// The rest of the parcel of the process before, such as its sessions.
     pub(super) parcel: Parcel,
 }
 
