@@ -86,6 +86,7 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
     provided.map_err(|_| "setting the machine up panicked")??;
     let artifacts = artifacts?;
     let lab = built::program(&artifacts, "cleave-lab")?;
+    let daemon = built::program(&artifacts, "cleave")?;
     println!("built in {} s", start.elapsed().as_secs());
     let mut ended = Ended::new(root)?;
     ended.note("test binaries", run_binaries(root, &artifacts, selection));
@@ -97,8 +98,10 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
         });
         let packages = scope.spawn(|| match selection.runs(Part::Package) {
             false => Ok(None),
-            true => dist::run(root, &dist::DistArgs::checked())
-                .map(|()| Some("the packages".to_owned())),
+            true => {
+                let options = dist::DistArgs::checked(daemon.clone());
+                dist::run(root, &options).map(|()| Some("the packages".to_owned()))
+            }
         });
         ended.run(measurements(root, &lab, selection));
         [("packages", packages.join()), ("guests", guests.join())]
@@ -193,10 +196,7 @@ fn run_binaries(
     let environment = [format!("CLEAVE_BIN={}", program.display())];
     // The compiler works while tests wait.
     suite::run(root, &tests, &environment, || match selection.part {
-        None if !selection.quick => {
-            built::instructions(root)?;
-            built::released(root).map(drop)
-        }
+        None if !selection.quick => built::instructions(root).map(drop),
         _ => Ok(()),
     })?;
     let (count, seconds) = (tests.len(), start.elapsed().as_secs());

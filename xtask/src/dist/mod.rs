@@ -34,9 +34,11 @@ pub(crate) struct DistArgs {
 }
 
 impl DistArgs {
-    /// Returns the options with which the tests package.
-    pub(crate) fn checked() -> DistArgs {
+    /// Returns the options with which the tests package the program that they have tested. Building it a second time as it is
+    /// released takes more than a minute, and tells nothing about packages.
+    pub(crate) fn checked(program: PathBuf) -> DistArgs {
         DistArgs {
+            program: Some(program),
             check: true,
             ..DistArgs::default()
         }
