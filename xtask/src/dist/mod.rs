@@ -57,10 +57,13 @@ dist/copyright usr/share/doc/cleave/copyright
 LICENSE-APACHE usr/share/doc/cleave/LICENSE-APACHE
 LICENSE-MIT usr/share/doc/cleave/LICENSE-MIT
 docs/ceph.md usr/share/doc/cleave/ceph.md
+docs/comparison.md usr/share/doc/cleave/comparison.md
 docs/completion.md usr/share/doc/cleave/completion.md
 docs/disk-file.md usr/share/doc/cleave/disk-file.md
 docs/errors.md usr/share/doc/cleave/errors.md
+docs/faq.md usr/share/doc/cleave/faq.md
 docs/install.md usr/share/doc/cleave/install.md
+docs/known-limits.md usr/share/doc/cleave/known-limits.md
 docs/limits.md usr/share/doc/cleave/limits.md
 docs/metrics.md usr/share/doc/cleave/metrics.md
 docs/migration.md usr/share/doc/cleave/migration.md
@@ -72,7 +75,9 @@ docs/network-outages.md usr/share/doc/cleave/network-outages.md
 docs/network-speed.md usr/share/doc/cleave/network-speed.md
 docs/node.md usr/share/doc/cleave/node.md
 docs/options.md usr/share/doc/cleave/options.md
+docs/performance.md usr/share/doc/cleave/performance.md
 docs/qemu.md usr/share/doc/cleave/qemu.md
+docs/quick-start.md usr/share/doc/cleave/quick-start.md
 docs/recipes.md usr/share/doc/cleave/recipes.md
 docs/recipes-node.md usr/share/doc/cleave/recipes-node.md
 docs/recovery.md usr/share/doc/cleave/recovery.md
