@@ -64,8 +64,6 @@ docs/metrics.md usr/share/doc/cleave/metrics.md
 docs/migration.md usr/share/doc/cleave/migration.md
 docs/monitoring.md usr/share/doc/cleave/monitoring.md
 docs/network.md usr/share/doc/cleave/network.md
-docs/network-devices.md usr/share/doc/cleave/network-devices.md
-docs/network-outages.md usr/share/doc/cleave/network-outages.md
 docs/node.md usr/share/doc/cleave/node.md
 docs/options.md usr/share/doc/cleave/options.md
 docs/qemu.md usr/share/doc/cleave/qemu.md
