@@ -54,10 +54,12 @@ dist/50-cleave.json usr/share/qemu/vhost-user/50-cleave.json
 dist/copyright usr/share/doc/cleave/copyright
 LICENSE-APACHE usr/share/doc/cleave/LICENSE-APACHE
 LICENSE-MIT usr/share/doc/cleave/LICENSE-MIT
+docs/api.md usr/share/doc/cleave/api.md
 docs/ceph.md usr/share/doc/cleave/ceph.md
 docs/completion.md usr/share/doc/cleave/completion.md
 docs/disk-file.md usr/share/doc/cleave/disk-file.md
 docs/errors.md usr/share/doc/cleave/errors.md
+docs/glossary.md usr/share/doc/cleave/glossary.md
 docs/install.md usr/share/doc/cleave/install.md
 docs/limits.md usr/share/doc/cleave/limits.md
 docs/metrics.md usr/share/doc/cleave/metrics.md
