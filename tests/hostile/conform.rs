@@ -1,8 +1,10 @@
 //! The tables against any vhost-user-blk back-end that a command line starts. It prints them in Markdown. Each row gets
 //! a back-end of its own, so that a row which kills or blocks one does not hide the rest.
 //!
-//! `docs/conformance/` keeps what it printed for Cleave and for a peer, and `docs/conformance.md` sums that up.
+//! `docs/conformance/` keeps what it printed for Cleave and for a peer, and `docs/conformance.md` sums that up. A test
+//! compares both with the tables.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -289,4 +291,49 @@ pub(super) fn a_back_end_that_dies_fails_its_row() {
     let row = cleave_tests::row("kills", |daemon| daemon.die());
     let why = judge_alone(&template, row).unwrap_err();
     assert!(why.contains("the daemon exited"), "{why}");
+}
+
+/// The recorded runs have the rows of the tables, and the page has their sums: otherwise the runs have to be repeated.
+pub(super) fn the_recorded_runs_have_each_row_and_are_summed_up() {
+    let page = include_str!("../../docs/conformance.md");
+    let rows = tables().into_iter().flat_map(|(_, rows)| rows);
+    let rows: BTreeSet<_> = rows
+        .map(|row| [without_numbers(&one_line(&row.name)), basis_cell(row.basis)])
+        .collect();
+    for (name, recorded) in [
+        ("cleave", include_str!("../../docs/conformance/cleave.md")),
+        (
+            "qemu-storage-daemon",
+            include_str!("../../docs/conformance/qemu-storage-daemon.md"),
+        ),
+    ] {
+        let seen: BTreeSet<_> = recorded.lines().filter_map(recorded_row).collect();
+        let new: Vec<_> = rows.difference(&seen).collect();
+        let gone: Vec<_> = seen.difference(&rows).collect();
+        assert!(
+            new.is_empty() && gone.is_empty(),
+            "docs/conformance/{name}.md is out of date: write to it what the command in its first lines prints. \
+             It lacks {new:?}, and {gone:?} are rows no more"
+        );
+        for line in recorded.lines().filter(|line| line.starts_with("Rows ")) {
+            let (_, sum) = line.split_once(": ").unwrap();
+            let sum = sum.trim_end_matches('.');
+            assert!(
+                page.contains(sum),
+                "docs/conformance.md does not say of {name}: {line}"
+            );
+        }
+    }
+}
+
+/// Returns name and basis of a line of a table, without the number of rows that share it.
+fn recorded_row(line: &str) -> Option<[String; 2]> {
+    let mut cells = line.strip_prefix("| ")?.split(" | ");
+    let (name, basis) = (cells.next()?, cells.next()?);
+    let name = match name.rsplit_once(", and ") {
+        Some((first, rest)) if rest.ends_with(" like it") => first,
+        _ => name,
+    };
+    let is_row = name != "Row" && name != "---";
+    is_row.then(|| [without_numbers(name), basis.to_owned()])
 }
