@@ -1,6 +1,10 @@
 //! The tables against any vhost-user-blk back-end that a command line starts. It prints them in Markdown. Each row gets
 //! a back-end of its own, so that a row which kills or blocks one does not hide the rest.
+//!
+//! `docs/conformance/` keeps what it printed for Cleave and for a peer, and `docs/conformance.md` sums that up. A test
+//! compares both with the tables.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -57,13 +61,16 @@ pub(super) fn report(template: &str, only: &str) -> ExitCode {
     }
 }
 
-/// Prints the tables; whether every row passed that follows from a specification.
+/// Prints the tables. Returns true if no row failed that follows from a specification.
 fn run(template: &str, only: &str) -> Result<bool, String> {
     // A failed row is a line of the table; the text of its panic would only repeat that.
     std::panic::set_hook(Box::new(|_| {}));
     set_time_limit(STEP_LIMIT);
     let offered = offered(template)?;
-    let mut conforms = true;
+    println!(
+        "# Rows for one back-end\n\nWritten by `cargo xtask conform --daemon '{template}'`.\n"
+    );
+    let mut all = Vec::new();
     for (title, mut rows) in tables() {
         rows.retain(|row| row.name.contains(only));
         if rows.is_empty() {
@@ -71,12 +78,17 @@ fn run(template: &str, only: &str) -> Result<bool, String> {
         }
         let lines = judge_all(template, &offered, rows);
         print_table(title, &lines);
-        conforms &= !lines.iter().any(|line| {
-            matches!(line.verdict, Verdict::Failed(_))
-                && matches!(line.basis, Some(Basis::Specified(_)))
-        });
+        all.extend(lines);
     }
-    Ok(conforms)
+    let (specified, policy): (Vec<_>, Vec<_>) = all.iter().partition(|line| line.is_specified());
+    println!(
+        "## All rows\n\nRows that follow from a specification: {}.",
+        sum(specified.iter().copied())
+    );
+    println!("\nRows of our own policy: {}.", sum(policy));
+    Ok(!specified
+        .iter()
+        .any(|line| matches!(line.verdict, Verdict::Failed(_))))
 }
 
 fn tables() -> Vec<(&'static str, Vec<Row>)> {
@@ -89,7 +101,7 @@ fn tables() -> Vec<(&'static str, Vec<Row>)> {
         ("Descriptors", descriptors::rows()),
         ("Memory", memory::rows()),
         ("Life cycle", lifecycle::rows()),
-        ("Life cycle", lifecycle::prompt_rows()),
+        ("Promptness", lifecycle::prompt_rows()),
         ("Two frontends", parked::rows()),
         ("Dirty log", log::rows()),
         ("Recovery", recovery::rows()),
@@ -194,29 +206,43 @@ fn print_table(title: &str, lines: &[Line]) {
             ),
         }
     }
-    let count = |wanted: fn(&Verdict) -> bool| lines.iter().filter(|l| wanted(&l.verdict)).count();
-    println!(
-        "\n{} passed, {} failed, {} not offered.\n",
-        count(|verdict| matches!(verdict, Verdict::Passed)),
-        count(|verdict| matches!(verdict, Verdict::Failed(_))),
-        count(|verdict| matches!(verdict, Verdict::NotOffered)),
-    );
+    println!("\n{}.\n", sum(lines));
+}
+
+/// Says how many rows passed, how many failed, and how many need a feature that is not offered.
+fn sum<'a>(lines: impl IntoIterator<Item = &'a Line>) -> String {
+    let (mut passed, mut failed, mut not_offered) = (0, 0, 0);
+    for line in lines {
+        match line.verdict {
+            Verdict::Passed => passed += 1,
+            Verdict::Failed(_) => failed += 1,
+            Verdict::NotOffered => not_offered += 1,
+        }
+    }
+    format!("{passed} passed, {failed} failed, {not_offered} not offered")
 }
 
 impl Line {
+    fn is_specified(&self) -> bool {
+        matches!(self.basis, Some(Basis::Specified(_)))
+    }
+
     /// Name, basis and result as cells of a Markdown table.
     fn cells(&self) -> [String; 3] {
-        let basis = match self.basis {
-            Some(Basis::Specified(section)) => section.to_owned(),
-            Some(Basis::Policy(section)) => format!("policy ({section})"),
-            None => "policy".to_owned(),
-        };
         let verdict = match &self.verdict {
             Verdict::Passed => "passed".to_owned(),
             Verdict::Failed(why) => format!("**failed**: {}", one_line(why)),
             Verdict::NotOffered => "not offered".to_owned(),
         };
-        [one_line(&self.name), basis, verdict]
+        [one_line(&self.name), basis_cell(self.basis), verdict]
+    }
+}
+
+fn basis_cell(basis: Option<Basis>) -> String {
+    match basis {
+        Some(Basis::Specified(section)) => section.to_owned(),
+        Some(Basis::Policy(section)) => format!("policy ({section})"),
+        None => "policy".to_owned(),
     }
 }
 
@@ -265,4 +291,49 @@ pub(super) fn a_back_end_that_dies_fails_its_row() {
     let row = cleave_tests::row("kills", |daemon| daemon.die());
     let why = judge_alone(&template, row).unwrap_err();
     assert!(why.contains("the daemon exited"), "{why}");
+}
+
+/// The recorded runs have the rows of the tables, and the page has their sums: otherwise the runs have to be repeated.
+pub(super) fn the_recorded_runs_have_each_row_and_are_summed_up() {
+    let page = include_str!("../../docs/conformance.md");
+    let rows = tables().into_iter().flat_map(|(_, rows)| rows);
+    let rows: BTreeSet<_> = rows
+        .map(|row| [without_numbers(&one_line(&row.name)), basis_cell(row.basis)])
+        .collect();
+    for (name, recorded) in [
+        ("cleave", include_str!("../../docs/conformance/cleave.md")),
+        (
+            "qemu-storage-daemon",
+            include_str!("../../docs/conformance/qemu-storage-daemon.md"),
+        ),
+    ] {
+        let seen: BTreeSet<_> = recorded.lines().filter_map(recorded_row).collect();
+        let new: Vec<_> = rows.difference(&seen).collect();
+        let gone: Vec<_> = seen.difference(&rows).collect();
+        assert!(
+            new.is_empty() && gone.is_empty(),
+            "docs/conformance/{name}.md is out of date: write to it what the command in its first lines prints. \
+             It lacks {new:?}, and {gone:?} are rows no more"
+        );
+        for line in recorded.lines().filter(|line| line.starts_with("Rows ")) {
+            let (_, sum) = line.split_once(": ").unwrap();
+            let sum = sum.trim_end_matches('.');
+            assert!(
+                page.contains(sum),
+                "docs/conformance.md does not say of {name}: {line}"
+            );
+        }
+    }
+}
+
+/// Returns name and basis of a line of a table, without the number of rows that share it.
+fn recorded_row(line: &str) -> Option<[String; 2]> {
+    let mut cells = line.strip_prefix("| ")?.split(" | ");
+    let (name, basis) = (cells.next()?, cells.next()?);
+    let name = match name.rsplit_once(", and ") {
+        Some((first, rest)) if rest.ends_with(" like it") => first,
+        _ => name,
+    };
+    let is_row = name != "Row" && name != "---";
+    is_row.then(|| [without_numbers(name), basis.to_owned()])
 }

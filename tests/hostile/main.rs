@@ -33,7 +33,7 @@ use std::process::ExitCode;
 use cleave_tests::{Daemon, Scratch, cases, run_cases, run_rows};
 use conform::{
     a_back_end_that_dies_fails_its_row, a_back_end_that_never_listens_is_reported,
-    our_daemon_passes_a_row_of_each_table,
+    our_daemon_passes_a_row_of_each_table, the_recorded_runs_have_each_row_and_are_summed_up,
 };
 
 fn main() -> ExitCode {
@@ -71,6 +71,7 @@ fn main() -> ExitCode {
         our_daemon_passes_a_row_of_each_table,
         a_back_end_that_never_listens_is_reported,
         a_back_end_that_dies_fails_its_row,
+        the_recorded_runs_have_each_row_and_are_summed_up,
     ])
 }
 

@@ -116,20 +116,20 @@ disk_options! {
         /// interrupts, and so does an I/O that the device refuses to poll for.
         #[arg(long, value_name = "SWITCH", default_value_t)]
         iopoll: Given<Switch<false>>,
-        /// Give space back that the guest discards
+        /// Give the space back that the guest discards (TRIM)
         ///
         /// off: a discard succeeds and does nothing, as it does on a disk that cannot give space back.
         #[arg(long, value_name = "SWITCH", default_value_t)]
         discard: Given<Switch<true>>,
-        /// Most vrings offered, 1 to 256; a worker starts only for one that the guest uses
+        /// Maximum number of queues (vrings), 1 to 256; a worker starts only for one that the guest uses
         #[arg(long, value_name = "N", default_value_t)]
         queues: Given<Number<1, 256, 64>>,
-        /// Most entries of a vring: a power of two from 4 to 32768
+        /// Maximum number of entries of a queue: a power of two from 4 to 32768
         #[arg(long, value_name = "N", default_value_t)]
         queue_size: Given<QueueSize>,
-        /// Most worker threads, 1 to 256 [default: one for each available CPU]
+        /// Maximum number of worker threads, 1 to 256 [default: one for each available CPU]
         ///
-        /// Vrings are distributed among the workers in turn. With --cpus the default is one worker for each CPU of that
+        /// Queues are distributed among the workers in turn. With --cpus the default is one worker for each CPU of that
         /// list.
         #[arg(long, value_name = "N")]
         workers: Option<Number<1, 256>>,
@@ -194,7 +194,7 @@ disk_options! {
         /// could not be sent to an NBD server counts as a write.
         #[arg(long, value_name = "POLICY")]
         on_error: ErrorPolicy,
-        /// Most requests and bytes a second: iops-total=5000,bps-write=100M and so on [default: none]
+        /// Maximum number of requests and bytes a second: iops-total=5000,bps-write=100M and so on [default: none]
         ///
         /// Names and meaning are QEMU's: iops-total, iops-read, iops-write, bps-total, bps-read and bps-write. A total
         /// excludes the read and write limits of its kind. Followed by -max (iops-total-max=20000), a name sets the rate
@@ -211,13 +211,13 @@ disk_options! {
         /// and sleeps otherwise. An idle disk costs nothing.
         #[arg(long, value_name = "HOW")]
         completion: CompletionOption,
-        /// Most CPU time that adaptive may spin without finding work, in per cent of one core, 0 to 25600
+        /// Maximum CPU time that adaptive may spin without finding work, in per cent of one core, 0 to 25600
         ///
-        /// For the whole disk, however many workers serve it. When it is used up, workers sleep until some has accrued
+        /// For the whole disk, however many workers serve it. When it is used up, workers sleep until there is budget
         /// again. 0: adaptive never spins. Refused beside interrupt and poll, unless --control could change the mode later.
         #[arg(long, value_name = "PCT")]
         spin_cpu_max: Number<0, SPIN_MAX, { Tuning::SPIN_CPU_MAX }>,
-        /// Most CPU time that adaptive may spin at all, also where it finds work [default: as much as pays]
+        /// Maximum CPU time that adaptive may spin at all, also where it finds work [default: as much as pays]
         ///
         /// In per cent of one core, 1 to 25600, for all workers of this daemon together. Refused in the same cases as
         /// --spin-cpu-max.
@@ -242,7 +242,7 @@ disk_options! {
         /// Only while other requests of the vring are in flight: a lone request is never delayed. 0: never.
         #[arg(long, value_name = "N")]
         coalesce_us: Number<0, COALESCE_US_MAX>,
-        /// Most requests whose calls are merged into one, 0 to 32768; 0: as many as complete within --coalesce-us
+        /// Maximum number of requests whose calls are merged into one, 0 to 32768; 0: as many as complete within --coalesce-us
         ///
         /// Needs --coalesce-us above 0.
         #[arg(long, value_name = "N")]
@@ -250,8 +250,8 @@ disk_options! {
         /// Split large requests into several smaller ones: off, auto, or the size of the pieces
         ///
         /// auto: if that pays, in the size that pays best, as measured while serving. A size is a power of two from 4K to 4M, no
-        /// less than the disk's block: every request that is larger and has 32K or more is cut into pieces of that size, or into
-        /// at most 64 larger ones.
+        /// less than the disk's block: every request that is larger and has 32K or more is cut into pieces of that size, or of a
+        /// larger one if there would be more than 64.
         #[arg(long, value_name = "HOW")]
         split: SplitOption,
         /// Names and values by which the disk's owner finds it: owner=web,zone=b [default: none]
