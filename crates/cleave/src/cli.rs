@@ -139,7 +139,7 @@ enum Command {
     /// built-in client, measures, prints a table and the QEMU command line that attaches a guest, and
     /// keeps serving until Ctrl-C. Everything is removed at the end.
     Demo(demo::DemoArgs),
-    /// Check this host, a socket and an image, and say how to mend what is wrong
+    /// Check this host, a socket and an image, and say how to repair what is wrong
     ///
     /// Prints a line for each finding: OK, warning or problem, and the remedy. Nothing is changed. A disk is opened
     /// read-only for a moment, to see whether its locks are held.

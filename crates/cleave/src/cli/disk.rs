@@ -24,7 +24,7 @@ Examples:
       cleave disk show d1
   Another limit while a guest uses it:
       cleave disk set d1 --limit iops-total=0,bps-total=100M
-  A moment of rest for a snapshot by other means:
+  A quiesce, for a snapshot by other means:
       cleave disk quiesce d1 --for 30 && if lvcreate -s -n s vg0/a
           then cleave disk resume d1 || lvremove -y vg0/s; else cleave disk resume d1; fi
   The disk was full, and its guest waits; there is room again:
@@ -61,10 +61,10 @@ pub(super) enum DiskCommand {
     Resize(DiskArgs),
     /// Try a failed disk again at once
     Start(DiskArgs),
-    /// Retry the requests that are held because the disk failed them, and end its quiet
+    /// Retry the requests that are held because the disk failed them, and end a quiesce
     ///
-    /// Exits with 1 if the disk was not quiet any more: its time was over, or another command ended it. A copy made since then may be
-    /// torn. With --held or --all only held requests matter.
+    /// Exits with 1 if the quiesce had ended before: its time was over, or another command ended it. A copy made since then may
+    /// be torn. With --held or --all only held requests matter.
     Resume(ResumeDiskArgs),
     /// End the requests that are held because the disk failed them: the guest gets I/O errors
     Fail(OneArgs),
@@ -149,7 +149,7 @@ pub(super) struct SetArgs {
 pub(super) struct QuiesceArgs {
     #[command(flatten)]
     one: DiskArgs,
-    /// Longest quiet, in seconds: 1 to 60
+    /// Longest time of the quiesce, in seconds: 1 to 60
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 10,
           value_parser = clap::value_parser!(u32).range(1..=60))]
     seconds: u32,
@@ -159,13 +159,13 @@ pub(super) struct QuiesceArgs {
 pub(super) struct ResumeDiskArgs {
     #[command(flatten)]
     one: DiskArgs,
-    /// End only the quiet that `cleave disk quiesce` named so, and leave held requests alone
+    /// End only the quiesce that `cleave disk quiesce` named so, and leave held requests alone
     #[arg(long, value_name = "NAME", conflicts_with = "held")]
     quiet: Option<String>,
-    /// Retry only the held requests, and leave a quiet alone
+    /// Retry only the held requests, and leave a quiesce alone
     #[arg(long)]
     held: bool,
-    /// Retry the held requests of all disks that are served, and leave their quiets alone
+    /// Retry the held requests of all disks that are served, and end no quiesce
     #[arg(long, conflicts_with_all = ["id", "quiet", "json"])]
     all: bool,
 }
