@@ -1,6 +1,7 @@
 //! Whole vhost-user sessions, from their sockets on: messages with payloads and descriptors of the input's choice. A second
-//! frontend connects when the input has a message of it, and another host has the disk when the input says so. The sessions
-//! end when the input does, and nothing that came keeps them from ending.
+//! frontend connects when the input has a message of it, another host has the disk when the input says so, and a session is
+//! handed over as the input has changed it. The sessions end when the input does, nothing that came keeps them from ending, and
+//! no descriptor is left.
 #![no_main]
 
 use std::fs::File;
@@ -10,12 +11,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::thread::JoinHandle;
 
 use cleave_blk::Face;
 use cleave_disk::{Disk, DiskSpec, OpenOptions};
-use cleave_session::{Ending, Offload, Owners, Possession, Session, SessionConfig};
+use cleave_session::{
+    Ending, Handover, Offload, Owners, Possession, RecordedMessage, Session, SessionConfig,
+    SessionHandle,
+};
 use cleave_worker::{CompletionPolicy, Device, Split, Tuning, WorkerConfig};
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -44,6 +48,11 @@ const REFUSES: u8 = 0x20;
 const FAILS: u8 = 0x40;
 const WAITS: u8 = 0x80;
 
+/// Number of a message that no frontend sends: its session is handed over. What it says comes in, in two bytes, and a message.
+const HAND_OVER: u8 = 0xf0;
+/// Descriptors that are open beside those of the first input: what sessions close later, on another thread.
+const OPEN_MAX: usize = 256;
+
 /// Longest wait for an answer, which a frontend that waits for the disk does not get.
 const ANSWER_TIME: Timespec = Timespec {
     tv_sec: 0,
@@ -58,6 +67,9 @@ struct Things {
     /// Both ends: without a reader, a write raises SIGPIPE, which the program ignores and which ends libFuzzer.
     pipe: (OwnedFd, OwnedFd),
 }
+
+/// Descriptors that were open after the first input.
+static OPEN: OnceLock<usize> = OnceLock::new();
 
 static THINGS: LazyLock<Things> = LazyLock::new(|| {
     let disk = Disk::open(&DiskSpec::Null(8 << 20), &OpenOptions::default()).unwrap();
@@ -155,19 +167,49 @@ impl Possession for Hosts {
     }
 }
 
-/// A connection with its session.
-struct Frontend {
+/// A connection with its session, until that has ended.
+struct Frontend<'a> {
     stream: UnixStream,
-    session: JoinHandle<Ending>,
+    session: Option<(JoinHandle<Ending>, SessionHandle)>,
+    host: &'a Host,
+    /// A part of a message was sent, for the rest of which a session waits that is to be handed over.
+    sends: bool,
 }
 
-impl Frontend {
-    fn connect(things: &Things, offload: &Offload, owners: &Arc<Owners>) -> Frontend {
+/// What all sessions have in common.
+struct Host {
+    device: Arc<Device>,
+    offload: Offload,
+    owners: Arc<Owners>,
+}
+
+impl Frontend<'_> {
+    fn connect(host: &Host) -> Frontend<'_> {
         let (stream, theirs) = UnixStream::pair().unwrap();
-        let (device, offload) = (things.device.clone(), offload.clone());
-        let (session, _) = Session::new(theirs, device, offload, owners.clone(), CONFIG).unwrap();
-        let session = std::thread::spawn(move || session.run());
-        Frontend { stream, session }
+        let (device, owners) = (host.device.clone(), host.owners.clone());
+        let made = Session::new(theirs, device, host.offload.clone(), owners, CONFIG);
+        Frontend {
+            stream,
+            session: Some(spawn(made.unwrap())),
+            host,
+            sends: false,
+        }
+    }
+
+    /// Has another session go on with what this one is handed over as, and with what the input makes of it.
+    fn hand_over(&mut self, said: &[u8], fds: &[BorrowedFd<'_>]) {
+        let Some((session, handle)) = self.session.take_if(|_| !self.sends) else {
+            return;
+        };
+        handle.hand_over();
+        let Ending::HandedOver(mut handover) = session.join().unwrap() else {
+            return;
+        };
+        change(&mut handover, said, fds);
+        let (device, owners) = (self.host.device.clone(), self.host.owners.clone());
+        let offload = self.host.offload.clone();
+        let made = Session::resume(*handover, device, offload, owners, CONFIG, || ());
+        self.session = Some(spawn(made.unwrap()));
     }
 
     /// Waits for an answer, so that the next message finds its effect.
@@ -186,15 +228,60 @@ impl Frontend {
     }
 }
 
+fn spawn((session, handle): (Session, SessionHandle)) -> (JoinHandle<Ending>, SessionHandle) {
+    (std::thread::spawn(move || session.run()), handle)
+}
+
+/// Changes what a session is handed over as. The first byte flips what no message says, the second is the place of a message,
+/// and the third its number.
+fn change(handover: &mut Handover, said: &[u8], fds: &[BorrowedFd<'_>]) {
+    let [flags, place, number, payload @ ..] = said else {
+        return;
+    };
+    let has = |flag: u8| flags & flag != 0;
+    handover.owns ^= has(1);
+    handover.has_owned ^= has(2);
+    handover.needs_reset ^= has(4);
+    if has(8) {
+        handover.writeback = Some(has(0x10));
+    }
+    if has(0x20) {
+        handover.device.clone_from(&payload.to_vec());
+    }
+    let place = usize::from(*place) % (handover.messages.len() + 1);
+    if has(0x40) {
+        handover.messages.truncate(place);
+    }
+    if has(0x80) {
+        let fds = fds.iter().map(|fd| fd.try_clone_to_owned().unwrap());
+        let message = RecordedMessage {
+            request: u32::from(*number),
+            payload: payload.to_vec(),
+            fds: fds.collect(),
+        };
+        handover.messages.insert(place, message);
+    }
+}
+
+/// Returns the number of open descriptors.
+fn open() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
 /// A message: number, flags, descriptors, length of what is said of its payload, then that. Flags: want an answer; the flag of
 /// an answer; a size that is not the payload's; half a message; of the second frontend; another host has the disk once more when
 /// it is asked for; the disk can never be had; the next message waits for the answer.
+/// The number `HAND_OVER` does not stand for a message.
 fn run(input: &[u8]) {
     let things = &*THINGS;
     let hosts = Arc::new(Hosts::default());
-    let (owners, offload) = (Arc::new(Owners::of(hosts.clone())), Offload::default());
-    let connect = || Frontend::connect(things, &offload, &owners);
-    let first = connect();
+    let host = Host {
+        device: things.device.clone(),
+        offload: Offload::default(),
+        owners: Arc::new(Owners::of(hosts.clone())),
+    };
+    let connect = || Frontend::connect(&host);
+    let mut first = connect();
     let mut second = None;
     let mut rest = input;
     for _ in 0..MESSAGES_MAX {
@@ -221,9 +308,14 @@ fn run(input: &[u8]) {
         hosts.refusals.fetch_add(refused, Ordering::SeqCst);
         hosts.fails.fetch_or(has(FAILS), Ordering::SeqCst);
         let frontend = match has(OF_SECOND) {
-            false => &first,
+            false => &mut first,
             true => second.get_or_insert_with(connect),
         };
+        if *number == HAND_OVER {
+            frontend.hand_over(said, &descriptors(things, *fds));
+            continue;
+        }
+        frontend.sends |= has(HALF) || has(OTHER_SIZE);
         frontend.forget_answers();
         send(&frontend.stream, &message, &descriptors(things, *fds));
         if has(WAITS) {
@@ -235,8 +327,12 @@ fn run(input: &[u8]) {
         let _ = frontend.stream.shutdown(std::net::Shutdown::Write);
     }
     for frontend in frontends {
-        frontend.session.join().unwrap();
+        let ended = frontend.session.map(|(session, _)| session.join().unwrap());
+        drop(ended);
     }
+    drop(host);
+    let most = OPEN_MAX + *OPEN.get_or_init(open);
+    assert!(open() <= most, "descriptors are left");
     // The workers of these sessions wrote it.
     let _ = rustix::io::read(&things.event, &mut [0; 8]);
     while rustix::io::read(&things.pipe.0, &mut [0; 4096]).is_ok_and(|count| count > 0) {}
