@@ -61,6 +61,8 @@ fn a_single_disk_tells_what_it_is_as_well() {
         )
     );
     assert_eq!(node.get("state"), None);
+    // Nothing does that is not a service manager.
+    assert_eq!(node["keeps"], json!(false));
     let room = &node["open_files"];
     assert!(room["needed"].as_u64() <= room["max"].as_u64(), "{room}");
     for path in ["/healthz", "/readyz"] {

@@ -33,10 +33,10 @@ pub use orders::{
 };
 pub use problem::{Problem, ProblemKind};
 pub use report::{
-    DiskReport, ImageLock, InFlightRequests, LatencySummary, LegReport, PacingReport,
-    PossessionState, ProcessReport, RequestClass, RequestDirection, RequestTotals, RequestVerb,
-    RunningVring, ServerConnections, SessionReport, SizeClass, SpinExperiment, SplitExperiment,
-    SplitReport, StalledVring, StoreKind, StoreReport, TuningReport, VringReport, WorkerMode,
-    ZeroReads,
+    DiskReport, HandOverReport, ImageLock, InFlightRequests, LastHandOver, LatencySummary,
+    LegReport, PacingReport, PossessionState, ProcessReport, RequestClass, RequestDirection,
+    RequestTotals, RequestVerb, RunningVring, ServerConnections, SessionReport, SizeClass,
+    SpinExperiment, SplitExperiment, SplitReport, StalledVring, StoreKind, StoreReport,
+    TuningReport, VringReport, WorkerMode, ZeroReads,
 };
 pub use table::{HttpMethod, Operation, Query, QueryValue, Route, Tag};

@@ -29,6 +29,9 @@ pub struct NodeReport {
     pub start_seconds: f64,
     /// The time of this answer, in seconds since 1970.
     pub now_seconds: f64,
+    /// A service manager keeps the disks, with the connections of their frontends, while this process is restarted.
+    #[serde(default)]
+    pub keeps: bool,
     /// Room for disks.
     pub disks: DiskRoom,
     /// Room for open files.

@@ -26,6 +26,9 @@ pub struct DiskReport {
     pub possession: PossessionState,
     /// The frontend.
     pub session: SessionReport,
+    /// How the disk goes from one process to the next.
+    #[serde(default)]
+    pub hand_over: HandOverReport,
     /// The settings that can change while the disk is served.
     pub tuning: TuningReport,
     /// How the workers wait.
@@ -161,6 +164,25 @@ pub struct RunningVring {
     /// The frontend keeps its requests in flight: after a crash the next daemon repeats them. Otherwise a crash loses them.
     #[serde(default)]
     pub recovery: bool,
+}
+
+/// How the disk goes from one process to the next, with the connections of its frontends.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct HandOverReport {
+    /// Why the frontends of the disk would have to connect again if the process were restarted now. Null: nothing about the disk
+    /// keeps them from being handed over. If `keeps` of the process is false, they have to connect again all the same.
+    pub obstacle: Option<String>,
+    /// How this process came by the connections that it has from the process before. Null: it has taken none over.
+    pub last: Option<LastHandOver>,
+}
+
+/// A hand-over to this process.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LastHandOver {
+    /// Time in which the disk was not served. Null: the process before died, and nobody knows when.
+    pub pause_seconds: Option<f64>,
+    /// When the disk was served again, in seconds since 1970.
+    pub at_seconds: f64,
 }
 
 /// The settings that `PATCH` changes. They mean what the options of the same names mean.

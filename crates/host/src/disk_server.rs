@@ -12,6 +12,7 @@ mod server_losses;
 mod sessions;
 mod size;
 mod size_checks;
+mod terms;
 
 use std::fs::File;
 use std::io;
@@ -254,7 +255,10 @@ impl DiskServer {
             confinement.clone(),
             &service.config,
         );
+        let owners = Arc::new(Owners::of(possession.clone()));
+        let terms = terms::of(&service, &disk, owners.clone());
         let status = status.named(naming.id).telling(naming.events);
+        let status = status.handed_over_on(terms);
         let _ = id.set(status.id());
         let offload = Offload::default();
         Ok(DiskServer {
@@ -265,7 +269,7 @@ impl DiskServer {
             losses: ServerLosses::default(),
             disk,
             device,
-            owners: Arc::new(Owners::of(possession.clone())),
+            owners,
             possession,
             service,
             confinement,

@@ -146,6 +146,7 @@ async fn control(
             descriptors_own: DESCRIPTORS_OWN,
             descriptors_max: descriptors,
         },
+        keeps: manager.has_store(),
         many: Some(node.clone()),
     });
     let server = Server::start(socket, router::router(host.clone()))?;

@@ -253,8 +253,7 @@ async fn control(
         Ok((confinement, watch.confined(&watched)))
     };
     let name = disk.name().to_owned();
-    let config = service.config.clone();
-    let deadline = service.stop_deadline();
+    let (config, deadline) = (service.config.clone(), service.stop_deadline());
     let mut server = DiskServer::new(service, disk, &door, naming, watch, confine)?;
     server.serve_connected(&door)?;
     server.resume(parcel.sessions, parcel.since);
@@ -281,6 +280,7 @@ async fn control(
         disks,
         events,
         room: outside.room,
+        keeps: outside.manager.has_store(),
         many: None,
     });
     let control = opened.map(|socket| Server::start(socket, router::router(host.clone())));

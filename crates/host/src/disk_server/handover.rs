@@ -3,23 +3,23 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use cleave_disk::{Backing, Leg};
-use cleave_session::{Handover, Keeper, Session, SessionHandle, SessionView};
+use cleave_session::{Handover, Keeper, Session, SessionHandle};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 
+use super::terms::is_in_memory;
 use super::{DiskServer, Order, identities};
 use crate::failure::Failure;
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::handover::store::{self, SessionKeeper};
 use crate::process::systemd::{self, Manager};
-use crate::socket::{Door, Endpoint};
+use crate::socket::Door;
 
 impl DiskServer {
     /// Tells of the end for this reason. Returns true if the frontends have to connect again.
     pub(super) fn is_kept_back(&self, why: &str) -> bool {
         let name = self.disk.name();
-        let obstacle = self.obstacle();
+        let obstacle = self.status.obstacle();
         match &obstacle {
             None => tracing::info!(
                 "{name}: {why}: finishing the requests in flight, then leaving the rest to the next process"
@@ -29,34 +29,6 @@ impl DiskServer {
             ),
         }
         obstacle.is_some()
-    }
-
-    /// Returns why the frontends of this disk would have to connect again.
-    fn obstacle(&self) -> Option<String> {
-        let views: Vec<_> = self
-            .guests
-            .iter()
-            .map(|guest| guest.remote.view())
-            .collect();
-        let mut obstacles = views.iter().filter_map(|view| view.obstacle);
-        let are_held = !self.device.records.stalled().is_empty();
-        let are_recorded = |view: &SessionView| view.vrings.iter().all(|vring| vring.recovery);
-        let why = if matches!(self.service.endpoint, Endpoint::Fd(_)) {
-            "its socket was passed by a number"
-        } else if self.is_in_memory() {
-            "its bytes are in the memory of this process"
-        } else if !self.possession.is_active() {
-            "another host has the disk, or may have it"
-        } else if self.status.quiet_left().is_some() {
-            "it is quiesced"
-        } else if self.owners.waiting() > 0 {
-            "a frontend waits for the disk"
-        } else if are_held && !views.iter().all(are_recorded) {
-            "requests are held that the frontend does not keep"
-        } else {
-            obstacles.next()?
-        };
-        Some(why.to_owned())
     }
 
     /// Ends, and has the manager keep what the next process needs to go on.
@@ -118,29 +90,31 @@ impl DiskServer {
 
     /// Returns what keeps a session for the case that this process is killed.
     pub(super) fn keeper(&self) -> Option<Box<dyn Keeper>> {
-        let manager = self.manager.as_ref().filter(|_| !self.is_in_memory())?;
+        let manager = self
+            .manager
+            .as_ref()
+            .filter(|_| !is_in_memory(&self.disk))?;
         let keeper = SessionKeeper::new(manager.clone(), self.record());
         Some(Box::new(keeper))
     }
 
-    fn is_in_memory(&self) -> bool {
-        let is_in_memory =
-            |leg: &Leg| matches!(leg.backing(), Backing::Ram(_) | Backing::Model { .. });
-        self.disk.legs().iter().any(is_in_memory)
-    }
-
     /// Goes on with the sessions of another process. `since`: they have waited from then on.
     pub(crate) fn resume(&mut self, sessions: Vec<Handover>, since: Option<Duration>) {
-        for session in sessions {
+        for (at, session) in sessions.into_iter().enumerate() {
             let name = self.disk.name().to_owned();
-            let told = name.clone();
+            let (told, status) = (name.clone(), self.status.clone());
             let resumed = move || {
-                let Some(since) = since else {
+                let pause = since.map(|since| now().saturating_sub(since));
+                // The guest's, which comes first. One that is parked waits for nothing.
+                if at == 0 {
+                    status.note_taken_over(pause);
+                }
+                let Some(pause) = pause else {
                     return tracing::info!(
                         "{told}: the frontend of a daemon that died was taken over"
                     );
                 };
-                let pause = now().saturating_sub(since).as_secs_f64() * 1e3;
+                let pause = pause.as_secs_f64() * 1e3;
                 tracing::info!(
                     "{told}: its frontend was taken over after a pause of {pause:.1} ms"
                 );

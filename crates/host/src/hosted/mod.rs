@@ -25,6 +25,8 @@ pub(crate) struct Host {
     pub(crate) disks: Arc<Disks>,
     pub(crate) events: Arc<Events>,
     pub(crate) room: Room,
+    /// True if the service manager keeps disks for the next process.
+    pub(crate) keeps: bool,
     /// `None`: there is one disk, which the command line describes.
     pub(crate) many: Option<Arc<dyn ManyDisks>>,
 }

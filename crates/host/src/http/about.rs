@@ -27,6 +27,7 @@ pub(super) async fn node(Shared(host): Shared<Arc<Host>>) -> Response {
         boot: host.events.boot().to_owned(),
         start_seconds: seconds(started().time),
         now_seconds: seconds(SystemTime::now()),
+        keeps: host.keeps,
         disks: DiskRoom {
             count: host.disks.all().len() as u64,
             max: room.disks_max as u64,

@@ -75,6 +75,7 @@ impl DiskStatus {
             process: process(),
             possession: self.possession.state(),
             session: self.session_report(),
+            hand_over: self.hand_over(),
             tuning: self.tuning(),
             pacing: pacing(device),
             totals: totals(device),

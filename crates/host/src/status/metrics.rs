@@ -65,6 +65,10 @@ const SERVED: &[Family<ServedMetrics>] = families! { ServedMetrics:
     gauge cleave_vrings_without_recovery = |disk, to| {
         to.one(disk.report.session.vrings.iter().filter(|vring| !vring.recovery).count());
     };
+    /// Time in which the disk was not served when the process before handed it over; absent if none did.
+    gauge cleave_hand_over_pause_seconds = |disk, to| {
+        to.maybe(disk.report.hand_over.last.and_then(|last| last.pause_seconds));
+    };
     /// Size of the disk.
     gauge cleave_disk_size_bytes = |disk, to| to.one(disk.report.store.size_bytes);
     /// Bytes that are missing at the end of the disk, or of a leg of its stripe, because it shrank.

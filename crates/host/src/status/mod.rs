@@ -3,6 +3,7 @@
 //! This lives on the control loop's thread and only reads what workers write for it, so that nobody who asks slows down a disk.
 
 mod gather;
+mod hand_over;
 mod metrics;
 mod orders;
 mod quiet;
@@ -12,12 +13,12 @@ mod usage;
 
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
-use cleave_api::EventName;
+use cleave_api::{EventName, LastHandOver};
 use cleave_config::DiskConfig;
-use cleave_session::SessionHandle;
+use cleave_session::{Owners, SessionHandle};
 use cleave_worker::{Device, Prior, Split};
 use serde_json::Value;
 use tokio::sync::Semaphore;
@@ -39,6 +40,15 @@ struct Quiet {
     until: Instant,
     /// Ends it then.
     timer: AbortHandle,
+}
+
+/// What a hand-over of a disk depends on, apart from its state and its sessions.
+#[derive(Debug, Default)]
+pub(crate) struct HandOverTerms {
+    /// All sessions of the disk.
+    pub(crate) owners: Arc<Owners>,
+    /// An obstacle that stays for as long as the disk is served.
+    pub(crate) lasting: Option<&'static str>,
 }
 
 /// A session that has begun and not ended.
@@ -67,6 +77,10 @@ pub(crate) struct DiskStatus {
     /// The session of the guest first, then the one that is parked.
     sessions: Mutex<Vec<CurrentSession>>,
     sessions_so_far: AtomicU64,
+    /// What the next process would need.
+    terms: HandOverTerms,
+    /// Set when a session of the process before is served again.
+    last_hand_over: OnceLock<LastHandOver>,
     /// Set while the disk does not take requests.
     quiet: Mutex<Option<Quiet>>,
     /// True when the disk is no longer served, and cannot be made quiet. Changed while `quiet` is locked.
@@ -106,6 +120,8 @@ impl DiskStatus {
                 .map(|path| path.display().to_string()),
             sessions: Mutex::default(),
             sessions_so_far: AtomicU64::new(0),
+            terms: HandOverTerms::default(),
+            last_hand_over: OnceLock::new(),
             quiet: Mutex::new(None),
             has_ended: AtomicBool::new(false),
             aside: Arc::new(Semaphore::new(1)),
@@ -124,6 +140,12 @@ impl DiskStatus {
     /// Sends the disk's events to `events`.
     pub(crate) fn telling(mut self, events: Arc<Events>) -> DiskStatus {
         self.events = events;
+        self
+    }
+
+    /// Has the disk be handed over on these terms.
+    pub(crate) fn handed_over_on(mut self, terms: HandOverTerms) -> DiskStatus {
+        self.terms = terms;
         self
     }
 

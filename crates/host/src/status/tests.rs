@@ -99,7 +99,7 @@ fn the_shape_of_the_json_is_a_promise() {
     fields(&report, "", &mut found);
     let expected = "\
         endpoint errors.broken errors.invalid errors.memory errors.space errors.store \
-        errors.unsupported id in_flight.oldest_seconds in_flight.requests name pacing.cpu_seconds pacing.dozes \
+        errors.unsupported hand_over.last hand_over.obstacle id in_flight.oldest_seconds in_flight.requests name pacing.cpu_seconds pacing.dozes \
         pacing.experiments pacing.sleeps pacing.spin_hit_seconds pacing.spin_left_max_seconds \
         pacing.spin_left_seconds pacing.spin_wasted_seconds pacing.switches.budget \
         pacing.switches.crowded pacing.switches.fast pacing.switches.slow pacing.switches.tuned pacing.switches.vain \
