@@ -271,7 +271,8 @@ fn connects_as(user: u32, group: u32, socket: &Path) -> std::io::Result<UnixStre
     })
 }
 
-/// With the folder, group and umask of the unit file, QEMU can connect as libvirt runs it, and no other user can.
+/// With the folder, group and umask of the unit file, QEMU can connect as libvirt runs it, and no other user can. The control socket
+/// is for neither.
 #[test]
 fn the_service_can_be_reached_by_the_group_of_qemu() {
     if !is_root() {
@@ -287,7 +288,7 @@ fn the_service_can_be_reached_by_the_group_of_qemu() {
     std::os::unix::fs::chown(&folder, Some(0), Some(group)).unwrap();
     let mode = u32::from_str_radix(&of_unit("RuntimeDirectoryMode"), 8).unwrap();
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(mode)).unwrap();
-    let socket = folder.join("disk.sock");
+    let [socket, control] = ["disk.sock", "control.sock"].map(|name| folder.join(name));
     let line = format!(
         "umask {}; exec setpriv --regid {group} --clear-groups --bounding-set -all --inh-caps -all --no-new-privs \"$@\"",
         of_unit("UMask")
@@ -296,20 +297,32 @@ fn the_service_can_be_reached_by_the_group_of_qemu() {
         .args(["-c", &line, "sh"])
         .arg(cleave_tests::program_path())
         .args(["serve", "--disk", "ram:1M", "--socket-path"])
-        .arg(&socket)
+        .args([
+            socket.as_os_str(),
+            "--control".as_ref(),
+            control.as_os_str(),
+        ])
         .spawn()
         .unwrap();
     let reached = wait_until(|| connects_as(qemu, group, &socket).is_ok());
-    let kept_out = connects_as(other, other, &socket);
+    // The control socket is there by then.
+    let kept_out = [
+        connects_as(other, other, &socket),
+        connects_as(qemu, group, &control),
+        connects_as(other, other, &control),
+    ];
+    let owner_reaches = UnixStream::connect(&control);
     let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert!(reached, "QEMU cannot connect");
-    let kept_out = kept_out.map_err(|error| error.kind());
-    assert!(matches!(
-        kept_out,
-        Err(std::io::ErrorKind::PermissionDenied)
-    ));
+    owner_reaches.unwrap();
+    for attempt in kept_out {
+        assert_eq!(
+            attempt.unwrap_err().kind(),
+            std::io::ErrorKind::PermissionDenied
+        );
+    }
 }
 
 #[test]

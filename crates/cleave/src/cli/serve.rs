@@ -84,8 +84,8 @@ pub(crate) struct ServeOptions {
     ///
     /// `cleave top` and `cleave stats` read it, and so does curl --unix-socket. The metrics for Prometheus are under
     /// /metrics. Only the user that runs cleave may use the socket (mode 0600). A stale one is replaced; the file is
-    /// removed when cleave ends.
-    #[arg(long, value_name = "PATH")]
+    /// removed when cleave ends. Of several the last one counts, so that the options of a unit can name another.
+    #[arg(long, value_name = "PATH", overrides_with = "control")]
     control: Option<PathBuf>,
     /// Group that may use the control socket too (mode 0660): a name or a number
     #[arg(long, value_name = "GROUP", requires = "control")]

@@ -116,6 +116,9 @@ fn every_option_reaches_the_settings() {
         })
     };
     assert_eq!(sockets.control, socket("/c", "a"));
+    // The unit names one, and its options may name another.
+    let twice = with("--control /unit --control /c --control-group a");
+    assert_eq!(twice.control, socket("/c", "a"));
     assert_eq!(sockets.metrics, socket("/m", "b"));
 }
 
