@@ -62,6 +62,7 @@ fn pages_and_completions_are_written() {
         ("cleave-serve.1", "\\-\\-stop\\-deadline"),
         ("cleave-stripe-create.1", "\\-\\-chunk"),
         ("cleave-doctor.1", ".SH EXAMPLES"),
+        ("cleave-upgrade.1", "\\-\\-check"),
         ("cleave.bash", "--socket-path"),
         ("_cleave", "#compdef cleave"),
         ("cleave.fish", "complete -c cleave"),

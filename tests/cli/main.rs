@@ -7,6 +7,7 @@ mod demo_and_probe;
 mod disk;
 mod doctor;
 mod refused;
+mod upgrade;
 mod view;
 
 use std::path::Path;

@@ -24,6 +24,8 @@ pub struct ServiceManager {
     messages: UnixDatagram,
     address: PathBuf,
     log: PathBuf,
+    /// The program that it starts.
+    pub program: PathBuf,
     /// Shell commands before a service is started, such as `ulimit -n 64`.
     pub prelude: String,
     /// Descriptors that a service has stored, with their names.
@@ -40,6 +42,7 @@ impl ServiceManager {
             messages,
             address,
             log: scratch.join("journal"),
+            program: program_path().to_owned(),
             prelude: ":".to_owned(),
             kept: Vec::new(),
         }
@@ -58,7 +61,7 @@ impl ServiceManager {
         let line = format!("{}; export LISTEN_PID=$$; exec \"$@\"", self.prelude);
         command
             .args(["-c", &line, "sh"])
-            .arg(program_path())
+            .arg(&self.program)
             .args(args)
             .stderr(log.unwrap())
             .env("NOTIFY_SOCKET", &self.address)

@@ -9,6 +9,7 @@ mod node;
 mod probe;
 mod serve;
 mod stripe;
+mod upgrade;
 mod view;
 
 use std::ffi::OsString;
@@ -25,6 +26,7 @@ use crate::commands::doctor::Doctor;
 use crate::commands::probe::Probe;
 use crate::commands::remote::Remote;
 use crate::commands::stripe::StripeAction;
+use crate::commands::upgrade::Upgrade;
 use crate::commands::view::{Stats, Top};
 use crate::options_doc;
 use serve::{EndpointArgs, ServeArgs, ServeOptions};
@@ -56,6 +58,8 @@ pub(crate) enum Action {
     Top(Top),
     /// Show it once.
     Stats(Stats),
+    /// Restart daemons under the installed program.
+    Upgrade(Upgrade),
 }
 
 /// Answer to `--print-capabilities` (vhost-user "Backend program conventions").
@@ -133,6 +137,13 @@ enum Command {
     /// Show what disks have done, once
     #[command(after_long_help = view::STATS_EXAMPLES)]
     Stats(view::StatsArgs),
+    /// Restart the daemons under the installed program, and say what each guest noticed
+    ///
+    /// Asks each daemon whose program is not the installed one, which is the one that runs this command, what it would hand
+    /// over, has systemd restart its unit, and says for each disk how long its guest paused. A daemon that is not in a unit
+    /// is left alone, and so is one that nothing would be handed over from: the lines say what to do. Needs root.
+    #[command(after_long_help = upgrade::EXAMPLES)]
+    Upgrade(upgrade::UpgradeArgs),
     /// See it work on this machine; nothing else is needed
     ///
     /// Makes an image in a temporary folder, serves it on a socket, fills and verifies it through the
@@ -206,6 +217,7 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
         Some(Command::Demo(args)) => Ok(Action::Demo(args.into())),
         Some(Command::Top(args)) => Ok(Action::Top(args.into())),
         Some(Command::Stats(args)) => Ok(Action::Stats(args.into())),
+        Some(Command::Upgrade(args)) => Ok(Action::Upgrade(args.into())),
         Some(Command::Doctor(args)) => Ok(Action::Doctor(args.into())),
         Some(Command::Stripe(command)) => Ok(Action::Stripe(command.into())),
         None if cli.program.help_markdown => Ok(Action::Print(markdown())),

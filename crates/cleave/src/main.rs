@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use cleave_host::{Failure, last_words, serve_disk, serve_node};
 
 use cli::Action;
-use commands::{demo, doctor, probe, remote, stripe, view};
+use commands::{demo, doctor, probe, remote, stripe, upgrade, view};
 
 fn main() -> ExitCode {
     let ended = match cli::parse(std::env::args_os()) {
@@ -42,6 +42,7 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Demo(demo) => demo::run(&demo),
         Action::Top(top) => view::top(&top),
         Action::Stats(stats) => view::stats(&stats),
+        Action::Upgrade(asked) => upgrade::run(&asked),
         Action::Pages(folder) => pages::write(cli::definition(), &folder),
         Action::Doctor(doctor) => doctor::run(&doctor),
         Action::Stripe(stripe) => stripe::run(&stripe),

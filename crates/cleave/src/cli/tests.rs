@@ -500,6 +500,17 @@ fn every_option_reaches_the_probe() {
 }
 
 #[test]
+fn an_upgrade_is_of_the_units_or_of_the_sockets_that_are_named() {
+    let upgrade = |line: &str| match parsed(line) {
+        Ok(Action::Upgrade(upgrade)) => (upgrade.check, upgrade.sockets),
+        other => panic!("{line}: {other:?}"),
+    };
+    assert_eq!(upgrade("cleave upgrade"), (false, Vec::new()));
+    let named = upgrade("cleave upgrade --check --control /a --control /b");
+    assert_eq!(named, (true, vec!["/a".into(), "/b".into()]));
+}
+
+#[test]
 fn demo_has_defaults_and_limits() {
     let demo = |line: &str| match parsed(line) {
         Ok(Action::Demo(demo)) => demo,

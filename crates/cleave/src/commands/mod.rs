@@ -5,4 +5,5 @@ pub(crate) mod doctor;
 pub(crate) mod probe;
 pub(crate) mod remote;
 pub(crate) mod stripe;
+pub(crate) mod upgrade;
 pub(crate) mod view;

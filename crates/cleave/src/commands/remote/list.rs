@@ -7,6 +7,8 @@ use cleave_host::Failure;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::lines::clean;
+
 /// A disk in the list of a control socket.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Listed {
@@ -30,6 +32,12 @@ impl Listed {
     /// Returns false for a disk that has nothing to report, and of which nothing is held.
     pub(crate) fn is_served(&self) -> bool {
         self.state == "serving"
+    }
+
+    /// Returns its state in words, with the reason if it has one.
+    pub(crate) fn words(&self) -> String {
+        let error = self.error.as_ref().map(|error| format!(": {error}"));
+        clean(&format!("{}{}", self.state, error.unwrap_or_default()))
     }
 }
 

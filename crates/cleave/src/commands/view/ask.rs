@@ -16,21 +16,21 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// A disk behind a socket.
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
-pub(super) enum ReportedDisk {
+pub(crate) enum ReportedDisk {
     Served(Box<DiskReport>),
     /// A disk that is not served.
     Away(Listed),
 }
 
 impl ReportedDisk {
-    pub(super) fn id(&self) -> &str {
+    pub(crate) fn id(&self) -> &str {
         match self {
             ReportedDisk::Served(report) => &report.id,
             ReportedDisk::Away(away) => &away.id,
         }
     }
 
-    pub(super) fn report(&self) -> Option<&DiskReport> {
+    pub(crate) fn report(&self) -> Option<&DiskReport> {
         match self {
             ReportedDisk::Served(report) => Some(report),
             ReportedDisk::Away(_) => None,
@@ -38,7 +38,7 @@ impl ReportedDisk {
     }
 
     /// The disk, if it is not served because of a fault.
-    pub(super) fn failed(&self) -> Option<&Listed> {
+    pub(crate) fn failed(&self) -> Option<&Listed> {
         match self {
             ReportedDisk::Away(away) if away.error.is_some() => Some(away),
             _ => None,
@@ -48,7 +48,7 @@ impl ReportedDisk {
 
 /// Asks for all disks behind a socket. Each is asked for by itself: what the disks of a node have to tell has no bound, and a node
 /// that told it at once would do nothing else meanwhile.
-pub(super) fn disks(socket: &Path) -> Result<Vec<ReportedDisk>, ClientError> {
+pub(crate) fn disks(socket: &Path) -> Result<Vec<ReportedDisk>, ClientError> {
     let client = HttpClient::new(socket, PATIENCE);
     let mut shown = Vec::new();
     for disk in list(&client)? {
@@ -56,13 +56,18 @@ pub(super) fn disks(socket: &Path) -> Result<Vec<ReportedDisk>, ClientError> {
             shown.push(ReportedDisk::Away(disk));
             continue;
         }
-        let reply = client.call(Operation::GetDisk, &disk.id, "")?;
-        // A disk that has gone meanwhile is refused.
-        if reply.refusal().is_none() {
-            shown.push(read(reply.json()?)?);
-        }
+        shown.extend(self::disk(&client, &disk.id)?);
     }
     Ok(shown)
+}
+
+/// Asks for a disk. `None`: it has gone.
+pub(crate) fn disk(client: &HttpClient, id: &str) -> Result<Option<ReportedDisk>, ClientError> {
+    let reply = client.call(Operation::GetDisk, id, "")?;
+    match reply.refusal() {
+        None => read(reply.json()?).map(Some),
+        Some(_) => Ok(None),
+    }
 }
 
 fn read(disk: Value) -> Result<ReportedDisk, ClientError> {

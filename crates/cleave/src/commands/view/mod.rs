@@ -1,6 +1,6 @@
 //! `cleave top` and `cleave stats`: what disks do, read from their control sockets.
 
-mod ask;
+pub(crate) mod ask;
 mod detail;
 mod keys;
 mod painter;
