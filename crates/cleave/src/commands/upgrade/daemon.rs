@@ -48,7 +48,16 @@ impl Daemon {
     /// Asks the daemon at a control socket.
     pub(super) fn at(socket: &Path) -> Result<Daemon, ClientError> {
         let node = node(&HttpClient::new(socket, PATIENCE))?;
-        let unit = Unit::of(node.pid);
+        let unit = match is_of_owner(socket, node.pid) {
+            true => Unit::of(node.pid),
+            false => Unit::Unclear {
+                unit: None,
+                why: format!(
+                    "it says that it is process {}, which is not of the user that the socket belongs to: restart it yourself",
+                    node.pid
+                ),
+            },
+        };
         // Without a unit this command does not restart it, so the manager does not matter.
         let keeps = node.keeps || !matches!(unit, Unit::Of(_));
         let disks = ask::disks(socket)?;
@@ -92,6 +101,20 @@ impl Daemon {
                     .to_owned(),
             ),
         }
+    }
+}
+
+/// Returns true if a process can be the one that has this socket: any if the socket is root's, otherwise one of its owner. A user
+/// who answers in place of a daemon cannot have another's unit restarted.
+fn is_of_owner(socket: &Path, pid: u32) -> bool {
+    let owner = fs::metadata(socket).map(|found| found.uid());
+    // The owner of its folder in /proc may be root.
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let user: Option<u32> = ids.and_then(|ids| ids.split_whitespace().nth(1)?.parse().ok());
+    match (owner, user) {
+        (Ok(0), _) | (_, None) => true,
+        (owner, Some(user)) => owner.is_ok_and(|owner: u32| owner == user),
     }
 }
 
@@ -145,6 +168,18 @@ impl Fate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_names_no_process_of_another() {
+        let file = std::env::temp_dir().join(format!("cleave-owner-{}", std::process::id()));
+        fs::write(&file, "").unwrap();
+        let own = std::process::id();
+        assert!(is_of_owner(&file, own));
+        if std::os::unix::fs::chown(&file, Some(65_534), None).is_ok() {
+            assert!(!is_of_owner(&file, own) && !is_of_owner(&file, 1));
+        }
+        fs::remove_file(&file).unwrap();
+    }
 
     #[test]
     fn this_program_is_the_installed_one() {
