@@ -68,8 +68,9 @@ impl Selection {
 fn provide(root: &Path, has_guests: bool) -> Result {
     setup::provide(root)?;
     if has_guests {
-        Kernel::small(root)?;
-        Kernel::full(root)?;
+        let folder = root.join("target/guest");
+        Kernel::small(&folder)?;
+        Kernel::full(&folder)?;
     }
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! Measures the daemon beside others and beside the bare disk, on this machine and in guests, and draws what was measured. This
 //! crate forbids the daemon's own crates and unsafe code: it measures programs from outside, ours like any other.
 //!
-//! `cargo xtask bench`, `guest-bench` and `report` run this program with their own words.
+//! `cargo xtask bench`, `guest-bench` and `report` run this program with their own words. The package `cleave-lab` installs it.
 #![forbid(unsafe_code)]
 
 mod bench;
+mod equipment;
 mod filled;
 mod fio;
 mod guest_bench;
@@ -13,14 +14,15 @@ mod pace;
 mod report;
 mod run_folder;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use cleave_rig::Result;
+use equipment::Equipment;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+#[command(name = "cleave-lab", bin_name = "cleave-lab", version)]
 struct Cli {
     #[command(subcommand)]
     task: Task,
@@ -30,7 +32,7 @@ struct Cli {
 enum Task {
     /// Measure against qemu-storage-daemon and the bare disk
     ///
-    /// Leaves raw data, figures and report.html in a folder below target/bench.
+    /// Leaves raw data, figures and report.html in a folder below target/bench; the installed program, below cleave-lab/bench.
     Bench(bench::BenchOptions),
     /// Measure a disk in guests, attached in every way that QEMU knows, at the same load
     GuestBench(guest_bench::GuestBenchOptions),
@@ -45,7 +47,7 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    match run(&cleave_rig::root(), &Cli::parse().task) {
+    match run(&Cli::parse().task) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("{}", why.trim_end());
@@ -54,10 +56,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(root: &Path, task: &Task) -> Result {
+fn run(task: &Task) -> Result {
     match task {
-        Task::Bench(options) => bench::run(root, options),
-        Task::GuestBench(options) => guest_bench::run(root, options),
+        Task::Bench(options) => bench::run(&Equipment::find()?, options),
+        Task::GuestBench(options) => guest_bench::run(&Equipment::find()?, options),
         Task::Report { paths } => {
             let drawn = report::draw_all(paths)?;
             drawn.iter().for_each(|path| println!("{}", path.display()));
@@ -76,7 +78,7 @@ mod tests {
         for (line, said) in [
             ("bench trnsport", "'transport'"),
             ("guest-bench --smok", "'--smoke'"),
-            ("report", "cargo xtask report <PATH>..."),
+            ("report", "cleave-lab report <PATH>..."),
         ] {
             let parsed = Cli::try_parse_from(format!("lab {line}").split(' '));
             let why = parsed

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use cleave_rig::{At, Result, quietly};
 use serde_json::{Value, json};
 
+use crate::equipment::Equipment;
+
 /// A warning that begins so takes a suite's ratios and figures out of the report.
 pub(crate) const DISTURBED: &str = "disturbed";
 
@@ -147,10 +149,10 @@ impl RecordedRun {
 }
 
 /// Kernel, processor, memory, versions, revision, and further facts that the caller knows.
-pub(crate) fn environment(root: &Path, program: &Path, more: &Value) -> Value {
+pub(crate) fn environment(equipment: &Equipment, program: &Path, more: &Value) -> Value {
     let program = program.display().to_string();
     let said = |line: &str| {
-        let text = quietly(root, line, &[&program]);
+        let text = quietly(Path::new("/"), line, &[&program]);
         let text = text.unwrap_or_else(|why| format!("unknown: {why}"));
         text.lines().next().unwrap_or_default().to_owned()
     };
@@ -162,7 +164,6 @@ pub(crate) fn environment(root: &Path, program: &Path, more: &Value) -> Value {
         let value = pairs.find(|(key, _)| key.trim() == name);
         value.map_or("unknown".to_owned(), |(_, value)| value.trim().to_owned())
     };
-    let changes = quietly(root, "git status --porcelain", &[]);
     let facts = json!({
         "kernel": said("uname -srvm"),
         "cpu": field("/proc/cpuinfo", "model name"),
@@ -172,14 +173,11 @@ pub(crate) fn environment(root: &Path, program: &Path, more: &Value) -> Value {
         "io_uring_disabled": read("/proc/sys/kernel/io_uring_disabled").trim(),
         "load_at_start": read("/proc/loadavg").trim(),
         "cleave": said("{} --version"),
-        "revision": said("git rev-parse HEAD"),
-        "has_uncommitted_changes": changes.map_or(Value::Null, |text| json!(!text.is_empty())),
-        "rustc": said("rustc --version"),
         "fio": said("fio --version"),
         "not_measured": "ublk and vhost-blk: no suite drives them",
         "qemu_storage_daemon": said("qemu-storage-daemon --version"),
     });
-    merged(facts, more)
+    merged(merged(facts, &equipment.revision()), more)
 }
 
 #[cfg(test)]

@@ -45,6 +45,30 @@ pub fn find(program: &str) -> Option<PathBuf> {
     paths.find(|path| path.is_file())
 }
 
+/// A program that this machine lacks, and Debian's package of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MissingProgram {
+    /// The name of the program.
+    pub program: String,
+    /// The name of the package.
+    pub package: &'static str,
+}
+
+/// Returns those of some programs that the machine lacks.
+pub fn missing(programs: &[&str]) -> Vec<MissingProgram> {
+    let missing = programs.iter().filter(|program| find(program).is_none());
+    let package = |program: &str| {
+        let mut needs = NEEDS.lines().filter_map(|need| need.split_once(": "));
+        let need = needs.find(|need| need.1.split(' ').any(|name| name == program));
+        need.map_or("", |need| need.0)
+    };
+    let missing = missing.map(|program| MissingProgram {
+        program: (*program).to_owned(),
+        package: package(program),
+    });
+    missing.collect()
+}
+
 /// Installs the programs that the tests need and the machine lacks; without the rights, the error is the command to run.
 pub fn provide(root: &Path) -> Result {
     install(root, |_| true)
@@ -86,5 +110,20 @@ fn install(root: &Path, is_wanted: impl Fn(&str) -> bool) -> Result {
         some => Err(format!(
             "installed, but without the programs wanted: {some}"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_program_is_named_with_its_package() {
+        let found = missing(&["sh", "nonesuch"]);
+        let nonesuch = MissingProgram {
+            program: "nonesuch".to_owned(),
+            package: "",
+        };
+        assert_eq!(found, [nonesuch]);
     }
 }

@@ -50,8 +50,8 @@ impl Kit {
     ) -> Result<Kit> {
         let folder = root.join("target/guest/run");
         empty_folder(&folder)?;
-        let kernel = Kernel::small(root)?;
-        let initramfs = Initramfs::build(root, &kernel)?;
+        let kernel = Kernel::small(&root.join("target/guest"))?;
+        let initramfs = Initramfs::build(&root.join("target/guest"), &kernel)?;
         // The engine's own tests run on a polled drive in a guest too.
         let package = root.join("crates/engine");
         let is_engine = |found: &&Artifact| found.target == "lib" && found.package == package;

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use cleave_rig::built;
 use cleave_rig::daemon::DaemonProcess;
-use cleave_rig::setup;
+use cleave_rig::setup::MissingProgram;
 use cleave_rig::{At, Result, execute, words};
 use itertools::Itertools;
 use serde_json::{Value, json};
@@ -15,17 +14,22 @@ use super::bare;
 use super::cpus::Cpus;
 use super::load::{Case, RandomLoad};
 use super::options::{BenchOptions, Suite};
-use super::subject::{BARE, SOCKET, SPDK, ServedDisk, Spdk, line};
+use super::subject::{BARE, QSD, QSD_IO_THREAD, SOCKET, SPDK, ServedDisk, Spdk, line};
+use crate::equipment::Equipment;
 use crate::filled;
 use crate::pace::BenchPace;
 use crate::run_folder::{Run, environment, merged};
 
+const FIO: &str = "fio";
+const QEMU_NBD: &str = "qemu-nbd";
 const FILE_BYTES: u64 = 2 << 30;
 const SMOKE_FILE_BYTES: u64 = 32 << 20;
 
 /// Programs, and where the results go.
 pub(super) struct Desk {
-    pub(super) root: PathBuf,
+    pub(super) equipment: Equipment,
+    /// Programs of others that are not there: their subjects are left out.
+    missing: Vec<MissingProgram>,
     pub(super) cleave: PathBuf,
     drive: PathBuf,
     pub(super) cpus: Cpus,
@@ -51,37 +55,37 @@ type Running = BTreeMap<Vec<Vec<String>>, Vec<DaemonProcess>>;
 
 impl Desk {
     /// Provides and builds the programs, begins the run.
-    pub(super) fn set_up(root: &Path, options: &BenchOptions) -> Result<Desk> {
+    pub(super) fn set_up(equipment: &Equipment, options: &BenchOptions) -> Result<Desk> {
         // Before a build of minutes, not after it.
         let (pace, rounds) = (options.pace(), options.rounds()?);
         if let Some(disk) = &options.disk {
             std::fs::metadata(disk).at(format!("--disk {}", disk.display()))?;
         }
         let spdk = options.spdk.as_deref().map(Spdk::find).transpose()?;
-        setup::provide_programs(root, &["fio", "qemu-storage-daemon", "qemu-nbd"])?;
+        let missing = equipment.provide(&[FIO, QSD, QEMU_NBD])?;
         let cpus = Cpus::choose()?;
-        println!("building");
-        let [cleave, drive] = match pace {
-            BenchPace::Smoke => built::programs(root)?,
-            BenchPace::Full | BenchPace::Quick => built::for_release(root)?,
-        };
-        let built_for = pace.pick("release", "release", "tests: its figures say nothing");
+        let [cleave, drive] = equipment.programs(pace)?;
         let facts = json!({ "pinning": {
-            "driver_cpu": cpus.driver, "daemon_cpu": cpus.daemon, "caveat": cpus.caveat, "built_for": built_for,
+            "driver_cpu": cpus.driver, "daemon_cpu": cpus.daemon, "caveat": cpus.caveat, "built_for": equipment.built_for(pace),
             "spdk": spdk.as_ref().map_or("not measured: --spdk was not given", |spdk| &spdk.version),
         }});
         let folder = match &options.out {
             Some(folder) => std::path::absolute(folder).at(folder)?,
-            None => root.join("target/bench").join(options.name()),
+            None => equipment.folder().join("bench").join(options.name()),
         };
         let seconds = options.seconds.unwrap_or(pace.pick(1.5, 0.4, 0.05));
         let suites = options.suites().into_iter().map(Suite::name).collect_vec();
         let asked = json!({
             "suites": suites, "rounds": rounds, "seconds": seconds, "pace": format!("{pace:?}"),
         });
-        let mut run = Run::create(&folder, &environment(root, &cleave, &facts), asked)?;
+        let mut run = Run::create(&folder, &environment(equipment, &cleave, &facts), asked)?;
         if let Some(caveat) = &cpus.caveat {
             run.warn("all", caveat)?;
+        }
+        for MissingProgram { program, package } in &missing {
+            let text =
+                format!("{program} is missing (package {package}): what it measures is left out");
+            run.warn("all", &text)?;
         }
         if pace == BenchPace::Smoke {
             let text = "a smoke run: it shows that the suites work, its figures say nothing";
@@ -92,7 +96,8 @@ impl Desk {
             "driver on CPU {driver}, daemon on CPU {daemon}; {rounds} rounds of {seconds} s; raw data: {shown}"
         );
         Ok(Desk {
-            root: root.to_owned(),
+            equipment: equipment.clone(),
+            missing,
             cleave,
             drive,
             cpus,
@@ -103,6 +108,33 @@ impl Desk {
             spdk,
             options: options.clone(),
         })
+    }
+
+    /// Returns true if the program of a subject is there.
+    pub(super) fn has(&self, subject: &str) -> bool {
+        match subject {
+            BARE => self.has_program(FIO),
+            QSD | QSD_IO_THREAD => self.has_program(QSD),
+            _ => true,
+        }
+    }
+
+    fn has_program(&self, program: &str) -> bool {
+        !self.missing.iter().any(|one| one.program == program)
+    }
+
+    /// Returns why a suite cannot be measured with this equipment.
+    pub(super) fn lacks_for(&self, suite: Suite) -> Option<String> {
+        match suite {
+            Suite::Network if !self.has_program(QEMU_NBD) => {
+                Some(format!("not measured: {QEMU_NBD} is missing"))
+            }
+            Suite::Instructions => {
+                let why = self.equipment.sources().err()?;
+                Some(format!("not measured: {why}"))
+            }
+            _ => None,
+        }
     }
 
     /// Returns the file or device that suites read: the operator's, or a filled file of ours.
@@ -138,7 +170,7 @@ impl Desk {
             BenchPace::Smoke => ("smoke.img", SMOKE_FILE_BYTES),
             BenchPace::Full | BenchPace::Quick => ("random.img", FILE_BYTES),
         };
-        filled::random_file(&self.root.join("target/bench").join(name), bytes)
+        filled::random_file(&self.equipment.folder().join("bench").join(name), bytes)
     }
 
     /// Returns the cases of these subjects at a point, and SPDK if there is one.
@@ -149,7 +181,7 @@ impl Desk {
         load: &RandomLoad,
         subjects: &[&str],
     ) -> Result<Vec<Case>> {
-        let subjects = subjects.iter().copied();
+        let subjects = subjects.iter().copied().filter(|subject| self.has(subject));
         let subjects = subjects.chain(self.spdk.as_ref().map(|_| SPDK));
         let cases = subjects.map(|subject| self.case(point, store, load, subject));
         cases.collect()

@@ -1,4 +1,4 @@
-//! `cargo xtask bench instructions`: how many instructions an I/O costs in the worker, on a null disk, counted by
+//! `bench instructions`: how many instructions an I/O costs in the worker, on a null disk, counted by
 //! callgrind. The same program and input give the same count, so a change of a few per cent is not noise, and CI can judge
 //! it. Time is not measured: instructions say nothing about caches, the kernel, or what waits for what.
 
@@ -12,6 +12,7 @@ use cleave_rig::setup;
 use cleave_rig::{At, Result, quietly};
 use serde_json::{Value, json};
 
+use crate::equipment::Equipment;
 use crate::run_folder::{RecordedRun, Run, environment};
 
 /// File of the reference counts; rewritten by `--accept`.
@@ -50,9 +51,10 @@ struct Count {
 type Known = BTreeMap<String, f64>;
 
 /// Counts every case, leaves `target/bench/instructions`, prints the table; an error where a count rose.
-pub(crate) fn run(root: &Path, options: &Counting) -> Result {
+pub(crate) fn run(equipment: &Equipment, options: &Counting) -> Result {
+    let root = equipment.sources()?;
     setup::find("valgrind").ok_or("valgrind is missing; run: apt-get install valgrind")?;
-    let folder = root.join("target/bench/instructions");
+    let folder = equipment.folder().join("bench/instructions");
     std::fs::create_dir_all(&folder).at(&folder)?;
     let program = built::instructions(root)?;
     let before = last_run(&folder);
@@ -74,7 +76,7 @@ pub(crate) fn run(root: &Path, options: &Counting) -> Result {
     }
     print_table(&counts, &before, &reference);
     if options.case.is_none() {
-        store(root, &folder, &program, [&before, &reference], &counts)?;
+        store(equipment, &folder, &program, [&before, &reference], &counts)?;
     }
     match options.accept {
         true => accept(root, &counts),
@@ -175,16 +177,16 @@ fn judge(counts: &BTreeMap<String, Count>, reference: &Known, are_all: bool) -> 
 
 /// Leaves the counts as a run that can be drawn.
 fn store(
-    root: &Path,
+    equipment: &Equipment,
     folder: &Path,
     program: &Path,
     [before, reference]: [&Known; 2],
     counts: &BTreeMap<String, Count>,
 ) -> Result {
-    let version = quietly(root, "valgrind --version", &[])?;
+    let version = quietly(folder, "valgrind --version", &[])?;
     // The counted program is not the daemon, and has no version.
     let facts = json!({ "cleave": Value::Null, "valgrind": version.trim() });
-    let mut run = Run::create(folder, &environment(root, program, &facts), json!({}))?;
+    let mut run = Run::create(folder, &environment(equipment, program, &facts), json!({}))?;
     for (case, count) in counts {
         let result = json!({
             "own_per_io": count.own, "library_per_io": count.library,

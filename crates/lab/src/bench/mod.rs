@@ -13,11 +13,11 @@ mod rest;
 mod subject;
 mod suites;
 
-use std::path::Path;
 use std::time::Instant;
 
 use cleave_rig::Result;
 
+use crate::equipment::Equipment;
 use crate::pace::BenchPace;
 use crate::report;
 use desk::Desk;
@@ -26,15 +26,17 @@ use options::Suite;
 use others::CpuUsage;
 
 /// Measures, and leaves a folder with raw data, figures and a page.
-pub(crate) fn run(root: &Path, options: &BenchOptions) -> Result {
+pub(crate) fn run(equipment: &Equipment, options: &BenchOptions) -> Result {
     if options.named == [Suite::Instructions] {
-        return instructions::run(root, &options.counting);
+        return instructions::run(equipment, &options.counting);
     }
-    let mut desk = Desk::set_up(root, options)?;
+    let mut desk = Desk::set_up(equipment, options)?;
     let folder = desk.run.folder().to_owned();
     let mut failed = Vec::new();
     for suite in options.suites() {
-        if !measure_one(suite, &mut desk)? {
+        if let Some(why) = desk.lacks_for(suite) {
+            desk.run.warn(&suite.name(), &why)?;
+        } else if !measure_one(suite, &mut desk)? {
             failed.push(suite.name());
         }
         report::draw(std::slice::from_ref(&folder))?;

@@ -61,7 +61,8 @@ fn measure_unpinned(desk: &mut Desk) -> Result {
             warm_up: desk.pace.pick(1.5, 1.5, 0.0),
             ..RandomLoad::reads(*depth, LoadWait::Sleep, desk.seconds)
         };
-        for subject in [QSD, QSD_IO_THREAD, INTERRUPT, ADAPTIVE] {
+        let subjects = [QSD, QSD_IO_THREAD, INTERRUPT, ADAPTIVE].into_iter();
+        for subject in subjects.filter(|subject| desk.has(subject)) {
             let daemon = line(&desk.cleave, subject, disk, 1);
             let point = format!("{store}, {kib} KiB {kind}, depth {depth}");
             cases.push(Case {

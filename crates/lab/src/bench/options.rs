@@ -1,4 +1,4 @@
-//! The options of `cargo xtask bench`, and what they ask for.
+//! The options of `cleave-lab bench`, and what they ask for.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub(crate) struct BenchOptions {
     /// Run one short round, which shows that the suites work
     #[arg(long)]
     pub(super) smoke: bool,
-    /// Use a filled file or device instead of a file below target
+    /// Use a filled file or device instead of a file of its own
     #[arg(long, value_name = "PATH")]
     pub(super) disk: Option<PathBuf>,
     /// Accept a disk that was never filled
@@ -36,7 +36,7 @@ pub(crate) struct BenchOptions {
     /// Measure, and write to, this image of a Ceph cluster too, as `cleave serve --disk` names it (network)
     #[arg(long, value_name = "rbd:POOL/IMAGE")]
     pub(super) rbd: Option<String>,
-    /// Write to this folder instead of one below target/bench
+    /// Write to this folder instead of one below target/bench or cleave-lab/bench
     #[arg(long, value_name = "DIR")]
     pub(super) out: Option<PathBuf>,
     /// Set the number of rounds
@@ -114,7 +114,7 @@ impl BenchOptions {
         }
     }
 
-    /// Returns the name of the run's folder below `target/bench`.
+    /// Returns the name of the run's folder below `bench`.
     pub(super) fn name(&self) -> String {
         let what = match self.suites().as_slice() {
             [one] => one.name(),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use cleave_rig::daemon::DaemonProcess;
 use cleave_rig::{At, Result, command};
+use itertools::Itertools;
 use serde_json::{Value, json};
 
 use super::desk::Desk;
@@ -31,6 +32,8 @@ pub(super) fn idle(desk: &mut Desk) -> Result {
 
 fn watch(desk: &mut Desk, disks: usize, seconds: f64, subjects: &[&str]) -> Result {
     let mut served = Vec::new();
+    let subjects = subjects.iter().filter(|subject| desk.has(subject));
+    let subjects: Vec<&str> = subjects.copied().collect();
     for (place, subject) in subjects.iter().enumerate() {
         let line = line(desk, &ServedDisk::Null, subject)?;
         let daemons = (0..disks).map(|number| desk.start(&line, place * disks + number));
@@ -74,7 +77,9 @@ const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 pub(super) fn start(desk: &mut Desk) -> Result {
     let store = ServedDisk::Disk(desk.disk("start")?);
     for round in 0..=desk.pace.pick(20, 10, 1) {
-        for subject in [QSD, QSD_IO_THREAD, ADAPTIVE] {
+        let subjects = [QSD, QSD_IO_THREAD, ADAPTIVE].into_iter();
+        let subjects = subjects.filter(|subject| desk.has(subject)).collect_vec();
+        for subject in subjects {
             let command = line(desk, &store, subject)?;
             let line = json!({
                 "round": round, "is_warm_up": round == 0, "point": "start", "subject": subject, "command": command,
@@ -137,10 +142,10 @@ pub(super) fn instructions(desk: &mut Desk) -> Result {
     if desk.pace == BenchPace::Smoke {
         return Ok(());
     }
-    if let Err(why) = instructions::run(&desk.root, &instructions::Counting::default()) {
+    if let Err(why) = instructions::run(&desk.equipment, &instructions::Counting::default()) {
         desk.run.warn("instructions", &why)?;
     }
-    let folder = desk.root.join("target/bench/instructions");
+    let folder = desk.equipment.folder().join("bench/instructions");
     for line in RecordedRun::read(&folder)?.of("instructions") {
         desk.run.note("instructions", line)?;
     }

@@ -94,7 +94,7 @@ fn mixed(kib: u32, depth: u32, wait: LoadWait, seconds: f64) -> RandomLoad {
 fn legs(desk: &mut Desk, seconds: f64) -> Result {
     const COUNT: u64 = 28;
     let leg_bytes: u64 = desk.pace.pick(64 << 20, 16 << 20, 1 << 20);
-    let (folder, mib) = (desk.root.join("target/bench/legs"), leg_bytes >> 20);
+    let (folder, mib) = (desk.equipment.folder().join("bench/legs"), leg_bytes >> 20);
     let file = |name: String, bytes| filled::random_file(&folder.join(name), bytes);
     let one = [file(format!("one-{mib}.img"), leg_bytes * COUNT)?];
     let many = (0..COUNT).map(|leg| file(format!("leg-{mib}-{leg}.img"), leg_bytes));
@@ -165,7 +165,7 @@ pub(super) fn split(desk: &mut Desk) -> Result {
                 ..case(&format!("split {way}"), vec![split_so(desk, way, spec)])
             });
         }
-        if spec == real_spec {
+        if spec == real_spec && desk.has(BARE) {
             let fio = bare::line(&real, &load, &desk.cpus.driver);
             cases.push(case(BARE, vec![fio]));
         }
@@ -402,7 +402,8 @@ pub(super) fn scale(desk: &mut Desk) -> Result {
             queues: vrings,
             ..RandomLoad::reads(32, LoadWait::Sleep, desk.seconds)
         };
-        for subject in [QSD, QSD_IO_THREAD, INTERRUPT, ADAPTIVE] {
+        let subjects = [QSD, QSD_IO_THREAD, INTERRUPT, ADAPTIVE].into_iter();
+        for subject in subjects.filter(|subject| desk.has(subject)) {
             let mut case = desk.case(&point, &ServedDisk::Null, &load, subject)?;
             case.daemons = vec![case.daemons.concat(); disks as usize];
             case.facts = json!({ "disks": disks, "vrings": vrings });

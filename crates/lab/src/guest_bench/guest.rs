@@ -12,8 +12,8 @@ use cleave_rig::{At, PINNED, Result, command, words};
 use itertools::Itertools;
 use serde_json::{Value, json};
 
-use super::equipment::Equipment;
 use super::jobs::{Jobs, Output, dots};
+use super::kit::GuestKit;
 use super::stages::{CpuSample, WatchedThreads};
 use super::subject::{AttachedDisk, Subject};
 
@@ -65,7 +65,7 @@ struct Span {
 impl WaitingGuest {
     /// Boots a guest with a subject's disks, the first of them alone or several together.
     pub(super) fn boot(
-        kit: &Equipment,
+        kit: &GuestKit,
         subject: &Subject,
         disks: Vec<AttachedDisk<'_>>,
     ) -> Result<WaitingGuest> {

@@ -1,48 +1,48 @@
-//! `cargo xtask guest-bench`: the same disk in guests, attached in every way there is, at the same offered load. Whatever
+//! `cleave-lab guest-bench`: the same disk in guests, attached in every way there is, at the same offered load. Whatever
 //! cannot be measured is named with its reason.
 
-mod equipment;
 mod guest;
 mod jobs;
+mod kit;
 mod options;
 mod rounds;
 mod stages;
 mod subject;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::Instant;
 
 use cleave_rig::guest::{Accelerator, QEMU};
 use cleave_rig::{Result, quietly};
 use serde_json::json;
 
+use crate::equipment::Equipment;
 use crate::report;
 use crate::run_folder::{Run, environment};
-use equipment::Equipment;
 use guest::{GUEST_CPU, SERVER_CPU};
+use kit::GuestKit;
 pub(crate) use options::GuestBenchOptions;
 use rounds::{GuestRun, SUITE};
 
 /// Fewer rounds say nothing about the spread.
 const ROUNDS_MIN: u32 = 5;
 
-/// Measures, and leaves raw data and a page in `target/bench/guest` or where it was told.
-pub(crate) fn run(root: &Path, options: &GuestBenchOptions) -> Result {
-    let kit = Equipment::set_up(root, options)?;
+/// Measures, and leaves raw data and a page in `bench/guest` of the equipment's folder, or where it was told.
+pub(crate) fn run(equipment: &Equipment, options: &GuestBenchOptions) -> Result {
+    let kit = GuestKit::set_up(equipment, options)?;
     let out = options.out.clone();
-    let out = out.unwrap_or_else(|| root.join("target/bench/guest"));
+    let out = out.unwrap_or_else(|| equipment.folder().join("bench/guest"));
     let (release, accelerator) = (&kit.kernel.release, kit.accelerator.name());
     println!(
         "guest: Linux {release}, accelerator {accelerator}; its CPU on CPU {GUEST_CPU}, all that serves it on CPU {SERVER_CPU}"
     );
-    let version = quietly(root, "{} --version", &[&QEMU])?;
+    let version = quietly(&kit.folder, "{} --version", &[&QEMU])?;
     let facts = json!({
         "pinning": { "guest_cpu": GUEST_CPU, "server_cpu": SERVER_CPU }, "accelerator": accelerator,
         "guest_cpu": match kit.accelerator { Accelerator::Kvm => "KVM", Accelerator::Tcg => "emulated CPU" },
         "guest_kernel": release, "qemu": version.lines().next(),
     });
-    let environment = environment(root, &kit.cleave, &facts);
+    let environment = environment(equipment, &kit.cleave, &facts);
     let effort = options.effort();
     let asked = json!({
         "rounds": effort.rounds, "seconds": effort.seconds, "disk_bytes": effort.disk_bytes,
@@ -66,7 +66,7 @@ pub(crate) fn run(root: &Path, options: &GuestBenchOptions) -> Result {
 }
 
 /// Measures, and returns how many controllers or turns are missing.
-fn measure(kit: &Equipment, options: &GuestBenchOptions, run: &mut Run) -> Result<usize> {
+fn measure(kit: &GuestKit, options: &GuestBenchOptions, run: &mut Run) -> Result<usize> {
     let effort = options.effort();
     if effort.rounds < ROUNDS_MIN && !options.smoke {
         let rounds = effort.rounds;

@@ -1,4 +1,4 @@
-//! The options of `cargo xtask guest-bench`, and what they ask for.
+//! The options of `cleave-lab guest-bench`, and what they ask for.
 
 use std::path::PathBuf;
 

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use cleave_rig::Result;
 use serde_json::{Value, json};
 
-use super::equipment::Equipment;
 use super::guest::{Ran, WaitingGuest};
 use super::jobs::{Jobs, MIXED_DEPTH};
+use super::kit::GuestKit;
 use super::options::Effort;
 use super::subject::{AttachedDisk, Subject};
 use crate::offered::two_digits;
@@ -39,7 +39,7 @@ const TOGETHER_DEPTH: u32 = 16;
 
 /// A run under way.
 pub(super) struct GuestRun<'a> {
-    pub(super) kit: &'a Equipment,
+    pub(super) kit: &'a GuestKit,
     pub(super) effort: &'a Effort,
     pub(super) subjects: Vec<&'static Subject>,
     pub(super) run: &'a mut Run,

@@ -1,5 +1,5 @@
 //! The result of a bench: raw lines, the machine they were measured on, figures, and a page that shows them. Everything
-//! that is drawn is drawn from the raw lines alone, so that `cargo xtask report` can draw it again. The result of a probe is
+//! that is drawn is drawn from the raw lines alone, so that `cleave-lab report` can draw it again. The result of a probe is
 //! drawn from its JSON.
 
 mod figure;

@@ -28,11 +28,12 @@ pub struct Initramfs {
 }
 
 impl Initramfs {
-    /// Packs what every boot of a kernel needs.
-    pub fn build(root: &Path, kernel: &Kernel) -> Result<Initramfs> {
+    /// Packs what every boot of a kernel needs, below a folder.
+    pub fn build(folder: &Path, kernel: &Kernel) -> Result<Initramfs> {
+        fs::create_dir_all(folder).at(folder)?;
         // Several are built at a time, for the cases and for the comparison.
-        let line = "mkdir -p target/guest && mktemp --directory --tmpdir=$PWD/target/guest";
-        let folder = host::run(root, &["eval", line])?;
+        let line = "mktemp --directory --tmpdir=$PWD";
+        let folder = host::run(folder, &["eval", line])?;
         let folder = PathBuf::from(String::from_utf8_lossy(&folder).trim());
         kernel.copy_modules(&folder.join("modules"))?;
         fs::write(folder.join("init"), include_bytes!("scripts/init.sh")).at(&folder)?;

@@ -1,5 +1,5 @@
-//! A distribution's kernel for the guest: downloaded as a package and unpacked into the target
-//! folder, never installed, so that the machine's own boot is left alone.
+//! A distribution's kernel for the guest: downloaded as a package and unpacked into a folder, never
+//! installed, so that the machine's own boot is left alone.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ struct KernelSpec {
 
 /// A disk of virtio and a file system: Debian's small kernel has them, and is the quickest to fetch.
 const SMALL: KernelSpec = KernelSpec {
-    folder: "target/guest/kernel",
+    folder: "kernel",
     packages: &[
         "linux-image-cloud-amd64",
         "linux-image-amd64",
@@ -28,7 +28,7 @@ const SMALL: KernelSpec = KernelSpec {
 
 /// A distribution's whole kernel: the small ones for clouds leave the controllers of real machines out.
 const FULL: KernelSpec = KernelSpec {
-    folder: "target/guest/kernel-full",
+    folder: "kernel-full",
     packages: &["linux-image-amd64", "linux-image-generic"],
     modules: &[
         "crc64_rocksoft_generic",
@@ -59,14 +59,14 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Returns the kernel of a virtual machine with one disk, downloaded where it is not there.
-    pub fn small(root: &Path) -> Result<Kernel> {
-        Kernel::fetch(root, &SMALL)
+    /// Returns the kernel of a virtual machine with one disk, downloaded into a folder where it is not there.
+    pub fn small(folder: &Path) -> Result<Kernel> {
+        Kernel::fetch(folder, &SMALL)
     }
 
-    /// Returns a kernel with the drivers of real controllers, downloaded where it is not there.
-    pub fn full(root: &Path) -> Result<Kernel> {
-        Kernel::fetch(root, &FULL)
+    /// Returns a kernel with the drivers of real controllers, downloaded into a folder where it is not there.
+    pub fn full(folder: &Path) -> Result<Kernel> {
+        Kernel::fetch(folder, &FULL)
     }
 
     /// Takes the image of another kernel, with its modules for real controllers, which lie anywhere below `folder`.
@@ -74,8 +74,8 @@ impl Kernel {
         Kernel::take(image, folder, &FULL)
     }
 
-    fn fetch(root: &Path, spec: &KernelSpec) -> Result<Kernel> {
-        let folder = root.join(spec.folder);
+    fn fetch(folder: &Path, spec: &KernelSpec) -> Result<Kernel> {
+        let folder = folder.join(spec.folder);
         let image = || {
             let mut files = folder.join("boot").read_dir().ok()?.flatten();
             let is_image = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("vmlinuz-");
@@ -85,7 +85,8 @@ impl Kernel {
             std::fs::create_dir_all(&folder).at(&folder)?;
             let names = host::run(&folder, &[&["packages"], spec.packages].concat())?;
             let names = String::from_utf8_lossy(&names);
-            println!("downloading for the guest (unpacked below target, not installed): {names}");
+            let to = folder.display();
+            println!("downloading for the guest (unpacked below {to}, not installed): {names}");
             host::run(&folder, &["fetch", &names])?;
         }
         let image = image().ok_or("the kernel package holds no boot/vmlinuz-*")?;
@@ -98,7 +99,7 @@ impl Kernel {
         }
         let name = image.file_name().unwrap_or_default().to_string_lossy();
         Ok(Kernel {
-            image: image.to_path_buf(),
+            image: std::path::absolute(image).at(image)?,
             release: name.trim_start_matches("vmlinuz-").to_owned(),
             folder: folder.canonicalize().at(folder)?,
             modules: spec.modules,
@@ -116,10 +117,10 @@ impl Kernel {
 
     /// Returns the image as QEMU can start it without the guest unpacking it first, which takes a translated one
     /// seconds; the image itself where it has no entry for that.
-    pub fn quick_image(&self, root: &Path, folder: &Path) -> Result<PathBuf> {
+    pub fn quick_image(&self, folder: &Path) -> Result<PathBuf> {
         let target = folder.join("vmlinux");
         let [image, to] = [&self.image, &target].map(|path| path.to_string_lossy());
-        let quick = host::run(root, &["quick", &image, &to]);
+        let quick = host::run(folder, &["quick", &image, &to]);
         Ok(quick.map_or(self.image.clone(), |_| target))
     }
 

@@ -3,17 +3,32 @@
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
-use cleave_rig::built;
 use cleave_rig::guest::{self, Accelerator, Initramfs, Kernel, QEMU, boot};
-use cleave_rig::setup;
 use cleave_rig::{At, Result, quietly};
+use itertools::Itertools;
 
 use super::options::{AcceleratorChoice, GuestBenchOptions};
 use super::subject::Subject;
+use crate::equipment::Equipment;
 use crate::filled::random_file;
+use crate::pace::BenchPace;
+
+/// Programs of others that the guests need, and that run in them.
+pub(super) const PROGRAMS: [&str; 10] = [
+    "qemu-system-x86_64",
+    "qemu-storage-daemon",
+    "fio",
+    "busybox",
+    "mkfs.ext4",
+    "fstrim",
+    "taskset",
+    "setpriv",
+    "xz",
+    "zstd",
+];
 
 /// Set up once for all guests of a run.
-pub(super) struct Equipment {
+pub(super) struct GuestKit {
     pub(super) kernel: Kernel,
     /// The kernel that QEMU starts, unpacked if that works.
     pub(super) image: PathBuf,
@@ -30,8 +45,8 @@ pub(super) struct Equipment {
     devices: String,
 }
 
-impl Equipment {
-    pub(super) fn set_up(root: &Path, options: &GuestBenchOptions) -> Result<Equipment> {
+impl GuestKit {
+    pub(super) fn set_up(equipment: &Equipment, options: &GuestBenchOptions) -> Result<GuestKit> {
         if cfg!(not(target_arch = "x86_64")) {
             return Err("the guests boot an x86-64 kernel and need an x86-64 machine".to_owned());
         }
@@ -39,28 +54,30 @@ impl Equipment {
         if count < 2 {
             return Err("a guest and its server need a CPU each; this machine has one".to_owned());
         }
-        setup::provide(root)?;
-        // A check that the harness works takes the programs that the tests have built already.
-        let [cleave, _] = match options.smoke {
-            true => built::programs(root)?,
-            false => built::for_release(root)?,
-        };
-        let folder = root.join("target/guest/bench");
+        let missing = equipment.provide(&PROGRAMS)?;
+        if !missing.is_empty() {
+            let packages = missing.iter().map(|one| one.package).unique().join(" ");
+            return Err(format!("the guests need these packages: {packages}"));
+        }
+        let pace = BenchPace::of(options.smoke, options.quick);
+        let [cleave, _] = equipment.programs(pace)?;
+        let store = equipment.folder().join("guest");
+        let folder = store.join("bench");
         std::fs::create_dir_all(&folder).at(&folder)?;
         let lock = lock(&folder.join("lock"))?;
         clean(&folder);
         let kernel = match (&options.kernel, &options.modules) {
             (Some(image), Some(modules)) => Kernel::other(image, modules)?,
-            _ => Kernel::full(root)?,
+            _ => Kernel::full(&store)?,
         };
-        let initramfs = Initramfs::build(root, &kernel)?;
+        let initramfs = Initramfs::build(&store, &kernel)?;
         let accelerator = accelerator(options.accelerator, &kernel, &initramfs, &folder)?;
         let bytes = options.effort().disk_bytes;
-        Ok(Equipment {
+        Ok(GuestKit {
             _lock: lock,
-            image: kernel.quick_image(root, &folder)?,
+            image: kernel.quick_image(&folder)?,
             filled: random_file(&folder.join(format!("filled-{}M.img", bytes >> 20)), bytes)?,
-            devices: quietly(root, "{} -device help", &[&QEMU])?,
+            devices: quietly(&store, "{} -device help", &[&QEMU])?,
             kernel,
             initramfs,
             accelerator,
@@ -100,7 +117,7 @@ impl Equipment {
     }
 }
 
-impl Drop for Equipment {
+impl Drop for GuestKit {
     fn drop(&mut self) {
         clean(&self.folder);
     }
@@ -122,9 +139,7 @@ fn lock(path: &Path) -> Result<File> {
     let file = File::create(path).at(path)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => {
-            Err("another guest-bench runs in this checkout".to_owned())
-        }
+        Err(TryLockError::WouldBlock) => Err("another guest-bench runs in this folder".to_owned()),
         Err(TryLockError::Error(error)) => Err(error).at(path),
     }
 }
