@@ -42,6 +42,22 @@ impl Equipment {
         Ok(Equipment { origin, folder })
     }
 
+    /// Returns the equipment with another folder of all files.
+    pub(crate) fn leaving_files_in(self, folder: &Path) -> Result<Equipment> {
+        let folder = std::path::absolute(folder).at(folder)?;
+        Ok(Equipment { folder, ..self })
+    }
+
+    /// Returns what the daemon says of itself; one that is still to be built says nothing.
+    pub(crate) fn daemon(&self) -> Result<String> {
+        let Origin::Package(_) = &self.origin else {
+            return Ok("built from this checkout when a run begins".to_owned());
+        };
+        let [cleave, _] = self.programs(BenchPace::Full)?;
+        let said = quietly(Path::new("/"), "{} --version", &[&cleave.display()])?;
+        Ok(format!("{} ({})", said.trim(), cleave.display()))
+    }
+
     /// Returns the folder of all files.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder

@@ -1,7 +1,7 @@
 //! The disk that is measured: filled with bytes that no store can compress or leave out, and looked at before.
 
-use std::fs::File;
-use std::io::{Read, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -30,18 +30,31 @@ pub(crate) fn random_file(path: &Path, bytes: u64) -> Result<PathBuf> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).at(folder)?;
     }
-    let mut source = File::open("/dev/urandom").at("/dev/urandom")?.take(bytes);
-    let mut file = File::create(path).at(path)?;
-    let copied = std::io::copy(&mut source, &mut file);
-    let filled = copied
-        .and_then(|_| file.flush())
-        .and_then(|()| file.sync_all());
+    let file = File::create(path).at(path)?;
+    let filled = write_random(file, bytes);
     if filled.is_err() {
         // A part of a file would only keep the disk full.
         let _ = std::fs::remove_file(path);
     }
     filled.at(path)?;
     check(path).map(|()| path.to_owned())
+}
+
+/// Fills a disk as large as it is with random bytes.
+pub(crate) fn fill(path: &Path) -> Result {
+    let mut file = OpenOptions::new().write(true).open(path).at(path)?;
+    let bytes = file.seek(SeekFrom::End(0)).at(path)?;
+    file.rewind().at(path)?;
+    let (shown, mib) = (path.display(), bytes >> 20);
+    println!("filling {shown} with {mib} MiB of random bytes");
+    write_random(file, bytes).at(path)?;
+    check(path)
+}
+
+fn write_random(mut file: File, bytes: u64) -> std::io::Result<()> {
+    let mut source = File::open("/dev/urandom")?.take(bytes);
+    std::io::copy(&mut source, &mut file)?;
+    file.flush().and_then(|()| file.sync_all())
 }
 
 /// Checks that a disk holds data everywhere. Areas that were never written are answered without the device.
@@ -56,7 +69,7 @@ pub(crate) fn check(path: &Path) -> Result {
         ));
     }
     // The end of a block device is its size too.
-    let bytes = std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0)).at(path)?;
+    let bytes = file.seek(SeekFrom::End(0)).at(path)?;
     let blocks = sample(&file, bytes).at(path)?;
     judge(&blocks).map_err(|why| format!("{} {why}", path.display()))
 }
@@ -126,6 +139,15 @@ mod tests {
         assert_eq!(random_file(&path, bytes), Ok(path.clone()));
         assert!(std::fs::read(&path).unwrap() == made, "filled once");
         std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_disk_is_filled_to_its_end() {
+        let path = std::env::temp_dir().join(format!("cleave-fill-{}", std::process::id()));
+        File::create(&path).unwrap().set_len(4 << 20).unwrap();
+        assert_eq!(fill(&path), Ok(()));
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 4 << 20);
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]

@@ -5,14 +5,19 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod disk_options;
 mod equipment;
 mod filled;
 mod fio;
 mod guest_bench;
+mod machine;
+mod occupied;
 mod offered;
 mod pace;
+mod parcel;
 mod report;
 mod run_folder;
+mod study;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,6 +35,15 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Run the studies and comparisons, and pack all results into one file to be sent
+    ///
+    /// Leaves raw data, figures, report.html and the file in the folder cleave-lab, or target in a checkout.
+    Run(study::RunOptions),
+    /// Say what would run here and what not, and why: KVM, CPUs, disk, programs of others
+    Check {
+        #[command(flatten)]
+        disk: disk_options::DiskOptions,
+    },
     /// Measure against qemu-storage-daemon and the bare disk
     ///
     /// Leaves raw data, figures and report.html in a folder below target/bench; the installed program, below cleave-lab/bench.
@@ -58,6 +72,8 @@ fn main() -> ExitCode {
 
 fn run(task: &Task) -> Result {
     match task {
+        Task::Run(options) => study::run(Equipment::find()?, options),
+        Task::Check { disk } => machine::describe(&Equipment::find()?, disk).map(drop),
         Task::Bench(options) => bench::run(&Equipment::find()?, options),
         Task::GuestBench(options) => guest_bench::run(&Equipment::find()?, options),
         Task::Report { paths } => {
@@ -77,6 +93,8 @@ mod tests {
         <Cli as clap::CommandFactory>::command().debug_assert();
         for (line, said) in [
             ("bench trnsport", "'transport'"),
+            ("run emulaton", "'emulation'"),
+            ("check --dsk", "'--disk'"),
             ("guest-bench --smok", "'--smoke'"),
             ("report", "cleave-lab report <PATH>..."),
         ] {

@@ -1,5 +1,7 @@
 //! How thoroughly a bench measures.
 
+use clap::Args;
+
 /// How much is asked of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BenchPace {
@@ -11,16 +13,29 @@ pub(crate) enum BenchPace {
     Smoke,
 }
 
-impl BenchPace {
-    /// Returns the pace that two options say.
-    pub(crate) fn of(is_smoke: bool, is_quick: bool) -> BenchPace {
-        match (is_smoke, is_quick) {
+/// The options that say how thoroughly.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub(crate) struct PaceOptions {
+    /// Measure fewer points and rounds: ten minutes instead of an hour or more
+    #[arg(long, conflicts_with = "smoke")]
+    quick: bool,
+    /// Run one short round, which shows that it works
+    #[arg(long)]
+    pub(crate) smoke: bool,
+}
+
+impl PaceOptions {
+    /// Returns the pace that they say.
+    pub(crate) fn pace(self) -> BenchPace {
+        match (self.smoke, self.quick) {
             (true, _) => BenchPace::Smoke,
             (_, true) => BenchPace::Quick,
             _ => BenchPace::Full,
         }
     }
+}
 
+impl BenchPace {
     /// Returns the argument for this pace.
     pub(crate) fn pick<T>(self, full: T, quick: T, smoke: T) -> T {
         match self {

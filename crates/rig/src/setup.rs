@@ -14,7 +14,7 @@ qemu-system-common: qemu-storage-daemon
 fio: fio
 busybox-static: busybox
 e2fsprogs: mkfs.ext4
-util-linux: fstrim taskset setpriv unshare
+util-linux: fstrim taskset setpriv unshare wipefs
 libvirt-daemon: libvirtd
 libvirt-clients: virsh
 strace: strace

@@ -20,6 +20,8 @@ use crate::filled;
 use crate::pace::BenchPace;
 use crate::run_folder::{Run, environment, merged};
 
+/// Programs of others that are measured, or that serve.
+pub(crate) const PROGRAMS: [&str; 3] = [FIO, QSD, QEMU_NBD];
 const FIO: &str = "fio";
 const QEMU_NBD: &str = "qemu-nbd";
 const FILE_BYTES: u64 = 2 << 30;
@@ -58,11 +60,9 @@ impl Desk {
     pub(super) fn set_up(equipment: &Equipment, options: &BenchOptions) -> Result<Desk> {
         // Before a build of minutes, not after it.
         let (pace, rounds) = (options.pace(), options.rounds()?);
-        if let Some(disk) = &options.disk {
-            std::fs::metadata(disk).at(format!("--disk {}", disk.display()))?;
-        }
+        options.disk.check()?;
         let spdk = options.spdk.as_deref().map(Spdk::find).transpose()?;
-        let missing = equipment.provide(&[FIO, QSD, QEMU_NBD])?;
+        let missing = equipment.provide(&PROGRAMS)?;
         let cpus = Cpus::choose()?;
         let [cleave, drive] = equipment.programs(pace)?;
         let facts = json!({ "pinning": {
@@ -139,15 +139,16 @@ impl Desk {
 
     /// Returns the file or device that suites read: the operator's, or a filled file of ours.
     pub(super) fn disk(&mut self, suite: &str) -> Result<PathBuf> {
-        let Some(disk) = &self.options.disk else {
+        let Some(disk) = self.options.disk.path() else {
             return self.own_file();
         };
         let disk = std::path::absolute(disk).at(disk)?;
         match filled::check(&disk) {
             Ok(()) => {}
-            Err(why) if self.options.allow_thin => self.run.warn(suite, &why)?,
+            Err(why) if self.options.disk.allow_thin => self.run.warn(suite, &why)?,
+            Err(_) if self.options.disk.may_be_written() => filled::fill(&disk)?,
             Err(why) => {
-                let remedy = "Such a disk answers without its device. Fill it, or say --allow-thin";
+                let remedy = "Such a disk answers without its device. Fill it, or say --destructive or --allow-thin";
                 return Err(format!("{why}.\n{remedy}"));
             }
         }
@@ -156,7 +157,7 @@ impl Desk {
 
     /// Returns the file or device for suites that write: the operator's disk only when that was allowed.
     pub(super) fn disk_to_write(&mut self, suite: &str) -> Result<PathBuf> {
-        if self.options.disk.is_none() || self.options.destructive {
+        if self.options.disk.path().is_none() || self.options.disk.may_be_written() {
             return self.disk(suite);
         }
         let remedy = "--destructive lets it write on --disk";

@@ -20,9 +20,10 @@ use cleave_rig::Result;
 use crate::equipment::Equipment;
 use crate::pace::BenchPace;
 use crate::report;
+use cpus::Cpus;
 use desk::Desk;
-pub(crate) use options::BenchOptions;
-use options::Suite;
+pub(crate) use desk::PROGRAMS;
+pub(crate) use options::{BenchOptions, Suite};
 use others::CpuUsage;
 
 /// Measures, and leaves a folder with raw data, figures and a page.
@@ -54,6 +55,16 @@ pub(crate) fn run(equipment: &Equipment, options: &BenchOptions) -> Result {
         true => Ok(()),
         false => Err(format!("ended early: {}", failed.join(", "))),
     }
+}
+
+/// Returns where the driver and the daemon run, and the caveat of that if there is one.
+pub(crate) fn placement() -> Result<(String, Option<String>)> {
+    let cpus = Cpus::choose()?;
+    let placement = format!(
+        "driver on CPU {}, daemon on CPU {}",
+        cpus.driver, cpus.daemon
+    );
+    Ok((placement, cpus.caveat))
 }
 
 /// Runs a suite; returns whether it came to its end, for one suite's failure says nothing about the others.

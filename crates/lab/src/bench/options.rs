@@ -1,35 +1,25 @@
 //! The options of `cleave-lab bench`, and what they ask for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Parser, ValueEnum};
 use cleave_rig::Result;
 use itertools::Itertools;
 
 use super::instructions;
-use crate::pace::BenchPace;
+use crate::disk_options::DiskOptions;
+use crate::pace::{BenchPace, PaceOptions};
 
 /// Suites, and how they are run.
-#[derive(Debug, Clone, Parser)]
+#[derive(Debug, Clone, Default, Parser)]
 pub(crate) struct BenchOptions {
     /// The suites; all of them if none is named
     #[arg(value_name = "SUITE")]
     pub(super) named: Vec<Suite>,
-    /// Measure fewer points and rounds: all suites within ten minutes
-    #[arg(long, conflicts_with = "smoke")]
-    pub(super) quick: bool,
-    /// Run one short round, which shows that the suites work
-    #[arg(long)]
-    pub(super) smoke: bool,
-    /// Use a filled file or device instead of a file of its own
-    #[arg(long, value_name = "PATH")]
-    pub(super) disk: Option<PathBuf>,
-    /// Accept a disk that was never filled
-    #[arg(long)]
-    pub(super) allow_thin: bool,
-    /// Let suites that write do so on --disk
-    #[arg(long)]
-    pub(super) destructive: bool,
+    #[command(flatten)]
+    pace: PaceOptions,
+    #[command(flatten)]
+    pub(super) disk: DiskOptions,
     /// Measure the SPDK that was built in this folder too (transport, cpu, tax)
     #[arg(long, value_name = "DIR")]
     pub(super) spdk: Option<PathBuf>,
@@ -51,7 +41,7 @@ pub(crate) struct BenchOptions {
 
 /// A question that a suite answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
-pub(super) enum Suite {
+pub(crate) enum Suite {
     /// Cost of the ring alone
     Transport,
     /// CPU time of a request
@@ -86,6 +76,17 @@ impl Suite {
 }
 
 impl BenchOptions {
+    /// Returns the options for some suites, with results in `out`.
+    pub(crate) fn of(suites: Vec<Suite>, disk: DiskOptions, pace: PaceOptions, out: &Path) -> Self {
+        BenchOptions {
+            named: suites,
+            pace,
+            disk,
+            out: Some(out.to_owned()),
+            ..BenchOptions::default()
+        }
+    }
+
     /// Returns each suite once, in the order of the arguments.
     pub(super) fn suites(&self) -> Vec<Suite> {
         let all = Suite::value_variants();
@@ -100,7 +101,7 @@ impl BenchOptions {
     }
 
     pub(super) fn pace(&self) -> BenchPace {
-        BenchPace::of(self.smoke, self.quick)
+        self.pace.pace()
     }
 
     /// Returns the number of rounds. It refuses fewer than make a spread.

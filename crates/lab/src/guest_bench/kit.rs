@@ -11,10 +11,9 @@ use super::options::{AcceleratorChoice, GuestBenchOptions};
 use super::subject::Subject;
 use crate::equipment::Equipment;
 use crate::filled::random_file;
-use crate::pace::BenchPace;
 
 /// Programs of others that the guests need, and that run in them.
-pub(super) const PROGRAMS: [&str; 10] = [
+pub(crate) const PROGRAMS: [&str; 10] = [
     "qemu-system-x86_64",
     "qemu-storage-daemon",
     "fio",
@@ -59,14 +58,13 @@ impl GuestKit {
             let packages = missing.iter().map(|one| one.package).unique().join(" ");
             return Err(format!("the guests need these packages: {packages}"));
         }
-        let pace = BenchPace::of(options.smoke, options.quick);
-        let [cleave, _] = equipment.programs(pace)?;
+        let [cleave, _] = equipment.programs(options.pace.pace())?;
         let store = equipment.folder().join("guest");
         let folder = store.join("bench");
         std::fs::create_dir_all(&folder).at(&folder)?;
         let lock = lock(&folder.join("lock"))?;
         clean(&folder);
-        let kernel = match (&options.kernel, &options.modules) {
+        let kernel = match (&options.kernel.image, &options.kernel.modules) {
             (Some(image), Some(modules)) => Kernel::other(image, modules)?,
             _ => Kernel::full(&store)?,
         };

@@ -21,7 +21,8 @@ use crate::report;
 use crate::run_folder::{Run, environment};
 use guest::{GUEST_CPU, SERVER_CPU};
 use kit::GuestKit;
-pub(crate) use options::GuestBenchOptions;
+pub(crate) use kit::PROGRAMS;
+pub(crate) use options::{GuestBenchOptions, KernelOptions};
 use rounds::{GuestRun, SUITE};
 
 /// Fewer rounds say nothing about the spread.
@@ -58,7 +59,7 @@ pub(crate) fn run(equipment: &Equipment, options: &GuestBenchOptions) -> Result 
     println!("measured for {seconds} s; {}", page.display());
     match finished? {
         // A report with a gap says so and is worth reading; a check that the harness works must not have one.
-        gaps if gaps > 0 && options.smoke => Err(format!(
+        gaps if gaps > 0 && options.pace.smoke => Err(format!(
             "{gaps} gaps in what was to be measured; the warnings above name them"
         )),
         _ => Ok(()),
@@ -68,7 +69,7 @@ pub(crate) fn run(equipment: &Equipment, options: &GuestBenchOptions) -> Result 
 /// Measures, and returns how many controllers or turns are missing.
 fn measure(kit: &GuestKit, options: &GuestBenchOptions, run: &mut Run) -> Result<usize> {
     let effort = options.effort();
-    if effort.rounds < ROUNDS_MIN && !options.smoke {
+    if effort.rounds < ROUNDS_MIN && !options.pace.smoke {
         let rounds = effort.rounds;
         let text = format!(
             "{rounds} rounds tell little of the spread; a figure to be quoted needs {ROUNDS_MIN}"

@@ -1,39 +1,42 @@
 //! The options of `cleave-lab guest-bench`, and what they ask for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::{Parser, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 
 use super::subject::{self, ALL, Subject};
-use crate::pace::BenchPace;
+use crate::pace::PaceOptions;
 
 /// How guests are measured, and which.
 #[derive(Debug, Clone, Parser)]
 pub(crate) struct GuestBenchOptions {
-    /// Take ten minutes instead of an hour
-    #[arg(long, conflicts_with = "smoke")]
-    pub(super) quick: bool,
-    /// Show only that it works
-    #[arg(long)]
-    pub(super) smoke: bool,
+    #[command(flatten)]
+    pub(super) pace: PaceOptions,
     /// Choose the accelerator; auto boots a guest to see whether KVM works
     #[arg(long = "accel", value_name = "NAME", default_value = "auto")]
     pub(super) accelerator: AcceleratorChoice,
     /// Measure only these ways of attaching the disk
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = subject::find)]
     pub(super) only: Vec<&'static Subject>,
-    /// Boot this kernel instead of a distribution's
-    #[arg(long, value_name = "IMAGE", requires = "modules")]
-    pub(super) kernel: Option<PathBuf>,
-    /// The folder of that kernel's modules
-    #[arg(long, value_name = "DIR", requires = "kernel")]
-    pub(super) modules: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) kernel: KernelOptions,
     /// Write to this folder
     #[arg(long, value_name = "DIR")]
     pub(super) out: Option<PathBuf>,
     /// Set the number of rounds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(super) rounds: Option<u32>,
+}
+
+/// The kernel that guests boot.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct KernelOptions {
+    /// Boot this kernel in guests instead of a distribution's
+    #[arg(long = "kernel", value_name = "IMAGE", requires = "modules")]
+    pub(super) image: Option<PathBuf>,
+    /// The folder of that kernel's modules
+    #[arg(long, value_name = "DIR", requires = "image")]
+    pub(super) modules: Option<PathBuf>,
 }
 
 /// The accelerator that the operator asks for.
@@ -62,8 +65,20 @@ pub(super) struct Effort {
 const SMOKE: [&str; 2] = ["ahci", "cleave"];
 
 impl GuestBenchOptions {
+    /// Returns the options for all ways of attaching a disk, with results in `out`.
+    pub(crate) fn of(pace: PaceOptions, kernel: KernelOptions, out: &Path) -> GuestBenchOptions {
+        GuestBenchOptions {
+            pace,
+            accelerator: AcceleratorChoice::Auto,
+            only: Vec::new(),
+            kernel,
+            out: Some(out.to_owned()),
+            rounds: None,
+        }
+    }
+
     pub(super) fn subjects(&self) -> Vec<&'static Subject> {
-        let is_asked = |one: &&Subject| match (self.only.as_slice(), self.smoke) {
+        let is_asked = |one: &&Subject| match (self.only.as_slice(), self.pace.smoke) {
             ([], true) => SMOKE.contains(&one.name.as_str()),
             ([], false) => true,
             (only, _) => only.contains(one),
@@ -72,7 +87,7 @@ impl GuestBenchOptions {
     }
 
     pub(super) fn effort(&self) -> Effort {
-        let pace = BenchPace::of(self.smoke, self.quick);
+        let pace = self.pace.pace();
         Effort {
             rounds: self.rounds.unwrap_or(pace.pick(5, 3, 1)),
             seconds: pace.pick(3.0, 0.8, 0.5),

@@ -26,10 +26,25 @@ fn sections(run: &RecordedRun) -> Vec<Section> {
 /// Draws what the paths name: runs, which are folders, side by side, and the result of a probe, which is a file, by itself.
 /// Returns the page and the figures.
 pub(crate) fn draw_all(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    let (probes, runs): (Vec<_>, Vec<_>) = paths.iter().cloned().partition(|path| path.is_file());
+    let (probes, folders): (Vec<_>, Vec<_>) =
+        paths.iter().cloned().partition(|path| path.is_file());
+    let runs = folders.iter().flat_map(|folder| runs_in(folder));
+    let runs: Vec<PathBuf> = runs.collect();
     let page = (!runs.is_empty()).then(|| draw(&runs));
     let figures = probes.iter().map(|file| probe::draw(file));
     page.into_iter().chain(figures).collect()
+}
+
+/// Returns the runs that `cleave-lab run` left in a folder, or the folder itself.
+fn runs_in(folder: &Path) -> Vec<PathBuf> {
+    let runs = ["bench", "guest", "run/bench", "run/guest"].map(|name| folder.join(name));
+    let is_run = |folder: &PathBuf| folder.join("results.jsonl").is_file();
+    let own = folder.to_owned();
+    let found = match is_run(&own) {
+        true => Vec::new(),
+        false => runs.into_iter().filter(is_run).collect(),
+    };
+    if found.is_empty() { vec![own] } else { found }
 }
 
 /// Draws recorded runs side by side: the figures as files beside each run's raw data, and one page in the first folder,
@@ -81,6 +96,19 @@ mod tests {
     use super::verdict::Standing;
     use super::*;
     use crate::run_folder::{DISTURBED, Run};
+
+    #[test]
+    fn a_folder_stands_for_the_runs_in_it() {
+        let folder = std::env::temp_dir().join(format!("cleave-runs-{}", std::process::id()));
+        let guest = folder.join("run/guest");
+        std::fs::create_dir_all(&guest).unwrap();
+        let one = |folder: &Path| vec![folder.to_owned()];
+        assert_eq!(runs_in(&folder), one(&folder), "refused by its own name");
+        std::fs::write(guest.join("results.jsonl"), "").unwrap();
+        assert_eq!(runs_in(&folder), one(&guest));
+        assert_eq!(runs_in(&guest), one(&guest));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     fn a_disturbed_suite_is_not_judged_and_leaves_no_figure() {
