@@ -100,7 +100,8 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
         let packages = scope.spawn(|| match selection.runs(Part::Package) {
             false => Ok(None),
             true => {
-                let options = dist::DistArgs::checked(daemon.clone());
+                let drive = built::program(&artifacts, "drive")?;
+                let options = dist::DistArgs::checked([daemon.clone(), lab.clone(), drive]);
                 dist::run(root, &options).map(|()| Some("the packages".to_owned()))
             }
         });

@@ -22,10 +22,11 @@ mod study;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use cleave_rig::Result;
+use clap::{CommandFactory, Parser, Subcommand};
+use cleave_rig::{At, Result};
 use equipment::Equipment;
 
+/// Measures Cleave beside other daemons and the bare disk, on this machine and in guests
 #[derive(Parser)]
 #[command(name = "cleave-lab", bin_name = "cleave-lab", version)]
 struct Cli {
@@ -58,6 +59,9 @@ enum Task {
         #[arg(required = true, value_name = "PATH")]
         paths: Vec<PathBuf>,
     },
+    /// Write the man pages to a folder
+    #[command(hide = true)]
+    WritePages { folder: PathBuf },
 }
 
 fn main() -> ExitCode {
@@ -76,6 +80,9 @@ fn run(task: &Task) -> Result {
         Task::Check { disk } => machine::describe(&Equipment::find()?, disk).map(drop),
         Task::Bench(options) => bench::run(&Equipment::find()?, options),
         Task::GuestBench(options) => guest_bench::run(&Equipment::find()?, options),
+        Task::WritePages { folder } => {
+            clap_mangen::generate_to(<Cli as CommandFactory>::command(), folder).at(folder)
+        }
         Task::Report { paths } => {
             let drawn = report::draw_all(paths)?;
             drawn.iter().for_each(|path| println!("{}", path.display()));
@@ -90,7 +97,7 @@ mod tests {
 
     #[test]
     fn the_commands_go_by_the_names_that_xtask_passes_on() {
-        <Cli as clap::CommandFactory>::command().debug_assert();
+        <Cli as CommandFactory>::command().debug_assert();
         for (line, said) in [
             ("bench trnsport", "'transport'"),
             ("run emulaton", "'emulation'"),

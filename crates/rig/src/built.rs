@@ -63,6 +63,13 @@ pub fn released(root: &Path) -> Result<PathBuf> {
     program(&cargo(root, "--release -p cleave")?, "cleave")
 }
 
+/// Builds the lab and the driver of the tests as they are released.
+pub fn lab(root: &Path) -> Result<[PathBuf; 2]> {
+    let lab = cargo(root, "--release -p cleave-lab")?;
+    let drive = cargo(root, "--release -p cleave-client --example drive")?;
+    Ok([program(&lab, "cleave-lab")?, program(&drive, "drive")?])
+}
+
 /// Returns the path of a program or an example.
 pub fn program(artifacts: &[Artifact], name: &str) -> Result<PathBuf> {
     let is_it = |found: &&Artifact| found.kind == ArtifactKind::Program && found.target == name;

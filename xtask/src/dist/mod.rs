@@ -1,4 +1,5 @@
-//! `cargo xtask dist`: a tree of all files as they are installed, and from it a tarball, a `.deb` and a `.rpm`.
+//! `cargo xtask dist`: a tree of all files as they are installed, and from it a tarball, a `.deb` and a `.rpm`; another tree with
+//! the lab, and from it a `.deb` and a `.rpm` of its own.
 //!
 //! The program links the C library dynamically, and nothing else but libgcc_s: a statically linked glibc could load no
 //! library at run time, and the packages name the oldest glibc that will do.
@@ -28,17 +29,25 @@ pub(crate) struct DistArgs {
     /// Package this program instead of building it
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
+    /// Package this lab instead of building it, and with it the driver of --drive
+    #[arg(long, value_name = "FILE", requires = "drive")]
+    lab: Option<PathBuf>,
+    /// The driver of the tests, for --lab
+    #[arg(long, value_name = "FILE", requires = "lab")]
+    drive: Option<PathBuf>,
     /// Then install the .deb in a copy of this system (as root), and check what is installed
     #[arg(long)]
     check: bool,
 }
 
 impl DistArgs {
-    /// Returns the options with which the tests package the program that they have tested. Building it a second time as it is
-    /// released takes more than a minute, and tells nothing about packages.
-    pub(crate) fn checked(program: PathBuf) -> DistArgs {
+    /// Returns the options with which the tests package the programs that they have tested. Building them a second time as they
+    /// are released takes minutes, and tells nothing about packages.
+    pub(crate) fn checked([program, lab, drive]: [PathBuf; 3]) -> DistArgs {
         DistArgs {
             program: Some(program),
+            lab: Some(lab),
+            drive: Some(drive),
             check: true,
             ..DistArgs::default()
         }
@@ -88,14 +97,26 @@ docs/figures/probe-model-p3700.svg usr/share/doc/cleave/figures/probe-model-p370
 dist/grafana.json usr/share/cleave/grafana.json
 CHANGELOG.md usr/share/doc/cleave/changelog";
 
+/// Files of the sources that the lab's package has.
+const LAB_FILES: &str = "\
+dist/cleave-lab.copyright usr/share/doc/cleave-lab/copyright
+docs/benchmarks.md usr/share/doc/cleave-lab/benchmarks.md
+CHANGELOG.md usr/share/doc/cleave-lab/changelog";
+
+/// The lab's package, and the package of the daemon, which has scripts.
+const LAB: &str = "cleave-lab";
+const DAEMON: &str = "cleave";
+const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
+
 /// Completions as the program writes them, and where shells look for them.
 const COMPLETIONS: &str = "\
 cleave.bash usr/share/bash-completion/completions/cleave
 _cleave usr/share/zsh/vendor-completions/_cleave
 cleave.fish usr/share/fish/vendor_completions.d/cleave.fish";
 
-/// The release that is packaged.
+/// The release of a package.
 struct Release {
+    name: &'static str,
     out: PathBuf,
     /// The tree of installed files.
     tree: PathBuf,
@@ -114,16 +135,27 @@ pub(crate) fn run(root: &Path, request: &DistArgs) -> Result {
         None => built::released(root)?,
     };
     let epoch = quietly(root, "git log -1 --format=%ct", &[])?;
-    let release = Release {
-        tree: out.join("tree"),
+    let of = |name, tree| Release {
+        name,
+        tree: out.join(tree),
         epoch: epoch.trim().to_owned(),
-        out,
+        out: out.clone(),
+    };
+    let (release, lab) = (of(DAEMON, "tree"), of(LAB, "lab-tree"));
+    let lab_programs = match (&request.lab, &request.drive) {
+        (Some(program), Some(drive)) => [program.clone(), drive.clone()],
+        _ => built::lab(root)?,
     };
     empty_folder(&release.out)?;
     step("tree", "see above", || release.plant(root, &program))?;
     step("tarball", "see above", || release.tarball())?;
     step("deb", "see above", || release.deb(root))?;
     step("rpm", "see above", || release.rpm(root))?;
+    step("lab tree", "see above", || {
+        lab.plant_lab(root, &lab_programs)
+    })?;
+    step("lab deb", "see above", || lab.deb(root))?;
+    step("lab rpm", "see above", || lab.rpm(root))?;
     step("sums", "see above", || release.sums())?;
     match request.check {
         true => check::run(root, &release.out, VERSION),
@@ -140,10 +172,39 @@ impl Release {
         quietly(root, "strip {}", &[&installed.display()])?;
         self.pages(root, program)?;
         let notices = self.tree.join("usr/share/doc/cleave/THIRD-PARTY");
-        fs::write(&notices, notice::third_party(root)?).at(&notices)?;
+        fs::write(&notices, notice::third_party(root, &[DAEMON])?).at(&notices)?;
         quietly(&self.tree, "gzip -9n usr/share/doc/cleave/changelog", &[])?;
         let settings = self.tree.join("etc/cleave");
         fs::create_dir_all(&settings).at(&settings)?;
+        Ok(format!("{} KiB", self.kib()?))
+    }
+
+    /// Returns the programs in the tree.
+    fn programs(&self) -> Vec<PathBuf> {
+        let own = self.tree.join("usr/bin").join(self.name);
+        match self.name {
+            LAB => vec![own, self.tree.join("usr/libexec/cleave-lab/drive")],
+            _ => vec![own],
+        }
+    }
+
+    /// Lays out the lab's tree.
+    fn plant_lab(&self, root: &Path, programs: &[PathBuf; 2]) -> Result<String> {
+        self.install(root, LAB_FILES)?;
+        for (from, to) in programs.iter().zip(self.programs()) {
+            copy(from, &to, 0o755)?;
+            quietly(root, "strip {}", &[&to.display()])?;
+        }
+        let pages = self.tree.join("usr/share/man/man1");
+        empty_folder(&pages)?;
+        let line = "{} write-pages {}";
+        quietly(root, line, &[&programs[0].display(), &pages.display()])?;
+        quietly(&pages, "sh -c {}", &[&"gzip -9n *.1"])?;
+        let documents = self.tree.join("usr/share/doc/cleave-lab");
+        let notices = documents.join("THIRD-PARTY");
+        let text = notice::third_party(root, &[LAB, "cleave-client"])?;
+        fs::write(&notices, text).at(&notices)?;
+        quietly(&documents, "gzip -9n changelog", &[])?;
         Ok(format!("{} KiB", self.kib()?))
     }
 
@@ -175,26 +236,34 @@ impl Release {
 
     fn deb(&self, root: &Path) -> Result<String> {
         let package = self.out.join("deb");
-        quietly(&self.out, "cp -a tree {}", &[&package.display()])?;
+        quietly(
+            &self.out,
+            "cp -a {} {}",
+            &[&self.tree.display(), &package.display()],
+        )?;
         let control = package.join("DEBIAN");
         let architecture = quietly(root, "dpkg --print-architecture", &[])?;
         let architecture = architecture.trim();
-        for script in ["postinst", "prerm", "postrm"] {
+        fs::create_dir_all(&control).at(&control)?;
+        for script in SCRIPTS.iter().filter(|_| self.name == DAEMON) {
             copy(
                 &root.join("dist").join(script),
                 &control.join(script),
                 0o755,
             )?;
         }
-        let template = root.join("dist/control");
+        let template = match self.name {
+            DAEMON => root.join("dist/control"),
+            name => root.join(format!("dist/{name}.control")),
+        };
         let text = fs::read_to_string(&template).at(&template)?;
         let text = text
             .replace("@version@", VERSION)
             .replace("@architecture@", architecture)
             .replace("@kib@", &self.kib()?)
-            .replace("@glibc@", &glibc(&self.tree.join("usr/bin/cleave"))?);
+            .replace("@glibc@", &glibc(&self.programs())?);
         fs::write(control.join("control"), text).at(&control)?;
-        let file = format!("cleave_{VERSION}_{architecture}.deb");
+        let file = format!("{}_{VERSION}_{architecture}.deb", self.name);
         let line = "env SOURCE_DATE_EPOCH={} dpkg-deb --root-owner-group -Zxz -z4 --build deb {}";
         quietly(&self.out, line, &[&self.epoch, &file])?;
         fs::remove_dir_all(&package).at(&package)?;
@@ -214,10 +283,14 @@ impl Release {
             ("cleave_scripts", &scripts.display()),
         ];
         line.extend(definitions.map(|(name, value)| format!("--define={name} {value}")));
-        line.push(root.join("dist/cleave.spec").display().to_string());
+        line.push(
+            root.join(format!("dist/{}.spec", self.name))
+                .display()
+                .to_string(),
+        );
         execute(root, &line)?;
         fs::remove_dir_all(&build).at(&build)?;
-        Ok(format!("cleave-{VERSION}-1.{ARCH}.rpm"))
+        Ok(format!("{}-{VERSION}-1.{ARCH}.rpm", self.name))
     }
 
     fn sums(&self) -> Result<String> {
@@ -240,14 +313,18 @@ fn copy(from: &Path, to: &Path, mode: u32) -> Result {
     fs::set_permissions(to, fs::Permissions::from_mode(mode)).at(to)
 }
 
-/// Returns the newest version of glibc whose symbols the program needs; the file names each of them.
-fn glibc(program: &Path) -> Result<String> {
-    let bytes = fs::read(program).at(program)?;
-    let text = String::from_utf8_lossy(&bytes);
-    let versions = text.split("GLIBC_2.").skip(1).filter_map(|rest| {
-        let end = rest.find(|c: char| !c.is_ascii_digit())?;
-        rest.get(..end)?.parse::<u32>().ok()
-    });
-    let newest = versions.max().ok_or("the program needs no glibc")?;
+/// Returns the newest version of glibc whose symbols the programs need; their files name each of them.
+fn glibc(programs: &[PathBuf]) -> Result<String> {
+    let mut newest = None;
+    for program in programs {
+        let bytes = fs::read(program).at(program)?;
+        let text = String::from_utf8_lossy(&bytes);
+        let versions = text.split("GLIBC_2.").skip(1).filter_map(|rest| {
+            let end = rest.find(|c: char| !c.is_ascii_digit())?;
+            rest.get(..end)?.parse::<u32>().ok()
+        });
+        newest = newest.max(versions.max());
+    }
+    let newest = newest.ok_or("the programs need no glibc")?;
     Ok(format!("2.{newest}"))
 }

@@ -1,11 +1,11 @@
-//! `THIRD-PARTY` of the packages: the licences of all crates that are linked into the program.
+//! `THIRD-PARTY` of the packages: the licences of all crates that are linked into their programs.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use cargo_metadata::Package;
-use cleave_rig::{At, Result, quietly};
+use cleave_rig::{At, Result, execute, words};
 use itertools::Itertools;
 
 use crate::tidy::packages::{self, PLATFORM};
@@ -18,11 +18,15 @@ crates that it belongs to.
 /// How the names of files begin that hold licences and notices.
 const NOTICES: [&str; 5] = ["LICEN", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE"];
 
-/// Returns the text of the file.
-pub(super) fn third_party(root: &Path) -> Result<String> {
+/// Returns the text of the file for the programs of some of our crates.
+pub(super) fn third_party(root: &Path, programs: &[&str]) -> Result<String> {
     let metadata = packages::load(root)?;
-    let tree = "cargo tree --locked --package cleave --edges normal,no-proc-macro --prefix none --target {}";
-    let linked = quietly(root, tree, &[&PLATFORM])?;
+    let tree = "cargo tree --locked --edges normal,no-proc-macro --prefix none --target {}";
+    let mut line = words(tree, &[&PLATFORM]);
+    for program in programs {
+        line.extend(words("--package {}", &[program]));
+    }
+    let linked = execute(root, &line)?;
     let mut text = HEAD.to_owned();
     // The same text comes with many crates.
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -73,7 +77,7 @@ mod tests {
 
     #[test]
     fn what_is_linked_is_named_with_its_texts() {
-        let text = third_party(&cleave_rig::root()).unwrap();
+        let text = third_party(&cleave_rig::root(), &["cleave"]).unwrap();
         for (named, is_linked) in [
             ("\nrustix ", true),
             ("\ntokio ", true),
