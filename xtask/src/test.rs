@@ -27,8 +27,12 @@ pub(crate) struct Selection {
     guests: guest::GuestArgs,
 }
 
-/// The tests that need a Ceph cluster.
+/// The tests that need a Ceph cluster, and those that need the program of an earlier release.
 const CEPH: &str = "rbd";
+const RELEASES: &str = "releases";
+
+/// The variable that names that program.
+const EARLIER: &str = "CLEAVE_EARLIER";
 
 #[derive(Clone, Copy, PartialEq, Debug, clap::ValueEnum)]
 enum Part {
@@ -39,11 +43,16 @@ enum Part {
     Package,
     /// Disks of a Ceph cluster, minutes long: only when it is asked for
     Ceph,
+    /// Upgrades from the last release, which it builds, and downgrades to it: only when it is asked for
+    ///
+    /// With the variable CLEAVE_EARLIER, a program of another release is used.
+    Releases,
 }
 
 impl Selection {
     fn includes(&self, part: Part) -> bool {
-        self.part.map_or(part != Part::Ceph, |only| only == part)
+        let is_usual = !matches!(part, Part::Ceph | Part::Releases);
+        self.part.map_or(is_usual, |only| only == part)
     }
 
     /// Returns true if the guests, or the measurements, run.
@@ -182,6 +191,7 @@ fn run_binaries(
     let part = |found: &Artifact| match found.kind {
         ArtifactKind::Program => None,
         ArtifactKind::Test if found.target == CEPH => Some(Part::Ceph),
+        ArtifactKind::Test if found.target == RELEASES => Some(Part::Releases),
         _ if found.package == root.join("tests") => Some(Part::Integration),
         ArtifactKind::Test => Some(Part::Unit),
         ArtifactKind::Benchmark => Some(Part::Benches),
@@ -193,7 +203,11 @@ fn run_binaries(
     }
     let start = Instant::now();
     let program = built::program(artifacts, "cleave")?;
-    let environment = [format!("CLEAVE_BIN={}", program.display())];
+    let mut environment = vec![format!("CLEAVE_BIN={}", program.display())];
+    if selection.part == Some(Part::Releases) && std::env::var_os(EARLIER).is_none() {
+        let earlier = built::earlier(root)?;
+        environment.push(format!("{EARLIER}={}", earlier.display()));
+    }
     // The compiler works while tests wait.
     suite::run(root, &tests, &environment, || match selection.part {
         None if !selection.quick => built::instructions(root).map(drop),

@@ -63,6 +63,24 @@ pub fn released(root: &Path) -> Result<PathBuf> {
     program(&cargo(root, "--release -p cleave")?, "cleave")
 }
 
+/// Builds the daemon of the last release before this commit, from the history of this clone, below target/earlier.
+pub fn earlier(root: &Path) -> Result<PathBuf> {
+    // Such commits have these subjects.
+    let found = "git log -1 --format=%h --grep={} HEAD^";
+    let commit = quietly(root, found, &[&"^release: make this "])?;
+    let commit = commit.trim();
+    if commit.is_empty() {
+        return Err("the history of this clone has no release: fetch all of it".to_owned());
+    }
+    let source = root.join("target/earlier").join(commit);
+    std::fs::create_dir_all(&source).at(&source)?;
+    let unpack = "sh -c {} {} {}";
+    let pipe = "git -C \"$0\" archive \"$1\" | tar -x";
+    quietly(&source, unpack, &[&pipe, &root.display(), &commit])?;
+    println!("building the last release, {commit}");
+    program(&cargo(&source, "--workspace --bin cleave")?, "cleave")
+}
+
 /// Returns the path of a program or an example.
 pub fn program(artifacts: &[Artifact], name: &str) -> Result<PathBuf> {
     let is_it = |found: &&Artifact| found.kind == ArtifactKind::Program && found.target == name;
