@@ -7,7 +7,7 @@ use std::time::Instant;
 use cleave_rig::built::{self, Artifact, ArtifactKind};
 use cleave_rig::guest::Kernel;
 use cleave_rig::setup;
-use cleave_rig::{Result, empty_folder};
+use cleave_rig::{Result, empty_folder, quietly};
 
 use crate::guest::{self, BackendKind};
 use crate::{dist, lab, suite};
@@ -39,11 +39,15 @@ enum Part {
     Package,
     /// Disks of a Ceph cluster, minutes long: only when it is asked for
     Ceph,
+    /// The examples, whose clients other programs generate and which download these: only when it is asked for
+    Examples,
 }
 
 impl Selection {
     fn includes(&self, part: Part) -> bool {
-        self.part.map_or(part != Part::Ceph, |only| only == part)
+        let on_request = [Part::Ceph, Part::Examples];
+        self.part
+            .map_or(!on_request.contains(&part), |only| only == part)
     }
 
     /// Returns true if the guests, or the measurements, run.
@@ -103,6 +107,10 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
                 dist::run(root, &options).map(|()| Some("the packages".to_owned()))
             }
         });
+        if selection.includes(Part::Examples) {
+            let run = || quietly(root, "sh examples/run.sh {}", &[&daemon.display()]).map(drop);
+            ended.run(vec![work("examples", "the examples", run)]);
+        }
         ended.run(measurements(root, &lab, selection));
         [("packages", packages.join()), ("guests", guests.join())]
     });
