@@ -7,10 +7,8 @@ use itertools::Itertools;
 
 use crate::command::{At, Result, quietly};
 
-/// Python's reader of YAML, which has no program: `python3-yaml` is asked for by this file.
-pub const PYTHON_YAML: &str = "/usr/lib/python3/dist-packages/yaml/__init__.py";
-
-/// Debian's and Ubuntu's packages, with the programs that are wanted of each. The path of a file stands for itself.
+/// Debian's and Ubuntu's packages, with the programs that are wanted of each. A package without a program has
+/// the path of a file.
 const NEEDS: &str = "\
 qemu-system-x86: qemu-system-x86_64
 qemu-system-common: qemu-storage-daemon
@@ -36,7 +34,6 @@ lintian: lintian
 man-db: man
 umoci: umoci
 runc: runc
-python3: python3
 python3-yaml: /usr/lib/python3/dist-packages/yaml/__init__.py
 systemd: systemd-analyze
 ceph-common: ceph rbd

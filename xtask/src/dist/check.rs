@@ -17,7 +17,12 @@ use crate::step::step;
 pub(super) fn run(root: &Path, out: &Path, image: &OciImage<'_>, version: &str) -> Result {
     let checked_with = ["lintian", "man", "systemd-analyze", "unshare"];
     let pasted = ["qemu-system-x86_64", "qemu-img"];
-    let containers = ["umoci", "runc", "python3", setup::PYTHON_YAML];
+    let containers = [
+        "umoci",
+        "runc",
+        "curl",
+        "/usr/lib/python3/dist-packages/yaml/__init__.py",
+    ];
     setup::provide_programs(root, &[&checked_with[..], &pasted, &containers].concat())?;
     let remedy = "the script is xtask/src/dist/check.sh";
     step("installation", remedy, || {

@@ -10,7 +10,7 @@ import sys
 
 import yaml
 
-bundle, manifests, host = map(pathlib.Path, sys.argv[1:4])
+bundle, manifests, host = (pathlib.Path(path).absolute() for path in sys.argv[1:4])
 documents = yaml.safe_load_all((manifests / "daemonset.yaml").read_text())
 [daemon_set] = [document for document in documents if document["kind"] == "DaemonSet"]
 pod = daemon_set["spec"]["template"]["spec"]
