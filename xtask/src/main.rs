@@ -39,7 +39,7 @@ enum Task {
     Tidy,
     /// Set the machine up (as root), then run all tests or one part of them
     Test(test::Selection),
-    /// Make the release: a tarball, a .deb and a .rpm with man pages, completions, units and licences
+    /// Make the release: a tarball, a .deb and a .rpm with man pages, completions, units and licences, and an image for containers
     ///
     /// Leaves them with SHA256SUMS in target/dist.
     Dist(dist::DistArgs),

@@ -7,7 +7,7 @@ use std::time::Instant;
 use cleave_rig::built::{self, Artifact, ArtifactKind};
 use cleave_rig::guest::Kernel;
 use cleave_rig::setup;
-use cleave_rig::{Result, empty_folder};
+use cleave_rig::{Result, empty_folder, quietly};
 
 use crate::guest::{self, BackendKind};
 use crate::{dist, lab, suite};
@@ -47,12 +47,15 @@ enum Part {
     ///
     /// With the variable CLEAVE_EARLIER, a program of another release is used.
     Releases,
+    /// The examples, whose clients other programs generate and which download these: only when it is asked for
+    Examples,
 }
 
 impl Selection {
     fn includes(&self, part: Part) -> bool {
-        let is_usual = !matches!(part, Part::Ceph | Part::Releases);
-        self.part.map_or(is_usual, |only| only == part)
+        let on_request = [Part::Ceph, Part::Releases, Part::Examples];
+        self.part
+            .map_or(!on_request.contains(&part), |only| only == part)
     }
 
     /// Returns true if the guests, or the measurements, run.
@@ -112,6 +115,10 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
                 dist::run(root, &options).map(|()| Some("the packages".to_owned()))
             }
         });
+        if selection.includes(Part::Examples) {
+            let run = || quietly(root, "sh examples/run.sh {}", &[&daemon.display()]).map(drop);
+            ended.run(vec![work("examples", "the examples", run)]);
+        }
         ended.run(measurements(root, &lab, selection));
         [("packages", packages.join()), ("guests", guests.join())]
     });

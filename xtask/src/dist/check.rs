@@ -1,7 +1,9 @@
 //! Installs the `.deb` in overlays of this system's root, in namespaces of their own: once to check the installed files, and
-//! once under a systemd that is booted there, which starts the units. Nothing of it reaches the system.
+//! once under a systemd that is booted there, which starts the units. Runs the image for containers as Kubernetes would. Nothing
+//! of it reaches the system.
 
 use std::fmt::Display;
+use std::fs;
 use std::path::Path;
 
 use cleave_rig::built;
@@ -9,6 +11,7 @@ use cleave_rig::guest::{Accelerator, Initramfs, Kernel, QEMU, VHOST_USER_DISK, b
 use cleave_rig::setup;
 use cleave_rig::{At, Result, empty_folder, execute, quietly, words};
 
+use super::image::OciImage;
 use crate::step::step;
 
 /// Script of the guest whose daemons end.
@@ -26,13 +29,24 @@ const GUEST_PROGRAMS: [&str; 7] = [
     "zstd",
 ];
 
-/// Installs the packages in `out`, as root.
-pub(super) fn run(root: &Path, out: &Path, version: &str) -> Result {
+/// Programs that run the image.
+const CONTAINER_PROGRAMS: [&str; 4] = [
+    "umoci",
+    "runc",
+    "curl",
+    "/usr/lib/python3/dist-packages/yaml/__init__.py",
+];
+
+/// Installs the packages in `out`, and runs the image, as root.
+pub(super) fn run(root: &Path, out: &Path, image: &OciImage<'_>, version: &str) -> Result {
     if cfg!(not(target_arch = "x86_64")) {
         return Err("the check boots an x86-64 guest and needs an x86-64 machine".to_owned());
     }
     let checked_with = ["lintian", "man", "systemd-analyze", "unshare", "qemu-img"];
-    setup::provide_programs(root, &[&checked_with[..], &GUEST_PROGRAMS].concat())?;
+    setup::provide_programs(
+        root,
+        &[&checked_with[..], &GUEST_PROGRAMS, &CONTAINER_PROGRAMS].concat(),
+    )?;
     let remedy = "the script is xtask/src/dist/check.sh";
     step("installation", remedy, || {
         let folder = out.join("root");
@@ -43,6 +57,7 @@ pub(super) fn run(root: &Path, out: &Path, version: &str) -> Result {
         let said = quietly(out, line, &[&script, &folder, &version])?;
         Ok(said.trim().replace('\n', "; "))
     })?;
+    let [_, drive] = built::programs(root)?;
     let remedy = "the script is xtask/src/dist/boot.sh";
     step("units", remedy, || {
         let folder = out.join("root");
@@ -50,7 +65,6 @@ pub(super) fn run(root: &Path, out: &Path, version: &str) -> Result {
         let script = root.join("xtask/src/dist/boot.sh");
         let architecture = quietly(root, "dpkg --print-architecture", &[])?;
         let deb = out.join(format!("cleave_{version}_{}.deb", architecture.trim()));
-        let [_, drive] = built::programs(root)?;
         let guest = root.join("target/guest/units");
         let booted = guest_in(root, &guest)?;
         let (folder, deb, guest) = (folder.display(), deb.display(), guest.display());
@@ -59,6 +73,32 @@ pub(super) fn run(root: &Path, out: &Path, version: &str) -> Result {
             [&script.display(), &folder, &deb, &drive.display(), &guest];
         let said = execute(out, &[words(line, &values), booted].concat())?;
         Ok(said.trim().replace('\n', "; "))
+    })?;
+    let remedy = "the script is xtask/src/dist/image.sh";
+    step("container", remedy, || {
+        let [folder, again] = ["root", "again"].map(|name| out.join(name));
+        [&folder, &again]
+            .into_iter()
+            .try_for_each(|folder| empty_folder(folder))?;
+        image.write(&again)?;
+        let file = image.file()?;
+        let line = "cmp {} {}";
+        quietly(out, line, &[&file, &again.join(&file).display()])?;
+        let [script, manifests] =
+            ["xtask/src/dist/image.sh", "dist/kubernetes"].map(|path| root.join(path));
+        let (script, folder, drive) = (script.display(), folder.display(), drive.display());
+        let line = "sh {} {} {} {} {} {}";
+        let values: [&dyn Display; 6] = [
+            &script,
+            &folder,
+            &file,
+            &version,
+            &drive,
+            &manifests.display(),
+        ];
+        let said = quietly(out, line, &values)?;
+        fs::remove_dir_all(&again).at(&again)?;
+        Ok(said.trim().to_owned())
     })
 }
 
@@ -67,7 +107,7 @@ fn guest_in(root: &Path, folder: &Path) -> Result<Vec<String>> {
     empty_folder(folder)?;
     let kernel = Kernel::small(root)?;
     let [image, initramfs] = ["kernel", "initramfs"].map(|name| folder.join(name));
-    std::fs::copy(&kernel.image, &image).at(&kernel.image)?;
+    fs::copy(&kernel.image, &image).at(&kernel.image)?;
     let settings = "DISK=/dev/vdb\nBOOT=works\n";
     Initramfs::build(root, &kernel)?.write(&initramfs, GUEST, settings, &[])?;
     let disk = |id: &&str| {

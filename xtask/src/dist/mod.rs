@@ -1,9 +1,11 @@
-//! `cargo xtask dist`: a tree of all files as they are installed, and from it a tarball, a `.deb` and a `.rpm`.
+//! `cargo xtask dist`: a tree of all files as they are installed, and from it a tarball, a `.deb`, a `.rpm` and an image for
+//! containers.
 //!
 //! The program links the C library dynamically, and nothing else but libgcc_s: a statically linked glibc could load no
 //! library at run time, and the packages name the oldest glibc that will do.
 
 mod check;
+mod image;
 mod notice;
 
 use std::env::consts::ARCH;
@@ -28,7 +30,7 @@ pub(crate) struct DistArgs {
     /// Package this program instead of building it
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Then install the .deb in a copy of this system (as root), and check what is installed
+    /// Then install the .deb in a copy of this system (as root), check what is installed, and run the image for containers
     #[arg(long)]
     check: bool,
 }
@@ -65,6 +67,7 @@ docs/errors.md usr/share/doc/cleave/errors.md
 docs/faq.md usr/share/doc/cleave/faq.md
 docs/glossary.md usr/share/doc/cleave/glossary.md
 docs/install.md usr/share/doc/cleave/install.md
+docs/kubernetes.md usr/share/doc/cleave/kubernetes.md
 docs/known-limits.md usr/share/doc/cleave/known-limits.md
 docs/limits.md usr/share/doc/cleave/limits.md
 docs/metrics.md usr/share/doc/cleave/metrics.md
@@ -86,6 +89,8 @@ docs/troubleshooting.md usr/share/doc/cleave/troubleshooting.md
 docs/upgrade.md usr/share/doc/cleave/upgrade.md
 docs/figures/probe-model-p3700.svg usr/share/doc/cleave/figures/probe-model-p3700.svg
 dist/grafana.json usr/share/cleave/grafana.json
+dist/kubernetes/daemonset.yaml usr/share/cleave/kubernetes/daemonset.yaml
+dist/kubernetes/seccomp.json usr/share/cleave/kubernetes/seccomp.json
 CHANGELOG.md usr/share/doc/cleave/changelog";
 
 /// Completions as the program writes them, and where shells look for them.
@@ -124,9 +129,10 @@ pub(crate) fn run(root: &Path, request: &DistArgs) -> Result {
     step("tarball", "see above", || release.tarball())?;
     step("deb", "see above", || release.deb(root))?;
     step("rpm", "see above", || release.rpm(root))?;
+    step("image", "see above", || release.image().write(&release.out))?;
     step("sums", "see above", || release.sums())?;
     match request.check {
-        true => check::run(root, &release.out, VERSION),
+        true => check::run(root, &release.out, &release.image(), VERSION),
         false => Ok(()),
     }
 }
@@ -220,8 +226,16 @@ impl Release {
         Ok(format!("cleave-{VERSION}-1.{ARCH}.rpm"))
     }
 
+    fn image(&self) -> image::OciImage<'_> {
+        image::OciImage {
+            tree: &self.tree,
+            epoch: &self.epoch,
+            version: VERSION,
+        }
+    }
+
     fn sums(&self) -> Result<String> {
-        let sum = "sha256sum *.tar.gz *.deb *.rpm > SHA256SUMS";
+        let sum = "sha256sum *.tar.gz *.deb *.rpm *-oci.tar > SHA256SUMS";
         quietly(&self.out, "sh -c {}", &[&sum])?;
         Ok(self.out.join("SHA256SUMS").display().to_string())
     }

@@ -60,7 +60,7 @@ mod tests {
             ("[a](ARCHITECTURE.md)", 0),
             ("[b](./qemu.md), [up](../README.md), [all](../docs)", 0),
             ("[gone](gone.md)", 1),
-            ("[wrong folder](README.md)", 1),
+            ("[wrong folder](CHANGELOG.md)", 1),
             ("[web](https://example.org/gone.md)", 0),
             ("```\n[gone](gone.md)\n```", 0),
             ("[a](../CONTRIBUTING.md#what-cargo-xtask-ci-checks)", 0),
