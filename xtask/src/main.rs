@@ -2,11 +2,13 @@
 //! anything else, so it has few dependencies.
 #![forbid(unsafe_code)]
 
+mod book;
 mod ci;
 mod dist;
 mod fuzz;
 mod guest;
 mod lab;
+mod markdown;
 mod optimised;
 mod sanitize;
 mod step;
@@ -43,6 +45,10 @@ enum Task {
     ///
     /// Leaves them with SHA256SUMS in target/dist.
     Dist(dist::DistArgs),
+    /// Build the pages of docs/ as a book of HTML, with mdBook, and check all links in it
+    ///
+    /// Takes `mdbook` from PATH if it is of the pinned version, and else compiles that version in target/tools, once.
+    Book(book::BookArgs),
     /// Kill the daemon at random moments, and check every answer and byte of the next one
     Kill(optimised::Kill),
     /// Run the hostile, life cycle and recovery tables against any vhost-user-blk back-end
@@ -90,6 +96,7 @@ fn run(root: &Path, line: &[OsString], task: &Task) -> Result {
         Task::Tidy => ci::run_tidy(root),
         Task::Test(selection) => test::run(root, selection),
         Task::Dist(request) => dist::run(root, request),
+        Task::Book(request) => book::run(root, request),
         Task::Kill(request) => optimised::kill(root, request),
         Task::Conform(request) => optimised::conform(root, request),
         Task::Sanitize => sanitize::run(root),

@@ -36,6 +36,11 @@ for page in "$root"/usr/share/man/man1/cleave*.1.gz; do
     for named in $(grep -o 'docs/[a-z-]*\.md' "$work/page"); do
         [ -e "$root/usr/share/doc/cleave/${named#docs/}" ] || fail "$page: there is no $named"
     done
+    for named in $(grep -o '/usr/share/doc/cleave/[A-Za-z/.-]*' "$work/page"); do
+        # The packages of the tests have no HTML.
+        case $named in */html/*) [ -d "$root/usr/share/doc/cleave/html" ] || continue ;; esac
+        [ -e "$root$named" ] || fail "$page: there is no $named"
+    done
     pages=$((pages + 1))
 done
 [ "$pages" -gt 8 ] || fail "only $pages man pages"

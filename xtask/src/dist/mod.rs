@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use cleave_rig::{At, Result, empty_folder, execute, quietly, words};
 use cleave_rig::{built, setup};
 
+use crate::book;
 use crate::step::step;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -27,7 +28,10 @@ pub(crate) struct DistArgs {
     /// Write to this folder [default: target/dist]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Package this program instead of building it
+    /// Package this program instead of building it, without the pages as HTML
+    ///
+    /// Such a package is for a test. A release, which is built here, has them in usr/share/doc/cleave/html, as `cargo xtask book`
+    /// makes them.
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
     /// Then install the .deb in a copy of this system (as root), check what is installed, and run the image for containers
@@ -58,40 +62,9 @@ dist/50-cleave.json usr/share/qemu/vhost-user/50-cleave.json
 dist/copyright usr/share/doc/cleave/copyright
 LICENSE-APACHE usr/share/doc/cleave/LICENSE-APACHE
 LICENSE-MIT usr/share/doc/cleave/LICENSE-MIT
-docs/api.md usr/share/doc/cleave/api.md
-docs/ceph.md usr/share/doc/cleave/ceph.md
-docs/comparison.md usr/share/doc/cleave/comparison.md
-docs/completion.md usr/share/doc/cleave/completion.md
-docs/disk-file.md usr/share/doc/cleave/disk-file.md
-docs/errors.md usr/share/doc/cleave/errors.md
-docs/faq.md usr/share/doc/cleave/faq.md
-docs/glossary.md usr/share/doc/cleave/glossary.md
-docs/install.md usr/share/doc/cleave/install.md
-docs/kubernetes.md usr/share/doc/cleave/kubernetes.md
-docs/known-limits.md usr/share/doc/cleave/known-limits.md
-docs/limits.md usr/share/doc/cleave/limits.md
-docs/metrics.md usr/share/doc/cleave/metrics.md
-docs/migration.md usr/share/doc/cleave/migration.md
-docs/monitoring.md usr/share/doc/cleave/monitoring.md
-docs/network.md usr/share/doc/cleave/network.md
-docs/node.md usr/share/doc/cleave/node.md
-docs/options.md usr/share/doc/cleave/options.md
-docs/performance.md usr/share/doc/cleave/performance.md
-docs/qemu.md usr/share/doc/cleave/qemu.md
-docs/quick-start.md usr/share/doc/cleave/quick-start.md
-docs/recipes.md usr/share/doc/cleave/recipes.md
-docs/recipes-node.md usr/share/doc/cleave/recipes-node.md
-docs/recovery.md usr/share/doc/cleave/recovery.md
-docs/security.md usr/share/doc/cleave/security.md
-docs/splitting.md usr/share/doc/cleave/splitting.md
-docs/stripes.md usr/share/doc/cleave/stripes.md
-docs/troubleshooting.md usr/share/doc/cleave/troubleshooting.md
-docs/upgrade.md usr/share/doc/cleave/upgrade.md
-docs/figures/probe-model-p3700.svg usr/share/doc/cleave/figures/probe-model-p3700.svg
 dist/grafana.json usr/share/cleave/grafana.json
 dist/kubernetes/daemonset.yaml usr/share/cleave/kubernetes/daemonset.yaml
-dist/kubernetes/seccomp.json usr/share/cleave/kubernetes/seccomp.json
-CHANGELOG.md usr/share/doc/cleave/changelog";
+dist/kubernetes/seccomp.json usr/share/cleave/kubernetes/seccomp.json";
 
 /// Completions as the program writes them, and where shells look for them.
 const COMPLETIONS: &str = "\
@@ -126,6 +99,9 @@ pub(crate) fn run(root: &Path, request: &DistArgs) -> Result {
     };
     empty_folder(&release.out)?;
     step("tree", "see above", || release.plant(root, &program))?;
+    if request.program.is_none() {
+        book::build(root, &release.documents().join("html"))?;
+    }
     step("tarball", "see above", || release.tarball())?;
     step("deb", "see above", || release.deb(root))?;
     step("rpm", "see above", || release.rpm(root))?;
@@ -141,16 +117,26 @@ impl Release {
     /// Lays out the tree.
     fn plant(&self, root: &Path, program: &Path) -> Result<String> {
         self.install(root, FILES)?;
+        let documents = self.documents();
+        book::copy(root, &book::index::pages(root)?, &documents)?;
+        // Where Debian's programs look for it.
+        let changelog = [documents.join("changelog.md"), documents.join("changelog")];
+        copy(&changelog[0], &changelog[1], 0o644)?;
+        quietly(&documents, "gzip -9n changelog", &[])?;
         let installed = self.tree.join("usr/bin/cleave");
         copy(program, &installed, 0o755)?;
         quietly(root, "strip {}", &[&installed.display()])?;
         self.pages(root, program)?;
-        let notices = self.tree.join("usr/share/doc/cleave/THIRD-PARTY");
+        let notices = documents.join("THIRD-PARTY");
         fs::write(&notices, notice::third_party(root)?).at(&notices)?;
-        quietly(&self.tree, "gzip -9n usr/share/doc/cleave/changelog", &[])?;
         let settings = self.tree.join("etc/cleave");
         fs::create_dir_all(&settings).at(&settings)?;
         Ok(format!("{} KiB", self.kib()?))
+    }
+
+    /// Folder of the pages: as Markdown for hosts without a browser, each with links to the others.
+    fn documents(&self) -> PathBuf {
+        self.tree.join("usr/share/doc/cleave")
     }
 
     /// Man pages and completions, which the program writes itself.
