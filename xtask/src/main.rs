@@ -41,7 +41,7 @@ enum Task {
     Test(test::Selection),
     /// Make the release: a tarball, a .deb and a .rpm with man pages, completions, units and licences
     ///
-    /// Leaves them with SHA256SUMS in target/dist.
+    /// Leaves them with SHA256SUMS in target/dist. Source packages are made with --source.
     Dist(dist::DistArgs),
     /// Kill the daemon at random moments, and check every answer and byte of the next one
     Kill(optimised::Kill),
