@@ -43,7 +43,7 @@ enum Task {
     Test(test::Selection),
     /// Make the release: a tarball, a .deb and a .rpm with man pages, completions, units and licences, and an image for containers
     ///
-    /// Leaves them with SHA256SUMS in target/dist.
+    /// Leaves them with SHA256SUMS in target/dist. Source packages are made with --source.
     Dist(dist::DistArgs),
     /// Build the pages of docs/ as a book of HTML, with mdBook, and check all links in it
     ///

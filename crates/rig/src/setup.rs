@@ -28,6 +28,7 @@ qemu-utils: qemu-nbd qemu-img
 nbdkit: nbdkit
 nbd-server: nbd-server
 dpkg: dpkg-deb
+dpkg-dev: dpkg-gencontrol dpkg-source
 rpm: rpmbuild
 binutils: strip
 lintian: lintian

@@ -1,6 +1,6 @@
 //! Installs the `.deb` in overlays of this system's root, in namespaces of their own: once to check the installed files, and
 //! once under a systemd that is booted there, which starts the units. Runs the image for containers as Kubernetes would. Nothing
-//! of it reaches the system.
+//! of it reaches the system. Builds the source packages where there is no network.
 
 use std::fmt::Display;
 use std::fs;
@@ -64,7 +64,7 @@ pub(super) fn run(root: &Path, out: &Path, image: &OciImage<'_>, version: &str) 
         empty_folder(&folder)?;
         let script = root.join("xtask/src/dist/boot.sh");
         let architecture = quietly(root, "dpkg --print-architecture", &[])?;
-        let deb = out.join(format!("cleave_{version}_{}.deb", architecture.trim()));
+        let deb = out.join(format!("cleave_{version}-1_{}.deb", architecture.trim()));
         let guest = root.join("target/guest/units");
         let booted = guest_in(root, &guest)?;
         let (folder, deb, guest) = (folder.display(), deb.display(), guest.display());
@@ -118,4 +118,16 @@ fn guest_in(root: &Path, folder: &Path) -> Result<Vec<String>> {
     let [image, initramfs] = ["/guest/kernel", "/guest/initramfs"].map(Path::new);
     more.push(boot(image, initramfs, ""));
     Ok(qemu(QEMU, Accelerator::Tcg, 2, &more))
+}
+
+/// Builds the source packages in `out` without network, as root.
+pub(super) fn rebuild(root: &Path, out: &Path) -> Result {
+    let built_with = ["dpkg-source", "lintian", "rpmbuild", "unshare"];
+    setup::provide_programs(root, &built_with)?;
+    let remedy = "the script is xtask/src/dist/rebuild.sh";
+    step("rebuilding", remedy, || {
+        let script = root.join("xtask/src/dist/rebuild.sh");
+        let said = quietly(out, "unshare --net sh {}", &[&script.display()])?;
+        Ok(said.trim().replace('\n', "; "))
+    })
 }

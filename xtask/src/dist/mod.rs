@@ -1,5 +1,5 @@
 //! `cargo xtask dist`: a tree of all files as they are installed, and from it a tarball, a `.deb`, a `.rpm` and an image for
-//! containers.
+//! containers. Source packages are built by it too.
 //!
 //! The program links the C library dynamically, and nothing else but libgcc_s: a statically linked glibc could load no
 //! library at run time, and the packages name the oldest glibc that will do.
@@ -7,6 +7,8 @@
 mod check;
 mod image;
 mod notice;
+mod recipe;
+mod source;
 
 use std::env::consts::ARCH;
 use std::fmt::Display;
@@ -17,15 +19,14 @@ use std::path::{Path, PathBuf};
 use cleave_rig::{At, Result, empty_folder, execute, quietly, words};
 use cleave_rig::{built, setup};
 
+use self::recipe::{Recipe, VERSION};
 use crate::book;
 use crate::step::step;
-
-const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Where to, and from what.
 #[derive(clap::Args, Default)]
 pub(crate) struct DistArgs {
-    /// Write to this folder [default: target/dist]
+    /// Write to this folder [default: target/dist, or target/source with --source]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Package this program instead of building it, without the pages as HTML
@@ -34,9 +35,25 @@ pub(crate) struct DistArgs {
     /// makes them.
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Then install the .deb in a copy of this system (as root), check what is installed, and run the image for containers
+    /// Make nothing else, as the builds of source packages do, and no pages as HTML
+    #[arg(long, value_name = "PART", conflicts_with = "check")]
+    only: Option<Single>,
+    /// Make source packages for Debian and rpm instead, which build without network
+    #[arg(long, conflicts_with_all = ["program", "only"])]
+    source: bool,
+    /// Then install the .deb in a copy of this system (as root), check what is installed, and run the image for containers; with
+    /// --source, build the source packages, and check what comes of them
     #[arg(long)]
     check: bool,
+}
+
+/// The part of the release that a source package is built into.
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
+enum Single {
+    /// The tree of installed files
+    Tree,
+    /// The .deb, from the folder `debian` of the sources where there is one
+    Deb,
 }
 
 impl DistArgs {
@@ -77,33 +94,48 @@ struct Release {
     out: PathBuf,
     /// The tree of installed files.
     tree: PathBuf,
-    /// Seconds since 1970 of the last commit: the time of all files, so that the same sources give the same packages.
-    epoch: String,
+    recipe: Recipe,
 }
 
 /// Makes all archives and `SHA256SUMS`; prints their paths.
 pub(crate) fn run(root: &Path, request: &DistArgs) -> Result {
-    setup::provide_programs(root, &["dpkg-deb", "rpmbuild", "strip"])?;
-    let out = request.out.clone();
-    let out = out.unwrap_or_else(|| root.join("target/dist"));
+    let usual = ["target/dist", "target/source"][usize::from(request.source)];
+    let out = request.out.clone().unwrap_or_else(|| root.join(usual));
     let out = std::path::absolute(&out).at(&out)?;
+    if request.source {
+        source::run(root, &out)?;
+        return match request.check {
+            true => check::rebuild(root, &out),
+            false => Ok(()),
+        };
+    }
+    let needed: &[&str] = match request.only {
+        Some(Single::Tree) => &["strip"],
+        Some(Single::Deb) => &["strip", "dpkg-deb", "dpkg-gencontrol"],
+        None => &["strip", "dpkg-deb", "dpkg-gencontrol", "rpmbuild"],
+    };
+    setup::provide_programs(root, needed)?;
     let program = match &request.program {
         Some(program) => program.clone(),
         None => built::released(root)?,
     };
-    let epoch = quietly(root, "git log -1 --format=%ct", &[])?;
     let release = Release {
         tree: out.join("tree"),
-        epoch: epoch.trim().to_owned(),
+        recipe: Recipe::new(root, recipe::epoch(root)?)?,
         out,
     };
     empty_folder(&release.out)?;
     step("tree", "see above", || release.plant(root, &program))?;
-    if request.program.is_none() {
+    if request.program.is_none() && request.only.is_none() {
         book::build(root, &release.documents().join("html"))?;
     }
+    if request.only != Some(Single::Tree) {
+        step("deb", "see above", || release.deb(root))?;
+    }
+    if request.only.is_some() {
+        return Ok(());
+    }
     step("tarball", "see above", || release.tarball())?;
-    step("deb", "see above", || release.deb(root))?;
     step("rpm", "see above", || release.rpm(root))?;
     step("image", "see above", || release.image().write(&release.out))?;
     step("sums", "see above", || release.sums())?;
@@ -157,7 +189,7 @@ impl Release {
     }
 
     fn tarball(&self) -> Result<String> {
-        let (name, epoch) = (format!("cleave-{VERSION}"), &self.epoch);
+        let (name, epoch) = (format!("cleave-{VERSION}"), &self.recipe.epoch);
         let file = format!("{name}-{ARCH}-linux.tar.gz");
         let line = format!(
             "tar --sort=name --owner=0 --group=0 --mtime=@{epoch} --transform=s,^\\.,{name}, -C tree -czf {file} ."
@@ -166,47 +198,67 @@ impl Release {
     }
 
     fn deb(&self, root: &Path) -> Result<String> {
+        let (own, made) = (root.join("debian"), self.out.join("debian"));
+        // Of a source package, which somebody may have changed.
+        let debian = match own.is_dir() {
+            true => own,
+            false => {
+                self.recipe.write_debian(&made)?;
+                made
+            }
+        };
         let package = self.out.join("deb");
         quietly(&self.out, "cp -a tree {}", &[&package.display()])?;
-        let control = package.join("DEBIAN");
-        let architecture = quietly(root, "dpkg --print-architecture", &[])?;
-        let architecture = architecture.trim();
-        for script in ["postinst", "prerm", "postrm"] {
-            copy(
-                &root.join("dist").join(script),
-                &control.join(script),
-                0o755,
-            )?;
+        for (from, to, mode) in [
+            ("postinst", "DEBIAN/postinst", 0o755),
+            ("postrm", "DEBIAN/postrm", 0o755),
+            ("prerm", "DEBIAN/prerm", 0o755),
+            ("changelog", "usr/share/doc/cleave/changelog.Debian", 0o644),
+            (
+                "cleave.lintian-overrides",
+                "usr/share/lintian/overrides/cleave",
+                0o644,
+            ),
+        ] {
+            copy(&debian.join(from), &package.join(to), mode)?;
         }
-        let template = root.join("dist/control");
-        let text = fs::read_to_string(&template).at(&template)?;
-        let text = text
-            .replace("@version@", VERSION)
-            .replace("@architecture@", architecture)
-            .replace("@kib@", &self.kib()?)
-            .replace("@glibc@", &glibc(&self.tree.join("usr/bin/cleave"))?);
-        fs::write(control.join("control"), text).at(&control)?;
-        let file = format!("cleave_{VERSION}_{architecture}.deb");
+        quietly(
+            &package,
+            "gzip -9n usr/share/doc/cleave/changelog.Debian",
+            &[],
+        )?;
+        let libraries = format!(
+            "libc6 (>= {}), libgcc-s1",
+            glibc(&self.tree.join("usr/bin/cleave"))?
+        );
+        let line =
+            "dpkg-gencontrol -c{}/control -l{}/changelog -f{}/files -Pdeb -Vshlibs:Depends={}";
+        let folder = debian.display();
+        quietly(&self.out, line, &[&folder, &folder, &folder, &libraries])?;
+        // It notes the name of the package there, which has the version of the changelog.
+        let files = debian.join("files");
+        let noted = fs::read_to_string(&files).at(&files)?;
+        let file = noted.split(' ').next().unwrap_or_default().to_owned();
         let line = "env SOURCE_DATE_EPOCH={} dpkg-deb --root-owner-group -Zxz -z4 --build deb {}";
-        quietly(&self.out, line, &[&self.epoch, &file])?;
+        quietly(&self.out, line, &[&self.recipe.epoch, &file])?;
         fs::remove_dir_all(&package).at(&package)?;
         Ok(file)
     }
 
     fn rpm(&self, root: &Path) -> Result<String> {
-        let (build, scripts) = (self.out.join("rpm"), root.join("dist"));
+        let (build, spec) = (self.out.join("rpm"), self.out.join("cleave.spec"));
+        self.recipe.write_spec(&spec)?;
         let name = "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm";
-        let mut line = words("env SOURCE_DATE_EPOCH={} rpmbuild -bb", &[&self.epoch]);
-        let definitions: [(&str, &dyn Display); 6] = [
+        let epoch = &self.recipe.epoch;
+        let mut line = words("env SOURCE_DATE_EPOCH={} rpmbuild -bb", &[epoch]);
+        let definitions: [(&str, &dyn Display); 4] = [
             ("_topdir", &build.display()),
             ("_rpmdir", &self.out.display()),
             ("_build_name_fmt", &name),
-            ("cleave_version", &VERSION),
             ("cleave_tree", &self.tree.display()),
-            ("cleave_scripts", &scripts.display()),
         ];
         line.extend(definitions.map(|(name, value)| format!("--define={name} {value}")));
-        line.push(root.join("dist/cleave.spec").display().to_string());
+        line.push(spec.display().to_string());
         execute(root, &line)?;
         fs::remove_dir_all(&build).at(&build)?;
         Ok(format!("cleave-{VERSION}-1.{ARCH}.rpm"))
@@ -215,7 +267,7 @@ impl Release {
     fn image(&self) -> image::OciImage<'_> {
         image::OciImage {
             tree: &self.tree,
-            epoch: &self.epoch,
+            epoch: &self.recipe.epoch,
             version: VERSION,
         }
     }
