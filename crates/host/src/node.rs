@@ -237,6 +237,7 @@ fn begin(
         disks: Arc::new(Disks::default()),
         openers: Arc::new(Semaphore::new(OPENERS_MAX)),
         slow_openers: Arc::new(Semaphore::new(DISKS_MAX)),
+        turn: Arc::new(Semaphore::new(1)),
         events: Arc::default(),
         manager: Some(manager.clone()).filter(|manager| manager.has_store()),
         inherits: !parcels.is_empty() || given.offer.is_some(),

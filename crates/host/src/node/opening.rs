@@ -37,6 +37,8 @@ pub(super) struct Opened {
     pub(super) lock: Option<PathLock>,
     /// The rest of the parcel of the process before, such as its sessions.
     pub(super) parcel: Parcel,
+    /// Held while the disk is taken over, until it is served again.
+    pub(super) turn: Option<OwnedSemaphorePermit>,
 }
 
 /// Opens a disk on a thread of its own. If nobody waits any more, the thread closes what it has opened.
@@ -119,7 +121,7 @@ fn examine_and_open(
     }
     let folder = node.run.join(name);
     let opened = match offer {
-        Some(offer) => take_here(&folder, service, &node.watches, offer)?,
+        Some(offer) => take_here(node, &folder, service, offer)?,
         None => {
             let left = left.unwrap_or_default();
             open_here(folder, service, config, &node.watches, left, is_wanted)?
@@ -244,21 +246,25 @@ fn open_here(
         door: Door::Listening(door),
         lock,
         parcel,
+        turn: None,
     })
 }
 
 /// Takes a disk over from a node that serves it until then.
 fn take_here(
+    node: &Node,
     folder: &Path,
     mut service: Service,
-    watches: &SizeWatches,
     mut offer: Offer,
 ) -> Result<Opened, Failure> {
     let path = folder.join("disk.sock");
+    // One that hangs holds the others up for no longer than that.
+    let turn = tokio::time::timeout(OPENER_TIME, node.turn.clone().acquire_owned());
+    let turn = Handle::current().block_on(turn);
     let lock = PathLock::of_running(&path);
     let files = offer.parcel.take_files();
     let disk = disk_server::open_offered(&mut service, lock.as_ref(), files)?;
-    let watch = watches.watch(&disk);
+    let watch = node.watches.watch(&disk);
     let mut door = socket::shared_door(&path, offer.parcel.listener.take())?;
     let parcel = offer.take(&disk, lock.as_ref()).map_err(keeps)?;
     door.set_owner(FileOwner::Us);
@@ -269,6 +275,7 @@ fn take_here(
         door,
         lock,
         parcel,
+        turn: turn.ok().and_then(Result::ok),
     })
 }
 

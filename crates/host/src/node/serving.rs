@@ -53,6 +53,7 @@ pub(super) fn begin(
         |_, watch| Ok((node.confinement.clone(), watch)),
     )?;
     server.resume(opened.parcel.sessions, opened.parcel.since);
+    drop(opened.turn);
     let status = server.status();
     let (node, id) = (node.clone(), id.to_owned());
     let ended = async move {

@@ -53,6 +53,8 @@ pub(super) struct Node {
     pub(super) openers: Arc<Semaphore>,
     /// One for each thread whose storage does not answer: such threads must not keep other disks away.
     pub(super) slow_openers: Arc<Semaphore>,
+    /// For the disk that is being taken over from a node that runs: side by side, the guests of all would wait for the last.
+    pub(super) turn: Arc<Semaphore>,
     pub(super) events: Arc<Events>,
     /// The manager that keeps what belongs to disks for the next process.
     pub(super) manager: Option<Arc<Manager>>,
