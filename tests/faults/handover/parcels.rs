@@ -10,7 +10,7 @@ use std::time::Duration;
 use cleave_client::{Base, Client, DeviceOptions};
 use cleave_tests::{
     Case, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, closes_within, connect, exercise_queue,
-    outliving, seeded,
+    outliving, seeded, wait_until,
 };
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{
@@ -172,7 +172,8 @@ fn a_parcel_of_another_version_costs_its_frontend_a_connection() {
             *kept = later.into();
             service.start_again();
             assert!(closes_within(client.frontend().socket(), TIMEOUT));
-            assert!(service.manager.log().contains(why));
+            let is_told = || service.manager.log().contains(why);
+            assert!(wait_until(is_told), "{}", service.manager.log());
             connect(|| client.reconnect(&service.socket(), &outliving(), Base::Used));
             guest.await_all(&mut client, is_killed);
             guest.verify(&mut client, true);
