@@ -372,9 +372,11 @@ impl DiskServer {
                 Event::Ordered(Order::Offer(reply)) => {
                     let _ = reply.send(self.offer(&door));
                 }
-                Event::Ordered(Order::Give(giver, peer, _passing)) => {
+                Event::Ordered(Order::Give(giver, peer, passing)) => {
                     if self.give(orders, giver, peer).await {
                         door.set_owner(FileOwner::Another);
+                        // Never let go: a signal that comes before the process ends must leave its sockets to the other one.
+                        std::mem::forget(passing);
                         return Ok(Served::Given(peer));
                     }
                 }
