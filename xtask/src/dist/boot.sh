@@ -194,7 +194,7 @@ done
 three="--socket /run/cleave/d1/disk.sock --socket /run/cleave/d4/disk.sock --socket /run/cleave/d5/disk.sock"
 begin_drive $three --inflight --queues 2
 restart cleave
-kill_it cleave
+kill_it cleave 3
 end_drive cleave 30 3
 begin_drive $three --inflight --queues 2
 stops cleave

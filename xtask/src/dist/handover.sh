@@ -30,6 +30,11 @@ end_drive() {
 }
 
 # systemd has closed what it kept: a connection that it had open would outlive the daemon.
+# systemd keeps the connections of so many disks of a unit, for the case of a kill.
+keeps() {
+    [ "$(inside systemctl show --property NFileDescriptorStore --value "$1")" -ge "$2" ]
+}
+
 keeps_nothing() {
     [ "$(inside systemctl show --property NFileDescriptorStore --value "$1")" = 0 ]
 }
@@ -41,6 +46,8 @@ restart() {
 
 # Kills the daemon, which systemd starts again.
 kill_it() {
+    # Until then the connections that it has just taken would end with it.
+    until_true keeps "$1" "${2-1}"
     was=$(pid "$1")
     inside systemctl kill --signal=KILL "$1"
     until_true is_another "$1" "$was"
