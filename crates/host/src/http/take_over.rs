@@ -105,7 +105,7 @@ async fn give_all(
     upgrade: OnUpgrade,
     parcel: Parcel,
     served: Vec<Arc<HostedDisk>>,
-    _passing: PassingOn,
+    passing: PassingOn,
 ) {
     let disks = host.disks.clone();
     let all_given = link(upgrade, parcel, move |giver, peer| {
@@ -120,7 +120,11 @@ async fn give_all(
     let all_given = all_given.await;
     let Some(many) = &host.many else { return };
     match all_given {
-        Ok(peer) => many.end_for(peer),
+        Ok(peer) => {
+            many.end_for(peer);
+            // Never let go: a signal that comes before the process ends must leave its sockets to the other one.
+            std::mem::forget(passing);
+        }
         Err(error) => {
             tracing::warn!(
                 "a process that took the disks of this node over has left: {error}: this node serves them again"
