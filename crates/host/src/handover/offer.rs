@@ -1,4 +1,4 @@
-//! What a running process offers to one that takes over from it.
+//! The offer of a running process to one that takes over from it.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -65,7 +65,7 @@ impl Offer {
 
     /// Takes the disk, when nothing else can keep this process from serving it. After an error the other process has it.
     ///
-    /// That process has the lock of the path until it has heard that the disk is taken. So if it ends without a word, its lock tells
+    /// The giver keeps the lock of the path until it has heard that the disk is taken. If it ends without a word, the lock tells
     /// when its last I/O has ended: then the disk is this process's, with the sessions if they had come.
     pub(crate) fn take(self, disk: &Disk, lock: Option<&PathLock>) -> Result<Parcel, String> {
         let has_inherited = || lock.is_some_and(|lock| lock.inherit(LOCK_TIME));
