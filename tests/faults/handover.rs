@@ -4,6 +4,7 @@
 //! `CLEAVE_RESTARTS` sets the number of restarts of `cleave serve` (default 60), `CLEAVE_TEST_SCALE` multiplies those of a node
 //! (default 4, at most 100) and its disks (default 16, at most 64), `CLEAVE_TEST_SEED` sets the seed.
 
+mod all_disks;
 mod disks;
 mod killed;
 mod leaks;
@@ -13,7 +14,9 @@ mod obstacles;
 mod options;
 mod parcels;
 mod pauses;
+mod running;
 mod service;
+mod take_over;
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +43,8 @@ pub(crate) fn cases() -> Vec<Case> {
     ];
     own.into_iter()
         .chain(cleave_tests::cases_of![
-            disks, killed, leaks, moving, obstacles, options, parcels
+            all_disks, disks, killed, leaks, moving, obstacles, options, parcels, running,
+            take_over
         ])
         .collect()
 }

@@ -223,6 +223,9 @@ fn a_parked_frontend_keeps_the_daemon_up_under_once() {
     let mut daemon = Daemon::serve(&["--disk", "ram:64M", "--once"]);
     let mut first = daemon.open(&small(2));
     drop(parked(&daemon));
+    // Until then the next one would be turned away.
+    let left = daemon.log_has("the parked frontend has left");
+    assert!(left, "{}", daemon.log());
     exercise(&mut first).unwrap();
     daemon.alive().unwrap();
     std::thread::scope(|scope| {

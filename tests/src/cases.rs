@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Completion, Trial};
 
-use crate::{LoopDevice, Scratch, is_root};
+use crate::{LoopDevice, Scratch, earlier_program, is_root};
 
 /// A test by its name.
 pub struct Case {
@@ -29,6 +29,8 @@ pub enum Requirement {
     Fuse,
     /// A program, by its path.
     Program(&'static str),
+    /// The program of an earlier release.
+    EarlierRelease,
 }
 
 impl Requirement {
@@ -39,6 +41,9 @@ impl Requirement {
             Requirement::Program(path) => {
                 (!Path::new(path).exists()).then(|| format!("{path} is not installed"))
             }
+            Requirement::EarlierRelease => earlier_program()
+                .is_none()
+                .then(|| "CLEAVE_EARLIER names no program".to_owned()),
             _ if !is_root() => Some("needs root".to_owned()),
             Requirement::Root => None,
             Requirement::LoopDevices => {

@@ -59,6 +59,11 @@ pub fn program_path() -> &'static Path {
     })
 }
 
+/// Path of the program of an earlier release, `CLEAVE_EARLIER`.
+pub fn earlier_program() -> Option<PathBuf> {
+    std::env::var_os("CLEAVE_EARLIER").map(PathBuf::from)
+}
+
 /// Copies the program to a place that every user can reach.
 pub fn program_copy(scratch: &Scratch) -> PathBuf {
     let copy = scratch.join("cleave");

@@ -28,6 +28,8 @@ pub struct ServiceManager {
     pub program: PathBuf,
     /// Shell commands before a service is started, such as `ulimit -n 64`.
     pub prelude: String,
+    /// The main process, if one has named another.
+    pub main_pid: Option<u32>,
     /// Descriptors that a service has stored, with their names.
     pub kept: Vec<(String, OwnedFd)>,
 }
@@ -44,6 +46,7 @@ impl ServiceManager {
             log: scratch.join("journal"),
             program: program_path().to_owned(),
             prelude: ":".to_owned(),
+            main_pid: None,
             kept: Vec::new(),
         }
     }
@@ -125,6 +128,8 @@ impl ServiceManager {
         let text = String::from_utf8(bytes[..received.bytes].to_vec()).unwrap();
         let says = |wanted: &str| text.lines().any(|line| line == wanted);
         let name = text.lines().find_map(|line| line.strip_prefix("FDNAME="));
+        let main = text.lines().find_map(|line| line.strip_prefix("MAINPID="));
+        self.main_pid = main.map(|pid| pid.parse().unwrap()).or(self.main_pid);
         if says("FDSTORE=1") {
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(fds) = message {

@@ -2,11 +2,13 @@
 //! anything else, so it has few dependencies.
 #![forbid(unsafe_code)]
 
+mod book;
 mod ci;
 mod dist;
 mod fuzz;
 mod guest;
 mod lab;
+mod markdown;
 mod optimised;
 mod sanitize;
 mod step;
@@ -39,10 +41,14 @@ enum Task {
     Tidy,
     /// Set the machine up (as root), then run all tests or one part of them
     Test(test::Selection),
-    /// Make the release: a tarball, a .deb and a .rpm with man pages, completions, units and licences
+    /// Make the release: a tarball, a .deb and a .rpm with man pages, completions, units and licences, and an image for containers
     ///
-    /// Leaves them with SHA256SUMS in target/dist.
+    /// Leaves them with SHA256SUMS in target/dist. Source packages are made with --source.
     Dist(dist::DistArgs),
+    /// Build the pages of docs/ as a book of HTML, with mdBook, and check all links in it
+    ///
+    /// Takes `mdbook` from PATH if it is of the pinned version, and else compiles that version in target/tools, once.
+    Book(book::BookArgs),
     /// Kill the daemon at random moments, and check every answer and byte of the next one
     Kill(optimised::Kill),
     /// Run the hostile, life cycle and recovery tables against any vhost-user-blk back-end
@@ -90,6 +96,7 @@ fn run(root: &Path, line: &[OsString], task: &Task) -> Result {
         Task::Tidy => ci::run_tidy(root),
         Task::Test(selection) => test::run(root, selection),
         Task::Dist(request) => dist::run(root, request),
+        Task::Book(request) => book::run(root, request),
         Task::Kill(request) => optimised::kill(root, request),
         Task::Conform(request) => optimised::conform(root, request),
         Task::Sanitize => sanitize::run(root),

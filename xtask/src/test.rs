@@ -7,7 +7,7 @@ use std::time::Instant;
 use cleave_rig::built::{self, Artifact, ArtifactKind};
 use cleave_rig::guest::Kernel;
 use cleave_rig::setup;
-use cleave_rig::{Result, empty_folder};
+use cleave_rig::{Result, empty_folder, quietly};
 
 use crate::guest::{self, BackendKind};
 use crate::{dist, lab, suite};
@@ -27,8 +27,12 @@ pub(crate) struct Selection {
     guests: guest::GuestArgs,
 }
 
-/// The tests that need a Ceph cluster.
+/// The tests that need a Ceph cluster, and those that need the program of an earlier release.
 const CEPH: &str = "rbd";
+const RELEASES: &str = "releases";
+
+/// The variable that names that program.
+const EARLIER: &str = "CLEAVE_EARLIER";
 
 #[derive(Clone, Copy, PartialEq, Debug, clap::ValueEnum)]
 enum Part {
@@ -39,11 +43,19 @@ enum Part {
     Package,
     /// Disks of a Ceph cluster, minutes long: only when it is asked for
     Ceph,
+    /// Upgrades from the last release, which it builds, and downgrades to it: only when it is asked for
+    ///
+    /// With the variable CLEAVE_EARLIER, a program of another release is used.
+    Releases,
+    /// The examples, whose clients other programs generate and which download these: only when it is asked for
+    Examples,
 }
 
 impl Selection {
     fn includes(&self, part: Part) -> bool {
-        self.part.map_or(part != Part::Ceph, |only| only == part)
+        let on_request = [Part::Ceph, Part::Releases, Part::Examples];
+        self.part
+            .map_or(!on_request.contains(&part), |only| only == part)
     }
 
     /// Returns true if the guests, or the measurements, run.
@@ -100,11 +112,15 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result {
         let packages = scope.spawn(|| match selection.runs(Part::Package) {
             false => Ok(None),
             true => {
-                let drive = built::program(&artifacts, "drive")?;
-                let options = dist::DistArgs::checked([daemon.clone(), lab.clone(), drive]);
+                let programs = daemon.parent().ok_or("a program in no folder")?;
+                let options = dist::DistArgs::checked(programs);
                 dist::run(root, &options).map(|()| Some("the packages".to_owned()))
             }
         });
+        if selection.includes(Part::Examples) {
+            let run = || quietly(root, "sh examples/run.sh {}", &[&daemon.display()]).map(drop);
+            ended.run(vec![work("examples", "the examples", run)]);
+        }
         ended.run(measurements(root, &lab, selection));
         [("packages", packages.join()), ("guests", guests.join())]
     });
@@ -184,6 +200,7 @@ fn run_binaries(
     let part = |found: &Artifact| match found.kind {
         ArtifactKind::Program => None,
         ArtifactKind::Test if found.target == CEPH => Some(Part::Ceph),
+        ArtifactKind::Test if found.target == RELEASES => Some(Part::Releases),
         _ if found.package == root.join("tests") => Some(Part::Integration),
         ArtifactKind::Test => Some(Part::Unit),
         ArtifactKind::Benchmark => Some(Part::Benches),
@@ -195,7 +212,11 @@ fn run_binaries(
     }
     let start = Instant::now();
     let program = built::program(artifacts, "cleave")?;
-    let environment = [format!("CLEAVE_BIN={}", program.display())];
+    let mut environment = vec![format!("CLEAVE_BIN={}", program.display())];
+    if selection.part == Some(Part::Releases) && std::env::var_os(EARLIER).is_none() {
+        let earlier = built::earlier(root)?;
+        environment.push(format!("{EARLIER}={}", earlier.display()));
+    }
     // The compiler works while tests wait.
     suite::run(root, &tests, &environment, || match selection.part {
         None if !selection.quick => built::instructions(root).map(drop),

@@ -121,6 +121,25 @@ impl HttpClient {
             .map_err(|error| self.explain(error))
     }
 
+    /// Asks for a connection that carries another protocol from then on. `None`: there is nothing to be said with it.
+    pub fn upgrade(&self, target: &str, protocol: &str) -> Result<Option<UnixStream>, ClientError> {
+        let request = format!(
+            "POST {target} HTTP/1.1\r\nHost: cleave\r\nConnection: upgrade\r\nUpgrade: {protocol}\r\nContent-Length: 0\r\n\r\n"
+        );
+        let begun = self.start(&request).map_err(|error| self.explain(error))?;
+        match begun.status {
+            101 => return Ok(Some(begun.stream.into_inner().stream)),
+            204 => return Ok(None),
+            _ => {}
+        }
+        let reply = begun.finish().map_err(|error| self.explain(error))?;
+        let unexpected = || "it does not change the protocol".to_owned();
+        Err(match reply.refusal() {
+            Some(why) => ClientError::Refused(why),
+            None => ClientError::Unexpected(unexpected()),
+        })
+    }
+
     /// Takes the disks and the events from now on, or the events after a place such as `since=17&boot=5f0c`, as long as none is further
     /// from the one before than `silence`; `None`: without end.
     pub fn watch(&self, place: &str, silence: Option<Duration>) -> Result<EventLines, ClientError> {
@@ -151,14 +170,17 @@ impl HttpClient {
 
     /// Sends a request, and reads the header of the reply.
     fn begin(&self, method: &str, target: &str, body: &str) -> io::Result<Begun> {
+        self.start(&format!(
+            "{method} {target} HTTP/1.0\r\nHost: cleave\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+    }
+
+    fn start(&self, request: &str) -> io::Result<Begun> {
         let mut stream = Timed {
             stream: connected(&self.socket, self.patience)?,
             until: Some(Instant::now() + self.patience),
         };
-        let request = format!(
-            "{method} {target} HTTP/1.0\r\nHost: cleave\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-            body.len()
-        );
         match stream.write_all(request.as_bytes()) {
             // A refusal may come before the request has been read, and then counts.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),

@@ -135,7 +135,7 @@ fn event(generator: &mut SchemaGenerator) -> Value {
                 "description": "The number of the event. They count from 1 with each start of the process. `listening` and `disk` \
                                 have the number of the event before them.",
             },
-            "time": {"type": "number", "description": "Seconds since 1970."},
+            "time": {"type": "number", "format": "double", "description": "Seconds since 1970."},
             "event": generator.subschema_for::<EventName>(),
             "disk": {"type": "string", "description": "The id of the disk. A line that is not about a disk has none."},
             "boot": {"type": "string", "description": "Of `listening`: names this start of the process."},

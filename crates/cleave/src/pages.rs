@@ -14,6 +14,15 @@ const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 /// The first line of a command's examples, which is their heading on a page.
 const EXAMPLES: &str = "Examples:";
 
+/// Where the packages have the documents, which the texts of the options call docs/NAME.md.
+const DOCUMENTS: &str = "\
+.SH SEE ALSO
+.nf
+/usr/share/doc/cleave/README.md        all documents: docs/NAME.md is NAME.md there
+/usr/share/doc/cleave/html/index.html  the same as a book, in the packages of a release
+.fi
+";
+
 /// Writes `cleave.1`, a page for each subcommand, and a completion for each shell.
 pub(crate) fn write(mut program: Command, folder: &Path) -> Result<(), Failure> {
     let failed = |error: io::Error| {
@@ -50,10 +59,10 @@ fn pages(command: &Command, folder: &Path) -> io::Result<()> {
     if command.has_subcommands() {
         man.render_subcommands_section(&mut page)?;
     }
-    match command.get_after_long_help() {
-        Some(examples) => page.write_all(verbatim(&examples.to_string()).as_bytes()),
-        None => Ok(()),
+    if let Some(examples) = command.get_after_long_help() {
+        page.write_all(verbatim(&examples.to_string()).as_bytes())?;
     }
+    page.write_all(DOCUMENTS.as_bytes())
 }
 
 /// Examples, line by line: they hold commands, which must not be filled.

@@ -2,6 +2,7 @@
 //! and ends in order. `cleave serve` has one, `cleave node` has many on one runtime.
 
 mod announcement;
+mod giving;
 mod guests;
 mod handover;
 mod loop_device;
@@ -30,18 +31,21 @@ use cleave_worker::{Device, Incident, Totals};
 use rustix::fs::fstat;
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::events::Events;
 use crate::failure::Failure;
+use crate::handover::link::{Giver, Peer};
 use crate::handover::parcel::Parcel;
+use crate::hosted::changes::PassingOn;
 use crate::possession::DiskPossession;
+use crate::problem::Refusal;
 use crate::process::confine::Confinement;
 use crate::process::systemd::Manager;
 use crate::resize::Watch;
 use crate::service::Service;
-use crate::socket::Door;
 use crate::socket::path_lock::PathLock;
+use crate::socket::{Door, Endpoint, FileOwner};
 use crate::source;
 use crate::status::DiskStatus;
 use crate::tuning::split_for;
@@ -66,8 +70,20 @@ pub(crate) enum Order {
     /// Have the service manager keep the disk and its frontends for the next process, and end. If that cannot be, stop. The text is
     /// the reason, for the log.
     HandOver(String, Arc<Manager>),
+    /// Say what another process needs that takes the disk over, or why it stays here.
+    Offer(oneshot::Sender<Result<Parcel, Refusal>>),
+    /// Give the disk to a process that is ready to take it. The guard keeps others from asking.
+    Give(Giver, Peer, Option<PassingOn>),
     /// Check the size of the disk, and tell the result to whoever asked, if anybody did.
     CheckSize(Option<SizeAsker>),
+}
+
+/// How a disk ended that was served in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Served {
+    Ended,
+    /// Another process serves it.
+    Given(Peer),
 }
 
 /// Opens the disk, and proves that it can be polled for where that is asked. It may block for as long as the store does.
@@ -95,7 +111,7 @@ pub(crate) fn open(
             disk
         }
     };
-    let mut disk = disk.map_err(Failure::open)?;
+    let disk = disk.map_err(Failure::open)?;
     if !left.sessions.is_empty() && identities(disk.held_files()) != left.disk.identities {
         let name = disk.name();
         tracing::warn!(
@@ -103,10 +119,31 @@ pub(crate) fn open(
         );
         left.sessions.clear();
     }
-    if let Some(lock) = lock {
-        let file = lock.file();
-        let file = file.map_err(|error| Failure::run(format!("cannot copy a lock: {error}")))?;
+    complete(service, lock, disk)
+}
+
+/// Opens the disk with the files of a process that serves it until it is taken. `lock`: that process has it.
+pub(crate) fn open_offered(
+    service: &mut Service,
+    lock: Option<&PathLock>,
+    files: Vec<File>,
+) -> Result<Arc<Disk>, Failure> {
+    // It is active there.
+    service.open.locking = Locking::AtOpen;
+    let disk = source::open_storage(&service.disk, &service.open, files);
+    complete(service, lock, disk.map_err(Failure::open)?)
+}
+
+/// Does with an opened disk what the lock of its socket asks for, and what its options do.
+fn complete(
+    service: &mut Service,
+    lock: Option<&PathLock>,
+    mut disk: Disk,
+) -> Result<Arc<Disk>, Failure> {
+    if let Some(file) = PathLock::copy(lock)? {
         disk.add_barrier(file);
+    }
+    if let Some(lock) = lock {
         if lock.left_a_server() {
             disk.mark_predecessor_died();
         }
@@ -145,8 +182,8 @@ pub(crate) struct Naming {
     pub(crate) id: Option<String>,
     /// The socket of the frontends.
     pub(crate) endpoint: String,
-    /// True if the path of the socket is locked.
-    pub(crate) is_locked: bool,
+    /// The lock of its path, if that is locked.
+    pub(crate) lock: Option<File>,
     /// The listeners for what happens to it.
     pub(crate) events: Arc<Events>,
     /// The manager that keeps sessions of its frontends for the next process.
@@ -166,7 +203,11 @@ pub(crate) struct DiskServer {
     rearm_at: Option<Instant>,
     size: SizeChecks,
     losses: ServerLosses,
+    /// The lock of its socket's path, which is released when another process has the disk.
+    lock: Option<File>,
     listener: Option<UnixListener>,
+    /// An order that came while the sessions were being drained.
+    deferred: Option<Order>,
     /// Accepting failed: not before this.
     accept_after: Option<Instant>,
     pending: PendingConnections,
@@ -217,13 +258,7 @@ impl DiskServer {
         watch: Watch,
         confine: impl FnOnce(&str, Watch) -> Result<(Confinement, Watch), Failure>,
     ) -> Result<DiskServer, Failure> {
-        let listener = match door {
-            Door::Listening(listening) => Some(listening.listener()),
-            Door::Connected(_) => None,
-        };
-        let listener = listener
-            .transpose()
-            .map_err(|error| Failure::run(format!("cannot listen: {error}")))?;
+        let listener = door.listener()?;
         let loops = loop_device::attached_to_legs(&disk);
         let (confinement, watch) = confine(disk.name(), watch)?;
         confinement.confine_dialler(&disk);
@@ -237,6 +272,7 @@ impl DiskServer {
         let device = device.at_worker_start(confinement.narrowing(Role::Worker));
         // Known when the disk can be shown.
         let id = Arc::new(OnceLock::new());
+        let is_locked = naming.lock.is_some() || matches!(service.endpoint, Endpoint::Fd(_));
         let device = device.at_incident(telling(id.clone(), naming.events.clone()));
         let device = match &service.limit_group {
             Some(group) => device.in_group(group),
@@ -273,21 +309,23 @@ impl DiskServer {
             possession,
             service,
             confinement,
+            lock: naming.lock,
             listener,
+            deferred: None,
             accept_after: None,
             pending: PendingConnections::new(offload.clone()),
             offload,
             guests: Guests::default(),
             status: Arc::new(status),
             endpoint: naming.endpoint,
-            manager: naming.manager.filter(|_| naming.is_locked),
+            manager: naming.manager.filter(|_| is_locked),
             arrivals: Quota::new(ARRIVALS_MAX),
             parkings: Quota::new(ARRIVALS_MAX),
             rejections: Quota::new(1),
             faults: Quota::new(1),
             reported: Totals::default(),
         }
-        .announced(naming.is_locked, &loops))
+        .announced(is_locked, &loops))
     }
 
     /// The disk's state as the control interface shows it.
@@ -315,8 +353,8 @@ impl DiskServer {
     pub(crate) async fn serve(
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
-        door: Door,
-    ) -> Result<(), Failure> {
+        mut door: Door,
+    ) -> Result<Served, Failure> {
         let mut deadline = self.service.stop_deadline();
         loop {
             match self.event(orders).await {
@@ -328,9 +366,26 @@ impl DiskServer {
                 }
                 Event::Ordered(Order::HandOver(why, _)) if self.is_kept_back(&why) => break,
                 Event::Ordered(Order::HandOver(_, manager)) => {
-                    return self.leave_to_next(orders, door, deadline, &manager).await;
+                    let left = self.leave_to_next(orders, door, deadline, &manager);
+                    return left.await.map(|()| Served::Ended);
+                }
+                Event::Ordered(Order::Offer(reply)) => {
+                    let _ = reply.send(self.offer(&door));
+                }
+                Event::Ordered(Order::Give(giver, peer, passing)) => {
+                    if self.give(orders, giver, peer).await {
+                        door.set_owner(FileOwner::Another);
+                        // Never let go: a signal that comes before the process ends must leave its sockets to the other one.
+                        std::mem::forget(passing);
+                        return Ok(Served::Given(peer));
+                    }
                 }
                 Event::Ordered(Order::CheckSize(asker)) => self.check_size_for(asker),
+                // It was told to hand over, and the disk stays here.
+                Event::Ended(kind, Some(Ending::HandedOver(session))) => {
+                    self.remove_guest(kind);
+                    self.take_back(vec![*session]);
+                }
                 Event::Ended(kind, ending) => {
                     self.end_session(kind, ending, "has left");
                     if self.once && self.guests.are_none() {
@@ -344,16 +399,7 @@ impl DiskServer {
                 Event::Accepted(Err(error)) => self.pause_accepting(&error),
                 Event::AcceptAgain => self.pause_while_full(),
                 Event::Ready(stream) => self.begin(stream),
-                Event::Changed => {
-                    self.tell_losses();
-                    if self.rearm_at.is_none() {
-                        self.rearm_at = self
-                            .watch
-                            .ignore_writes()
-                            .map(|pause| Instant::now() + pause);
-                    }
-                    self.check_size();
-                }
+                Event::Changed => self.look_at_change(),
                 Event::Rearm => {
                     self.rearm_at = None;
                     self.watch.watch_writes();
@@ -369,13 +415,26 @@ impl DiskServer {
         let drained = self
             .drain(orders, deadline, SessionHandle::hang_up)
             .await
-            .map(drop);
+            .map(|_| Served::Ended);
         // The timer of a quiet would keep the image open until its time is over.
         self.status.forget_quiet();
         drained
     }
 
+    /// The disk, or its server, has changed.
+    fn look_at_change(&mut self) {
+        self.tell_losses();
+        if self.rearm_at.is_none() {
+            let pause = self.watch.ignore_writes();
+            self.rearm_at = pause.map(|pause| Instant::now() + pause);
+        }
+        self.check_size();
+    }
+
     async fn event(&mut self, orders: &mut mpsc::Receiver<Order>) -> Event {
+        if let Some(order) = self.deferred.take() {
+            return Event::Ordered(order);
+        }
         let DiskServer {
             guests,
             listener,

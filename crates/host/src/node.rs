@@ -11,28 +11,34 @@ mod serving;
 mod settings;
 mod shared;
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cleave_engine::Reactor;
 use rustix::fs::{FlockOperation, flock};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::failure::Failure;
+use crate::handover::link::Peer;
+use crate::handover::offer::{self, Offer};
+use crate::handover::parcel::Parcel;
 use crate::handover::store;
+use crate::hosted::aside::aside;
+use crate::hosted::changes::Changes;
 use crate::hosted::disk::{HostedDisk, HostedState};
-use crate::hosted::{Disks, Host, Room};
-use crate::http::router;
-use crate::http::server::Server;
+use crate::hosted::{Disks, Host, OwnSockets, Room};
+use crate::http::interfaces::{Interfaces, Servers};
 use crate::process::confine::{self, Confinement, NodeFolders};
 use crate::process::signals::{SignalRequest, Signals};
 use crate::process::systemd::Manager;
 use crate::process::{self, log};
 use crate::resize::SizeWatches;
-use crate::socket;
 use files::StateFiles;
 use groups::Groups;
 use hosting::DISKS_MAX;
@@ -54,14 +60,24 @@ pub fn serve_node(settings: &NodeSettings) -> Result<(), Failure> {
     Reactor::probe().map_err(Failure::input)?;
     let images = images(&settings.images)?;
     let files = StateFiles::open(&settings.state)?;
-    let _state = lock_state(&settings.state)?;
+    let mut offer = offer(settings)?;
+    let state = match &mut offer {
+        Some(offer) => shared_state(&settings.state, offer.parcel.take_files())?,
+        None => lock_state(&settings.state)?,
+    };
     folder::make_run(&settings.run).map_err(|error| {
         let run = settings.run.display();
         Failure::input(format!(
             "cannot make {run}: {error}: give another folder with --run"
         ))
     })?;
-    process::runtime()?.block_on(control(settings, files, images, descriptors, &log))
+    let given = Given {
+        images,
+        descriptors,
+        state,
+        offer,
+    };
+    process::runtime()?.block_on(control(settings, files, given, &log))
 }
 
 /// The folders of images as the confinement has them from the start: without links. Looked for again with each disk, one whose server
@@ -92,21 +108,110 @@ fn lock_state(state: &Path) -> Result<File, Failure> {
     }
 }
 
+/// Returns the folder that a running node has locked, which has to be this one.
+fn shared_state(state: &Path, given: Vec<File>) -> Result<File, Failure> {
+    let there = fs::metadata(state).ok();
+    let place = |found: &fs::Metadata| (found.dev(), found.ino());
+    let is_there = |folder: &File| {
+        let found = folder.metadata().ok();
+        found.as_ref().map(place) == there.as_ref().map(place)
+    };
+    given.into_iter().next().filter(is_there).ok_or_else(|| {
+        Failure::run(format!(
+            "--take-over: the running node goes on: it keeps its disks in another folder than {}",
+            state.display()
+        ))
+    })
+}
+
+/// What a node has found before its signals are caught.
+struct Given {
+    images: Vec<PathBuf>,
+    descriptors: u64,
+    /// Locked as long as it is open.
+    state: File,
+    /// What a running node offers besides its disks.
+    offer: Option<Offer>,
+}
+
 /// From the signals on.
 async fn control(
     settings: &NodeSettings,
     files: StateFiles,
-    images: Vec<PathBuf>,
-    descriptors: u64,
+    mut given: Given,
     log: &log::Guard,
 ) -> Result<(), Failure> {
     let mut signals = Signals::catch()?;
-    let socket = socket::open_control(&settings.control)?;
-    let metrics = settings.metrics.as_ref();
-    let metrics = metrics.map(socket::open_metrics).transpose()?;
+    let sockets = given.offer.as_mut().map(|offer| {
+        let parcel = &mut offer.parcel;
+        [parcel.control.take(), parcel.metrics.take()]
+    });
+    let (control, metrics) = (Some(&settings.control), settings.metrics.as_ref());
+    let mut interfaces = Interfaces::open(control, metrics, sockets.unwrap_or_default())?;
     let manager = Arc::new(Manager::from_environment());
-    // A confined process cannot take descriptors over by their numbers.
-    let parcels = store::take(&manager);
+    // A confined process cannot take descriptors over by their numbers. A node that runs has what it was left.
+    let parcels = match &given.offer {
+        Some(_) => Vec::new(),
+        None => store::take(&manager),
+    };
+    let (end_for, mut passed_on) = mpsc::channel(1);
+    let node = begin(settings, files, &given, parcels, &manager, end_for, log)?;
+    let kept = node.restore()?;
+    let host = Arc::new(Host {
+        disks: node.disks.clone(),
+        events: node.events.clone(),
+        room: Room {
+            disks_max: DISKS_MAX,
+            descriptors_own: DESCRIPTORS_OWN,
+            descriptors_max: given.descriptors,
+        },
+        sockets: OwnSockets {
+            state: given.state.try_clone().ok().map(OwnedFd::from),
+            ..interfaces.copies()?
+        },
+        keeps: manager.has_store(),
+        changes: Changes::default(),
+        many: Some(node.clone()),
+    });
+    manager.watch();
+    tokio::spawn(tell_when_ready(node.clone(), manager.clone()));
+    let shown = node.control.display();
+    tracing::info!("the control socket is {shown}; disks that are kept: {kept}");
+    let served = host.clone();
+    let serve = move || {
+        interfaces.own();
+        interfaces.serve(&served)
+    };
+    let (end, servers) = run(&node, &mut signals, &mut passed_on, given.offer, serve).await?;
+    let why = match end {
+        NodeEnd::Signal(signal) => {
+            match servers {
+                // Another process that takes disks over has the sockets, and goes on with them.
+                Some(servers) if host.changes.are_passed_on() => servers.leave(),
+                servers => drop(servers),
+            }
+            manager.stopping(node.stop_deadline());
+            format!("{signal} received")
+        }
+        NodeEnd::PassedOn(peer) => {
+            servers.into_iter().for_each(Servers::leave);
+            manager.follow(peer.pid);
+            "another process has all disks that were served".to_owned()
+        }
+    };
+    node.stop(&why, &manager).await
+}
+
+/// Makes the node, and confines the process.
+fn begin(
+    settings: &NodeSettings,
+    files: StateFiles,
+    given: &Given,
+    parcels: Vec<Parcel>,
+    manager: &Arc<Manager>,
+    end_for: mpsc::Sender<Peer>,
+    log: &log::Guard,
+) -> Result<Arc<Node>, Failure> {
     let watches = SizeWatches::default();
     watches.open_all();
     if settings.ceph {
@@ -115,7 +220,7 @@ async fn control(
     }
     let confinement = confine(settings, log)?;
     let pools = Pools::start(&settings.pools, &confinement)?;
-    let node = Arc::new_cyclic(|me| Node {
+    Ok(Arc::new_cyclic(|me| Node {
         me: me.clone(),
         is_ending: AtomicBool::new(false),
         files,
@@ -124,47 +229,83 @@ async fn control(
         ceph: settings.ceph,
         run: settings.run.clone(),
         control: settings.control.path.clone(),
-        images,
-        descriptors,
+        images: given.images.clone(),
+        descriptors: given.descriptors,
         watches,
         confinement,
         groups: Groups::default(),
         disks: Arc::new(Disks::default()),
         openers: Arc::new(Semaphore::new(OPENERS_MAX)),
         slow_openers: Arc::new(Semaphore::new(DISKS_MAX)),
+        turn: Arc::new(Semaphore::new(1)),
         events: Arc::default(),
         manager: Some(manager.clone()).filter(|manager| manager.has_store()),
-        inherits: !parcels.is_empty(),
+        inherits: !parcels.is_empty() || given.offer.is_some(),
         parcels: Mutex::new(parcels),
-    });
-    let kept = node.restore()?;
-    let host = Arc::new(Host {
-        disks: node.disks.clone(),
-        events: node.events.clone(),
-        room: Room {
-            disks_max: DISKS_MAX,
-            descriptors_own: DESCRIPTORS_OWN,
-            descriptors_max: descriptors,
-        },
-        keeps: manager.has_store(),
-        many: Some(node.clone()),
-    });
-    let server = Server::start(socket, router::router(host.clone()))?;
-    let metrics = metrics.map(|socket| Server::start(socket, router::metrics_router(host)));
-    let metrics = metrics.transpose()?;
-    manager.watch();
-    tokio::spawn(tell_when_ready(node.clone(), manager.clone()));
-    let shown = node.control.display();
-    tracing::info!("the control socket is {shown}; disks that are kept: {kept}");
-    let signal = loop {
-        match signals.next().await {
-            SignalRequest::Stop(signal) => break signal,
-            SignalRequest::CheckSize => node.check_sizes().await,
+        takes_over: AtomicBool::new(given.offer.is_some()),
+        end_for,
+    }))
+}
+
+/// Waits for what a running node gives, then serves the interfaces, until the node is to end.
+async fn run(
+    node: &Node,
+    signals: &mut Signals,
+    passed_on: &mut mpsc::Receiver<Peer>,
+    before: Option<Offer>,
+    serve: impl FnOnce() -> Result<Servers, Failure>,
+) -> Result<(NodeEnd, Option<Servers>), Failure> {
+    let all_given = async {
+        if let Some(before) = before {
+            let waited = aside("take-over", move || {
+                before.await_all();
+                Ok(())
+            });
+            // Without a thread the other node is not waited for.
+            let _ = waited.await;
         }
     };
-    drop((server, metrics));
-    manager.stopping(node.stop_deadline());
-    node.stop(signal, &manager).await
+    let mut all_given = pin!(all_given);
+    let (mut serve, mut servers) = (Some(serve), None);
+    loop {
+        let end = tokio::select! {
+            biased;
+            request = signals.next() => match request {
+                SignalRequest::Stop(signal) => NodeEnd::Signal(signal),
+                SignalRequest::CheckSize => {
+                    node.check_sizes().await;
+                    continue;
+                }
+            },
+            Some(peer) = passed_on.recv() => NodeEnd::PassedOn(peer),
+            () = &mut all_given, if serve.is_some() => {
+                node.takes_over.store(false, Ordering::Relaxed);
+                servers = serve.take().map(|serve| serve()).transpose()?;
+                continue;
+            }
+        };
+        return Ok((end, servers));
+    }
+}
+
+/// Why a node ends.
+enum NodeEnd {
+    Signal(&'static str),
+    PassedOn(Peer),
+}
+
+/// Returns what a running node offers besides its disks, if they are to be taken over and one runs.
+fn offer(settings: &NodeSettings) -> Result<Option<Offer>, Failure> {
+    if !settings.take_over {
+        return Ok(None);
+    }
+    let shown = settings.control.path.display();
+    let offer = offer::ask(&settings.control.path, None)
+        .map_err(|why| Failure::run(format!("--take-over: the node at {shown} goes on: {why}")))?;
+    if offer.is_none() {
+        tracing::info!("no node runs at {shown}: there is nothing to take over");
+    }
+    Ok(offer)
 }
 
 /// Gives up what opening and serving disks does not need.

@@ -1,6 +1,7 @@
 //! A process that serves one disk, that of `cleave serve`, and the parts of the process around the disk.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
@@ -15,15 +16,17 @@ use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
 
 use crate::alone::Alone;
-use crate::disk_server::{self, DiskServer, Naming, SizeAsker};
+use crate::disk_server::{self, DiskServer, Naming, Served, SizeAsker};
 use crate::events::Events;
 use crate::failure::Failure;
+use crate::handover::offer::{self, Offer};
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::handover::store;
+use crate::hosted::changes::Changes;
 use crate::hosted::disk::{DiskRequest, HostedDisk};
 use crate::hosted::{Disks, Host, Room, life};
-use crate::http::router;
-use crate::http::server::{CONNECTIONS_MAX, Server};
+use crate::http::interfaces::{Interfaces, Servers};
+use crate::http::server::CONNECTIONS_MAX;
 use crate::process::confine::{self, Confinement, OneDiskProcess};
 use crate::process::signals::{SignalRequest, Signals};
 use crate::process::systemd::{self, Manager};
@@ -31,7 +34,7 @@ use crate::process::{self, log};
 use crate::resize::{SizeWatches, Watch};
 use crate::service::{DESCRIPTORS_KEPT, Service};
 use crate::socket::path_lock::{Left, PathLock};
-use crate::socket::{self, Door, Endpoint, SocketSettings};
+use crate::socket::{self, Door, Endpoint, FileOwner, SocketSettings};
 use crate::source;
 
 /// An opening that takes longer is logged.
@@ -63,6 +66,8 @@ pub struct ServeSettings {
     pub group: Option<String>,
     /// The least severe messages that are written.
     pub log: LevelFilter,
+    /// True if the disk is taken over from the process that has the control socket, if one runs.
+    pub take_over: bool,
     /// The process with which this one ends.
     pub exit_with_parent: Option<u32>,
 }
@@ -72,6 +77,28 @@ impl ServeSettings {
     fn descriptors(&self, service: &Service) -> u64 {
         let sockets = [&self.control, &self.metrics].into_iter().flatten().count() as u64;
         DESCRIPTORS_OWN + sockets * CONNECTIONS_MAX as u64 + service.descriptors_of_vrings()
+    }
+
+    /// Returns what another process offers of the same disk, if the disk is to be taken over and a process runs.
+    fn offer(&self, service: &Service) -> Result<Option<Offer>, Failure> {
+        let Some(control) = self.control.as_ref().filter(|_| self.take_over) else {
+            return Ok(None);
+        };
+        match offer::ask(&control.path, None).map_err(not_taken)? {
+            Some(offer) if offer.parcel.disk.is_of(service) => Ok(Some(offer)),
+            Some(offer) => {
+                let disk = &offer.parcel.disk;
+                Err(not_taken(format!(
+                    "it serves {} at {}: give this one the same --disk and --socket-path",
+                    disk.storage, disk.endpoint
+                )))
+            }
+            None => {
+                let shown = control.path.display();
+                tracing::info!("no process runs at {shown}: there is nothing to take over");
+                Ok(None)
+            }
+        }
     }
 
     /// What the process gives up, and the files that it needs to the end.
@@ -88,6 +115,21 @@ impl ServeSettings {
             sockets: [frontends, path(&self.control)],
             metrics: path(&self.metrics),
         }
+    }
+}
+
+/// Why the disk was not taken over. The service manager may try again.
+fn not_taken(why: impl fmt::Display) -> Failure {
+    Failure::run(format!(
+        "--take-over: the process that serves the disk goes on: {why}"
+    ))
+}
+
+/// What is in the way of serving a disk. If it is offered, another process serves it.
+fn refused(is_offered: bool, failure: Failure) -> Failure {
+    match is_offered {
+        true => not_taken(failure),
+        false => failure,
     }
 }
 
@@ -120,11 +162,16 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
         true => Some(runtime.block_on(async { Signals::catch() })?),
         false => None,
     };
-    let parcel = left_to_us(&manager, &service);
+    let mut offer = settings.offer(&service)?;
+    let parcel = match &mut offer {
+        Some(offer) => Some(std::mem::take(&mut offer.parcel)),
+        None => left_to_us(&manager, &service),
+    };
     manager.tell("STATUS=waiting for the disk");
     // Before the disk, and to the end of the process: nothing is served while I/O of a daemon that died is in flight.
     let is_passed = inherited.is_some() || parcel.as_ref().is_some_and(Parcel::has_listener);
     let lock = match &service.endpoint {
+        Endpoint::Path(path) if offer.is_some() => PathLock::of_running(path),
         Endpoint::Path(path) if is_passed => PathLock::take_passed(path, &|| true)?,
         Endpoint::Path(path) => PathLock::take(path)?,
         Endpoint::Fd(_) => None,
@@ -138,26 +185,39 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
         service.open.content = ContentOrigin::Guest;
     }
     let mut parcel = parcel.unwrap_or_default();
-    let disk = open(&mut service, lock.as_ref(), &mut parcel)?;
-    let is_locked = lock.is_some() || matches!(service.endpoint, Endpoint::Fd(_));
+    let disk = match &offer {
+        Some(_) => disk_server::open_offered(&mut service, lock.as_ref(), parcel.take_files()),
+        None => open(&mut service, lock.as_ref(), &mut parcel),
+    };
+    let disk = disk.map_err(|failure| refused(offer.is_some(), failure))?;
     let outside = Outside {
         settings,
         process: settings.process(identity),
         inherited,
         signals,
+        offer,
+        lock: lock.as_ref(),
         manager,
         log: &log,
         room,
     };
-    let served = runtime.block_on(control(service, disk.clone(), is_locked, parcel, outside));
-    let left = Left::of(&disk, lock.as_ref());
+    let served = runtime.block_on(control(service, disk.clone(), parcel, outside));
+    end(&served, disk, lock);
+    served.map(drop)
+}
+
+/// Closes the disk, and has the lock of its socket tell the next process how this one ends.
+fn end(served: &Result<Served, Failure>, disk: Arc<Disk>, lock: Option<PathLock>) {
+    // What another process has by now tells of that one.
+    let is_ours = !matches!(served, Ok(Served::Given(_)));
+    let left = is_ours.then(|| Left::of(&disk, lock.as_ref()));
     drop(disk);
-    match (&served, lock) {
-        (Ok(()), Some(lock)) => lock.end(left),
-        (Err(failure), Some(lock)) if failure.is_of_the_run() => lock.leave(),
+    match (served, lock, left) {
+        (Ok(Served::Ended), Some(lock), Some(left)) => lock.end(left),
+        (Ok(Served::Given(_)), Some(lock), _) => lock.leave(),
+        (Err(failure), Some(lock), _) if failure.is_of_the_run() => lock.leave(),
         _ => {}
     }
-    served
 }
 
 /// Returns what the process before has left to this one, if that served the same disk at the same socket. Whatever else it has left
@@ -210,38 +270,56 @@ struct Outside<'a> {
     inherited: Option<Door>,
     /// If they have been caught already.
     signals: Option<Signals>,
+    /// What another process offers, which serves the disk until it is taken.
+    offer: Option<Offer>,
+    lock: Option<&'a PathLock>,
     manager: Arc<Manager>,
     log: &'a log::Guard,
     room: Room,
+}
+
+/// Opens the sockets, or goes on with those of the process before.
+fn open_sockets(
+    service: &Service,
+    parcel: &mut Parcel,
+    outside: &mut Outside<'_>,
+) -> Result<(Interfaces, Door), Failure> {
+    let is_offered = outside.offer.is_some();
+    let refuse = |failure| refused(is_offered, failure);
+    // Before the other socket too: when that one exists, the control socket can be used.
+    let settings = outside.settings;
+    let (control, metrics) = (settings.control.as_ref(), settings.metrics.as_ref());
+    let given = [parcel.control.take(), parcel.metrics.take()];
+    let interfaces = Interfaces::open(control, metrics, given).map_err(refuse)?;
+    let door = match (outside.inherited.take(), &service.endpoint) {
+        (Some(door), _) => door,
+        (None, Endpoint::Path(path)) if is_offered => {
+            socket::shared_door(path, parcel.listener.take()).map_err(refuse)?
+        }
+        (None, endpoint) => socket::open_door(endpoint, parcel.listener.take())?,
+    };
+    Ok((interfaces, door))
 }
 
 /// From the socket on.
 async fn control(
     service: Service,
     disk: Arc<Disk>,
-    is_locked: bool,
     mut parcel: Parcel,
-    outside: Outside<'_>,
-) -> Result<(), Failure> {
+    mut outside: Outside<'_>,
+) -> Result<Served, Failure> {
     // Before the socket file exists: a signal from now on ends in order and removes it.
-    let signals = match outside.signals {
+    let signals = match outside.signals.take() {
         Some(signals) => signals,
         None => Signals::catch()?,
     };
-    // Before the other socket too: when that one exists, the control socket can be used.
-    let opened = outside.settings.control.as_ref();
-    let opened = opened.map(socket::open_control).transpose()?;
-    let metrics = outside.settings.metrics.as_ref();
-    let metrics = metrics.map(socket::open_metrics).transpose()?;
-    let door = match outside.inherited {
-        Some(door) => door,
-        None => socket::open_door(&service.endpoint, parcel.listener.take())?,
-    };
+    let is_offered = outside.offer.is_some();
+    let (mut interfaces, mut door) = open_sockets(&service, &mut parcel, &mut outside)?;
     let events = Arc::<Events>::default();
     let naming = Naming {
         id: None,
         endpoint: socket::name(&service.endpoint),
-        is_locked,
+        lock: PathLock::copy(outside.lock)?,
         events: events.clone(),
         manager: Some(outside.manager.clone()).filter(|manager| manager.has_store()),
     };
@@ -253,10 +331,54 @@ async fn control(
         Ok((confinement, watch.confined(&watched)))
     };
     let name = disk.name().to_owned();
-    let (config, deadline) = (service.config.clone(), service.stop_deadline());
-    let mut server = DiskServer::new(service, disk, &door, naming, watch, confine)?;
+    let config = service.config.clone();
+    let deadline = service.stop_deadline();
+    let server = DiskServer::new(service, disk, &door, naming, watch, confine);
+    let mut server = server.map_err(|failure| refused(is_offered, failure))?;
     server.serve_connected(&door)?;
+    let sockets = interfaces.copies()?;
+    if let Some(offer) = outside.offer {
+        let taken = offer.take(&watched, outside.lock);
+        parcel = taken.map_err(not_taken)?;
+        door.set_owner(FileOwner::Us);
+        interfaces.own();
+    }
     server.resume(parcel.sessions, parcel.since);
+    let (disk, served) = live(server, door, config, &events);
+    let disks = Arc::new(Disks::default());
+    disks.add(disk.clone());
+    let host = Arc::new(Host {
+        sockets,
+        changes: Changes::default(),
+        disks,
+        events,
+        room: outside.room,
+        keeps: outside.manager.has_store(),
+        many: None,
+    });
+    let mut servers = Some(interfaces.serve(&host)?);
+    let manager = outside.manager;
+    manager.watch();
+    manager.ready(&format!("serving {name}"));
+    let lost = |_| Err(Failure::run("internal fault, see the log"));
+    let served = tokio::select! {
+        served = served => served.unwrap_or_else(lost),
+        never = pass_on(signals, &host, &disk, &mut servers, &manager, deadline) => match never {},
+    };
+    if let Ok(Served::Given(peer)) = &served {
+        servers.into_iter().for_each(Servers::leave);
+        manager.follow(peer.pid);
+    }
+    served
+}
+
+/// Begins the life of the disk. Returns how its server ends.
+fn live(
+    mut server: DiskServer,
+    door: Door,
+    config: DiskConfig,
+    events: &Arc<Events>,
+) -> (Arc<HostedDisk>, oneshot::Receiver<Result<Served, Failure>>) {
     let status = server.status();
     let (id, endpoint) = (status.id(), status.endpoint().to_owned());
     let host = Arc::new(Alone {
@@ -274,41 +396,27 @@ async fn control(
             lost
         })
     });
-    let disks = Arc::new(Disks::default());
-    disks.add(disk.clone());
-    let host = Arc::new(Host {
-        disks,
-        events,
-        room: outside.room,
-        keeps: outside.manager.has_store(),
-        many: None,
-    });
-    let control = opened.map(|socket| Server::start(socket, router::router(host.clone())));
-    let metrics = metrics.map(|socket| Server::start(socket, router::metrics_router(host)));
-    let servers = [control.transpose()?, metrics.transpose()?];
-    let manager = outside.manager;
-    manager.watch();
-    manager.ready(&format!("serving {name}"));
-    let lost = |_| Err(Failure::run("internal fault, see the log"));
-    tokio::select! {
-        served = served => served.unwrap_or_else(lost),
-        never = pass_on(signals, &disk, servers, manager, deadline) => match never {},
-    }
+    (disk, served)
 }
 
 /// Gives signals to the disk as orders. Nothing is asked any more of a disk that is to end, so its interfaces end then.
 async fn pass_on(
     mut signals: Signals,
+    host: &Host,
     disk: &HostedDisk,
-    mut servers: [Option<Server>; 2],
-    manager: Arc<Manager>,
+    servers: &mut Option<Servers>,
+    manager: &Arc<Manager>,
     deadline: Duration,
 ) -> Infallible {
     loop {
         let order = match signals.next().await {
             SignalRequest::Stop(signal) => {
                 manager.stopping(deadline);
-                drop(std::mem::take(&mut servers));
+                match host.changes.are_passed_on() {
+                    // The files are the other process's if it takes the disk.
+                    true => servers.iter().for_each(Servers::stop),
+                    false => drop(servers.take()),
+                }
                 let why = format!("{signal} received");
                 match manager.has_store() {
                     true => DiskRequest::HandOver(why, manager.clone()),

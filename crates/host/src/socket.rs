@@ -114,18 +114,36 @@ pub(crate) fn name(endpoint: &Endpoint) -> String {
     }
 }
 
+/// Goes on with the listening socket of a process that serves the path until its disk is taken. The file is that process's till then.
+pub(crate) fn shared_door(path: &Path, listener: Option<OwnedFd>) -> Result<Door, Failure> {
+    let listener = listener.ok_or_else(|| Failure::run("no socket was sent"))?;
+    Listening::shared(path, listener).map(Door::Listening)
+}
+
 impl Door {
-    /// Returns the listening socket for the next process, if this one has made it, and leaves its file.
-    pub(crate) fn hand_over(self) -> io::Result<Option<OwnedFd>> {
-        let Door::Listening(Listening {
-            file: Some(file),
-            listener,
-        }) = self
-        else {
-            return Ok(None);
+    /// Returns a copy of the listening socket for the next process, if this one has made it.
+    pub(crate) fn copy(&self) -> io::Result<Option<OwnedFd>> {
+        match self {
+            Door::Listening(listening) if listening.file.is_some() => listening.copy().map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns what frontends are accepted from on the runtime at hand, if any number of them may connect.
+    pub(crate) fn listener(&self) -> Result<Option<tokio::net::UnixListener>, Failure> {
+        let listener = match self {
+            Door::Listening(listening) => Some(listening.listener()),
+            Door::Connected(_) => None,
         };
-        std::mem::forget(file);
-        listener.try_clone().map(|copy| Some(copy.into()))
+        let cannot = |error| Failure::run(format!("cannot listen: {error}"));
+        listener.transpose().map_err(cannot)
+    }
+
+    /// Says who removes the file of a socket that this process has made or was given.
+    pub(crate) fn set_owner(&mut self, owner: FileOwner) {
+        if let Door::Listening(listening) = self {
+            listening.set_owner(owner);
+        }
     }
 
     /// Removes the file and closes the socket, in which descriptors of frontends may be queued.
@@ -140,7 +158,53 @@ impl Door {
     }
 }
 
+/// The process that removes the file of a socket at its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileOwner {
+    Us,
+    Another,
+}
+
 impl Listening {
+    /// Goes on with `given`, if that is the socket of this path, until another process has given it up. Otherwise opens one.
+    pub(crate) fn share(
+        socket: &SocketSettings,
+        given: Option<OwnedFd>,
+        open: fn(&SocketSettings) -> Result<Listening, Failure>,
+    ) -> Result<Listening, Failure> {
+        let Some(listener) = given.map(UnixListener::from) else {
+            return open(socket);
+        };
+        let address = listener.local_addr().ok();
+        let bound = address.as_ref().and_then(|address| address.as_pathname());
+        match bound == Some(&*socket.path) {
+            true => Listening::shared(&socket.path, listener.into()),
+            false => open(socket),
+        }
+    }
+
+    fn shared(path: &Path, listener: OwnedFd) -> Result<Listening, Failure> {
+        let cannot = |error| {
+            let shown = path.display();
+            Failure::run(format!("cannot take socket {shown} over: {error}"))
+        };
+        let mut shared = Listening::resume(path, listener).map_err(cannot)?;
+        shared.set_owner(FileOwner::Another);
+        Ok(shared)
+    }
+
+    /// Returns a copy of the socket for another process.
+    pub(crate) fn copy(&self) -> io::Result<OwnedFd> {
+        self.listener.try_clone().map(OwnedFd::from)
+    }
+
+    /// Says who removes its file.
+    pub(crate) fn set_owner(&mut self, owner: FileOwner) {
+        if let Some(file) = &mut self.file {
+            file.owner = owner;
+        }
+    }
+
     /// Goes on with the socket that the process before has made at this path. Its file goes away with this value.
     pub(crate) fn resume(path: &Path, listener: OwnedFd) -> io::Result<Listening> {
         Ok(Listening {
@@ -408,11 +472,13 @@ pub(crate) fn remove_stale(path: &Path) {
 }
 
 /// A socket file that goes away with this value, unless something else took its place.
+/// A socket file that goes away with this value, unless it is another process's or something else took its place.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
     device: u64,
     inode: u64,
+    owner: FileOwner,
 }
 
 impl SocketFile {
@@ -423,15 +489,21 @@ impl SocketFile {
             path: std::path::absolute(path)?,
             device: found.dev(),
             inode: found.ino(),
+            owner: FileOwner::Us,
         })
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let ours = fs::symlink_metadata(&self.path)
-            .is_ok_and(|found| found.dev() == self.device && found.ino() == self.inode);
-        if ours && let Err(error) = fs::remove_file(&self.path) {
+        let is_there = || {
+            fs::symlink_metadata(&self.path)
+                .is_ok_and(|found| found.dev() == self.device && found.ino() == self.inode)
+        };
+        if self.owner == FileOwner::Us
+            && is_there()
+            && let Err(error) = fs::remove_file(&self.path)
+        {
             tracing::warn!("cannot remove socket {}: {error}", self.path.display());
         }
     }
@@ -635,6 +707,33 @@ mod tests {
         let why = told.recv_timeout(Duration::from_secs(60));
         let why = why.expect("it waits for somebody to accept");
         assert!(why.contains("in use by a running program"), "{why}");
+    }
+
+    #[test]
+    fn a_socket_of_a_running_process_stays_until_it_is_ours() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = |name| SocketSettings {
+            path: folder.path().join(name),
+            group: None,
+        };
+        let (control, other) = (settings("s"), settings("t"));
+        let mut running = open_control(&control).unwrap();
+        let share = |socket| {
+            let given = running.copy().unwrap();
+            Listening::share(socket, Some(given), open_control).unwrap()
+        };
+        drop(share(&control));
+        assert!(control.path.exists());
+        // The running process does not have this one.
+        drop(share(&other));
+        assert!(control.path.exists() && !other.path.exists());
+        let mut shared = share(&control);
+        running.set_owner(FileOwner::Another);
+        drop(running);
+        UnixStream::connect(&control.path).unwrap();
+        shared.set_owner(FileOwner::Us);
+        drop(shared);
+        assert!(!control.path.exists());
     }
 
     #[test]

@@ -48,7 +48,8 @@ pub fn programs(root: &Path) -> Result<[PathBuf; 2]> {
 pub fn for_release(root: &Path) -> Result<[PathBuf; 2]> {
     println!("building for release");
     let drive = cargo(root, "--release -p cleave-client --example drive")?;
-    Ok([released(root)?, program(&drive, "drive")?])
+    let daemon = cargo(root, "--release -p cleave")?;
+    Ok([program(&daemon, "cleave")?, program(&drive, "drive")?])
 }
 
 /// Builds the program whose instructions are counted, as a release is built: with the same crates as the daemon, which are not
@@ -58,16 +59,35 @@ pub fn instructions(root: &Path) -> Result<PathBuf> {
     program(&cargo(root, options)?, "instructions")
 }
 
-/// Builds the daemon as it is released, without the features that tests add to it.
+/// Builds the programs of all packages as they are released: the daemon without the features that tests add to it. Returns their
+/// folder.
 pub fn released(root: &Path) -> Result<PathBuf> {
-    program(&cargo(root, "--release -p cleave")?, "cleave")
+    for options in [
+        "-p cleave",
+        "-p cleave-lab",
+        "-p cleave-client --example drive",
+    ] {
+        cargo(root, &format!("--release {options}"))?;
+    }
+    Ok(root.join("target/release"))
 }
 
-/// Builds the lab and the driver of the tests as they are released.
-pub fn lab(root: &Path) -> Result<[PathBuf; 2]> {
-    let lab = cargo(root, "--release -p cleave-lab")?;
-    let drive = cargo(root, "--release -p cleave-client --example drive")?;
-    Ok([program(&lab, "cleave-lab")?, program(&drive, "drive")?])
+/// Builds the daemon of the last release before this commit, from the history of this clone, below target/earlier.
+pub fn earlier(root: &Path) -> Result<PathBuf> {
+    // Such commits have these subjects.
+    let found = "git log -1 --format=%h --grep={} HEAD^";
+    let commit = quietly(root, found, &[&"^release: make this "])?;
+    let commit = commit.trim();
+    if commit.is_empty() {
+        return Err("the history of this clone has no release: fetch all of it".to_owned());
+    }
+    let source = root.join("target/earlier").join(commit);
+    std::fs::create_dir_all(&source).at(&source)?;
+    let unpack = "sh -c {} {} {}";
+    let pipe = "git -C \"$0\" archive \"$1\" | tar -x";
+    quietly(&source, unpack, &[&pipe, &root.display(), &commit])?;
+    println!("building the last release, {commit}");
+    program(&cargo(&source, "--workspace --bin cleave")?, "cleave")
 }
 
 /// Returns the path of a program or an example.

@@ -16,6 +16,16 @@ const EXIT_LIMIT: Duration = Duration::from_secs(30);
 /// waits in `vhost_user_server_stop` with the lock that the thread wants. SPDK's takes seconds.
 const PEERS: [&str; 2] = ["qemu-storage-daemon", "vhost"];
 
+/// Returns true if a process listens on a socket of this path, whose file is there a moment before. Does not connect: to the process
+/// that would be a frontend which leaves, or the only one that it waits for.
+pub fn has_listener(path: &Path) -> bool {
+    // The kernel's list of sockets has the flag __SO_ACCEPTCON and, last, the path.
+    let path = format!(" {}", path.display());
+    let listens = |line: &str| line.contains(" 00010000 ") && line.ends_with(&path);
+    let list = read_to_string("/proc/net/unix").unwrap_or_default();
+    list.lines().any(listens)
+}
+
 /// A running daemon; killed when dropped.
 pub struct DaemonProcess {
     child: Child,
@@ -26,12 +36,8 @@ pub struct DaemonProcess {
 impl DaemonProcess {
     /// Starts a daemon and waits until its socket is there; its output goes to a log beside the socket.
     pub fn start(words: &[String], socket: PathBuf) -> Result<DaemonProcess> {
-        // Not by connecting: a frontend that connects and leaves is a test of its own. The kernel's list of sockets has
-        // the flag __SO_ACCEPTCON and, last, the path.
-        let path = format!(" {}", socket.display());
-        let listens = |line: &str| line.contains(" 00010000 ") && line.ends_with(&path);
-        let list = || read_to_string("/proc/net/unix").unwrap_or_default();
-        DaemonProcess::start_until(words, socket, || list().lines().any(listens))
+        let path = socket.clone();
+        DaemonProcess::start_until(words, socket, || has_listener(&path))
     }
 
     /// Starts a daemon and waits until it is ready. A daemon without a socket has some other file there.

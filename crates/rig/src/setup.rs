@@ -7,7 +7,8 @@ use itertools::Itertools;
 
 use crate::command::{At, Result, quietly};
 
-/// Debian's and Ubuntu's packages, with the programs that are wanted of each.
+/// Debian's and Ubuntu's packages, with the programs that are wanted of each. A package without a program has
+/// the path of a file.
 const NEEDS: &str = "\
 qemu-system-x86: qemu-system-x86_64
 qemu-system-common: qemu-storage-daemon
@@ -27,10 +28,14 @@ qemu-utils: qemu-nbd qemu-img
 nbdkit: nbdkit
 nbd-server: nbd-server
 dpkg: dpkg-deb
+dpkg-dev: dpkg-gencontrol dpkg-source
 rpm: rpmbuild
 binutils: strip
 lintian: lintian
 man-db: man
+umoci: umoci
+runc: runc
+python3-yaml: /usr/lib/python3/dist-packages/yaml/__init__.py
 systemd: systemd-analyze
 ceph-common: ceph rbd
 ceph-mon: ceph-mon

@@ -427,6 +427,11 @@ impl SessionHandle {
         self.shared.signals.hand_over();
     }
 
+    /// Takes [`hand_over`](SessionHandle::hand_over) back. A session that has begun with it still ends so.
+    pub fn stay(&self) {
+        self.shared.signals.stay();
+    }
+
     /// Returns true if the session owns the disk or was the last to own it: then the guest is the one behind its frontend. Still true
     /// after its end.
     pub fn owns(&self) -> bool {

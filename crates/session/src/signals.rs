@@ -63,6 +63,11 @@ impl SessionSignals {
         self.ring();
     }
 
+    /// Takes that back. The session may have begun to hand itself over.
+    pub(crate) fn stay(&self) {
+        self.hand_over.store(false, Ordering::Release);
+    }
+
     pub(crate) fn is_hung_up(&self) -> bool {
         self.hang_up.load(Ordering::Acquire)
     }

@@ -12,7 +12,7 @@ const SLOTS: u64 = 64;
 
 /// The tests of this file.
 pub(super) fn cases() -> Vec<Case> {
-    cleave_tests::cases![no_page_is_unmarked]
+    cleave_tests::cases![no_page_is_unmarked, no_page_is_unmarked_by_take_overs]
 }
 
 /// Prepares reads into pages that hold something else.
@@ -34,6 +34,19 @@ fn prepare(queue: &mut Queue, round: u64) {
 }
 
 fn no_page_is_unmarked() {
+    mark(|service| {
+        terminate(&mut service.daemon);
+        assert_eq!(service.manager.awaits(&mut service.daemon).code(), Some(0));
+        service.start_again();
+    });
+}
+
+fn no_page_is_unmarked_by_take_overs() {
+    mark(Service::take_over);
+}
+
+/// Has a guest log what is written, while the process that serves it changes.
+fn mark(change: fn(&mut Service)) {
     let scratch = Scratch::new();
     let image = scratch.join("disk");
     std::fs::write(&image, vec![0x11; 8 << 20]).unwrap();
@@ -58,10 +71,10 @@ fn no_page_is_unmarked() {
             let some = SLOTS as u16 * (round % 3) as u16 / 2;
             let end = queue.ring().position();
             wait_until(|| end.wrapping_sub(queue.ring().used_index()) <= some);
-            terminate(&mut service.daemon);
-            assert_eq!(service.manager.awaits(&mut service.daemon).code(), Some(0));
+            change(&mut service);
+        } else {
+            service.start_again();
         }
-        service.start_again();
         let is_served = |queue: &mut Queue| queue.ring().used_index() == queue.ring().position();
         assert!(
             wait_until(|| is_served(queue)),

@@ -201,7 +201,7 @@ fn write_in_vain(client: &mut Client, offset: u64) {
     queue.set_timeout(TIMEOUT);
 }
 
-fn is_written(client: &mut Client, offset: u64) {
+pub(super) fn is_written(client: &mut Client, offset: u64) {
     client.queue(0).wait_used().unwrap();
     let mut back = [0; BLOCK];
     client.queue(0).read(offset, &mut back).unwrap();
@@ -275,7 +275,7 @@ fn a_disk_that_hangs_is_not_handed_over() {
 }
 
 /// A request beyond the end of a file that was cut, which waits for the operator.
-fn held(options: &DeviceOptions) -> (Service, Client) {
+pub(super) fn held(options: &DeviceOptions) -> (Service, Client) {
     let service = served(&["--on-error", "hold"]);
     let mut client = service.open(options);
     cut(&service, DISK / 2);
@@ -286,7 +286,7 @@ fn held(options: &DeviceOptions) -> (Service, Client) {
     (service, client)
 }
 
-fn cut(service: &Service, bytes: u64) {
+pub(super) fn cut(service: &Service, bytes: u64) {
     let image = service.scratch.join("disk");
     File::options()
         .write(true)

@@ -1,17 +1,21 @@
 //! What a manager may pass besides a whole parcel: it is refused, and the disk is served all the same.
 
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{Seek as _, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
-use cleave_client::{Client, DeviceOptions};
-use cleave_tests::{Case, Scratch, TIMEOUT, closes_within, exercise_queue, outliving};
+use cleave_client::{Base, Client, DeviceOptions};
+use cleave_tests::{
+    Case, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, closes_within, connect, exercise_queue,
+    outliving, seeded, wait_until,
+};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
-    sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use serde_json::{Value, json};
 
@@ -21,6 +25,7 @@ use super::service::Service;
 pub(super) fn cases() -> Vec<Case> {
     cleave_tests::cases![
         what_is_no_parcel_is_refused,
+        a_parcel_of_another_version_costs_its_frontend_a_connection,
         a_parcel_that_is_cut_ends_its_frontend,
         a_parcel_is_taken_once,
         a_frontend_that_left_makes_room_for_the_next,
@@ -31,6 +36,8 @@ const DISK: u64 = 8 << 20;
 /// The kind of a frame with a parcel, and the number of descriptors that go with one byte of it.
 const PARCEL: u32 = 4;
 const CHUNK: usize = 64;
+/// How long a guest works.
+const WORK: Duration = Duration::from_millis(5);
 
 fn served() -> (Service, Client) {
     let scratch = Scratch::new();
@@ -60,8 +67,8 @@ fn socket_with(bytes: &[u8], fds: &[BorrowedFd<'_>]) -> UnixStream {
     kept
 }
 
-/// A parcel with this document, and without other descriptors.
-fn parcel_of(document: &Value) -> UnixStream {
+/// A sealed file with this document.
+fn sealed(document: &Value) -> File {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(memfd_create("document", flags).unwrap());
     file.write_all(document.to_string().as_bytes()).unwrap();
@@ -70,8 +77,49 @@ fn parcel_of(document: &Value) -> UnixStream {
         SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
     )
     .unwrap();
+    file
+}
+
+/// A parcel with this document, and without other descriptors.
+fn parcel_of(document: &Value) -> UnixStream {
     let header = [PARCEL, 2, 1].map(u32::to_le_bytes).concat();
-    socket_with(&[&header[..], b"[]"].concat(), &[file.as_fd()])
+    socket_with(&[&header[..], b"[]"].concat(), &[sealed(document).as_fd()])
+}
+
+/// Takes so many bytes out of a socket, with the descriptors that go with them.
+fn receive(socket: &OwnedFd, length: usize, fds: &mut Vec<OwnedFd>) -> Vec<u8> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(CHUNK))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = vec![0; length];
+    let mut pieces = [std::io::IoSliceMut::new(&mut bytes)];
+    let received = recvmsg(socket, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+    assert_eq!(received.bytes, length);
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(found) = message {
+            fds.extend(found);
+        }
+    }
+    bytes
+}
+
+/// Returns a socket with the parcel that waits in this one, but with a document that differs.
+fn changed(socket: &OwnedFd, change: impl FnOnce(&mut Value)) -> UnixStream {
+    let mut fds = Vec::new();
+    let header = receive(socket, 12, &mut fds);
+    let [kind, length, count] =
+        [0, 4, 8].map(|at| u32::from_le_bytes(header[at..at + 4].try_into().unwrap()) as usize);
+    assert_eq!(kind, PARCEL as usize);
+    let names = receive(socket, length, &mut fds);
+    while fds.len() < count {
+        receive(socket, 1, &mut fds);
+    }
+    let mut document = File::from(fds.remove(0));
+    document.rewind().unwrap();
+    let mut document = serde_json::from_reader(document).unwrap();
+    change(&mut document);
+    fds.insert(0, sealed(&document).into());
+    let fds: Vec<_> = fds.iter().map(OwnedFd::as_fd).collect();
+    socket_with(&[header, names].concat(), &fds)
 }
 
 fn what_is_no_parcel_is_refused() {
@@ -90,6 +138,47 @@ fn what_is_no_parcel_is_refused() {
     let refused = log.matches("its frontends have to connect again").count();
     assert_eq!(refused, 4, "{log}");
     assert!(log.contains("version 2, by cleave 9.9"), "{log}");
+}
+
+/// A process that finds what a later version has left cannot use it. Its frontends see the end of their connections, and those that
+/// connect again lose nothing.
+fn a_parcel_of_another_version_costs_its_frontend_a_connection() {
+    let rows: [(&str, Value, &str); 2] = [
+        ("version", json!(2), "version 2, by cleave"),
+        ("later", json!(1), "unknown field `later`"),
+    ];
+    let mut random = seeded("handover-version");
+    for (field, value, why) in rows {
+        for is_killed in [false, true] {
+            let scratch = Scratch::new();
+            let image = scratch.image("disk", SURVIVOR_DISK_BYTES);
+            let mut service = Service::serve_in(scratch, image.to_str().unwrap(), &[]);
+            let mut client = service.open(&outliving());
+            let mut guest = Survivor::new(&mut client);
+            guest.work(&mut client, &mut random, WORK);
+            guest.submit(&mut client, &mut random);
+            match is_killed {
+                true => {
+                    service.daemon.kill();
+                    service.manager.settle();
+                }
+                false => service.stop(),
+            }
+            guest.submit(&mut client, &mut random);
+            let [(_, kept)] = &mut service.manager.kept[..] else {
+                panic!("it keeps {:?}", service.manager.kept);
+            };
+            let later = changed(kept, |document| document[field] = value.clone());
+            *kept = later.into();
+            service.start_again();
+            assert!(closes_within(client.frontend().socket(), TIMEOUT));
+            let is_told = || service.manager.log().contains(why);
+            assert!(wait_until(is_told), "{}", service.manager.log());
+            connect(|| client.reconnect(&service.socket(), &outliving(), Base::Used));
+            guest.await_all(&mut client, is_killed);
+            guest.verify(&mut client, true);
+        }
+    }
 }
 
 /// Takes the beginning of a parcel out of its socket.

@@ -104,6 +104,28 @@ impl Service {
         assert_eq!(self.manager.disks(), 0, "a connection outlives it");
     }
 
+    /// Starts one that takes over from the one that runs, and waits until it has.
+    pub(super) fn take_over(&mut self) {
+        let next = self.start_taking();
+        let mut before = std::mem::replace(&mut self.daemon, next);
+        assert_eq!(self.manager.awaits(&mut before).code(), Some(0));
+        assert_eq!(self.manager.main_pid, Some(self.daemon.0.id()));
+    }
+
+    /// Starts one that takes over from the one that runs.
+    pub(super) fn start_taking(&mut self) -> Killed {
+        self.manager
+            .start(&[&self.args[..], &["--take-over".to_owned()]].concat())
+    }
+
+    /// Starts one that is to take over and must not. Returns what it says.
+    pub(super) fn is_refused(&mut self) -> String {
+        let told = self.manager.log().len();
+        let mut next = self.start_taking();
+        assert_eq!(self.manager.awaits(&mut next).code(), Some(1));
+        self.manager.log()[told..].to_owned()
+    }
+
     /// Ends it and starts the next one.
     pub(super) fn restart(&mut self) {
         self.stop();

@@ -1,7 +1,8 @@
 # Boots a copy of this system with a systemd of its own, in namespaces of its own, and uses the packages there as docs/install.md says.
-# Nothing of it reaches the system. $1 is an empty folder, $2 the .deb, $3 the program that drives a disk as a guest would.
+# Nothing of it reaches the system. $1 is an empty folder, $2 the .deb, $3 the program that drives a disk as a guest would, $4 a folder
+# with what a guest boots, which is /guest in the copy. The other words are the command that boots it there.
 set -eu
-work=$1 deb=$2 drive=$3
+work=$1 deb=$2 drive=$3 guest=$4
 fail() { echo "$*" >&2; exit 1; }
 
 # The second call of this script: the new system's first process, until systemd takes over.
@@ -12,6 +13,7 @@ if [ -n "${IS_INSIDE-}" ]; then
     mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work" "$root"
     cp "$deb" "$root/cleave.deb"
     cp "$drive" "$root/drive"
+    cp -r "$guest" "$root/guest"
     # A group that this system has already would hide that the package makes none.
     sed -i '/^cleave:/d' "$root/etc/group"
     mount -t proc proc "$root/proc"
@@ -78,6 +80,8 @@ reaches_no_socket_but_its_own() {
     inside nsenter --target "$(pid "$1")" --mount test -S /run/systemd/notify || fail "$1 does not reach systemd"
 }
 is_another() { [ "$(pid "$1")" != 0 ] && [ "$(pid "$1")" != "$2" ] && inside systemctl is-active "$1"; }
+
+shift 4
 
 inside apt-get install --yes --no-install-recommends /cleave.deb >"$work.log" 2>&1 || fail "$(cat "$work.log")"
 
@@ -190,12 +194,27 @@ done
 three="--socket /run/cleave/d1/disk.sock --socket /run/cleave/d4/disk.sock --socket /run/cleave/d5/disk.sock"
 begin_drive $three --inflight --queues 2
 restart cleave
-kill_it cleave
+kill_it cleave 3
 end_drive cleave 30 3
 begin_drive $three --inflight --queues 2
 stops cleave
 inside systemctl start cleave
 serves /run/cleave/d1/disk.sock
+
+# A guest with a disk of each unit, whose QEMU cannot connect again.
+begin_guest "$@"
+restart cleave@a 5
+restart cleave 5
+goes_on "after 10 restarts"
+kill_it cleave@a
+kill_it cleave
+goes_on "after 2 kills"
+was=$(pid cleave@a) was_node=$(pid cleave)
+inside dpkg -i /cleave.deb >"$work.log" 2>&1 || fail "$(cat "$work.log")"
+is_another cleave@a "$was" >/dev/null || fail "cleave@a is not upgraded: $(cat "$work.log")"
+is_another cleave "$was_node" >/dev/null || fail "cleave is not upgraded: $(cat "$work.log")"
+goes_on "after an upgrade"
+end_guest
 
 # An upgrade restarts what runs.
 begin_drive --socket /run/cleave/a/disk.sock
@@ -226,4 +245,4 @@ for left in /etc/cleave /var/lib/cleave /run/cleave; do
 done
 ! inside grep -q '^cleave' /etc/group || fail "a group is left after a purge"
 inside test -e /var/lib/images/a.img || fail "a purge took an image"
-echo "booted with $(inside systemctl --version | head -n 1): units served, were killed, hung, and were removed; $pasted blocks of the pages pasted, $skipped not"
+echo "booted with $(inside systemctl --version | head -n 1): units served, were restarted, killed and upgraded below a guest, hung, and were removed; $pasted blocks of the pages pasted, $skipped not"

@@ -1,19 +1,52 @@
 //! Installs the `.deb` in overlays of this system's root, in namespaces of their own: once to check the installed files, and
-//! once under a systemd that is booted there, which starts the units. Nothing of it reaches the system.
+//! once under a systemd that is booted there, which starts the units. Runs the image for containers as Kubernetes would. Nothing
+//! of it reaches the system. Builds the source packages where there is no network.
 
+use std::fmt::Display;
+use std::fs;
 use std::path::Path;
 
 use cleave_rig::built;
+use cleave_rig::guest::{Accelerator, Initramfs, Kernel, QEMU, VHOST_USER_DISK, boot, qemu};
 use cleave_rig::setup;
-use cleave_rig::{Result, empty_folder, quietly};
+use cleave_rig::{At, Result, empty_folder, execute, quietly, words};
 
+use super::image::OciImage;
 use crate::step::step;
 
-/// Installs the packages in `out`, as root.
-pub(super) fn run(root: &Path, out: &Path, version: &str) -> Result {
-    let checked_with = ["lintian", "man", "systemd-analyze", "unshare"];
-    let pasted = ["qemu-system-x86_64", "qemu-img"];
-    setup::provide_programs(root, &[&checked_with[..], &pasted].concat())?;
+/// Script of the guest whose daemons end.
+const GUEST: &str = include_str!("guest.sh");
+/// The disks of that guest: one of a unit of its own, and one of the node.
+const GUEST_DISKS: [&str; 2] = ["a", "d1"];
+/// Programs with which it is made.
+const GUEST_PROGRAMS: [&str; 7] = [
+    "qemu-system-x86_64",
+    "busybox",
+    "mkfs.ext4",
+    "fstrim",
+    "fio",
+    "xz",
+    "zstd",
+];
+
+/// Programs that run the image.
+const CONTAINER_PROGRAMS: [&str; 4] = [
+    "umoci",
+    "runc",
+    "curl",
+    "/usr/lib/python3/dist-packages/yaml/__init__.py",
+];
+
+/// Installs the packages in `out`, and runs the image, as root.
+pub(super) fn run(root: &Path, out: &Path, image: &OciImage<'_>, version: &str) -> Result {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Err("the check boots an x86-64 guest and needs an x86-64 machine".to_owned());
+    }
+    let checked_with = ["lintian", "man", "systemd-analyze", "unshare", "qemu-img"];
+    setup::provide_programs(
+        root,
+        &[&checked_with[..], &GUEST_PROGRAMS, &CONTAINER_PROGRAMS].concat(),
+    )?;
     let remedy = "the script is xtask/src/dist/check.sh";
     step("installation", remedy, || {
         let folder = out.join("root");
@@ -24,17 +57,78 @@ pub(super) fn run(root: &Path, out: &Path, version: &str) -> Result {
         let said = quietly(out, line, &[&script, &folder, &version])?;
         Ok(said.trim().replace('\n', "; "))
     })?;
+    let [_, drive] = built::programs(root)?;
     let remedy = "the script is xtask/src/dist/boot.sh";
     step("units", remedy, || {
         let folder = out.join("root");
         empty_folder(&folder)?;
         let script = root.join("xtask/src/dist/boot.sh");
         let architecture = quietly(root, "dpkg --print-architecture", &[])?;
-        let deb = out.join(format!("cleave_{version}_{}.deb", architecture.trim()));
-        let [_, drive] = built::programs(root)?;
-        let (script, folder, deb) = (script.display(), folder.display(), deb.display());
-        let line = "sh {} {} {} {}";
-        let said = quietly(out, line, &[&script, &folder, &deb, &drive.display()])?;
+        let deb = out.join(format!("cleave_{version}-1_{}.deb", architecture.trim()));
+        let guest = root.join("target/guest/units");
+        let booted = guest_in(root, &guest)?;
+        let (folder, deb, guest) = (folder.display(), deb.display(), guest.display());
+        let line = "sh {} {} {} {} {}";
+        let values: [&dyn Display; 5] =
+            [&script.display(), &folder, &deb, &drive.display(), &guest];
+        let said = execute(out, &[words(line, &values), booted].concat())?;
+        Ok(said.trim().replace('\n', "; "))
+    })?;
+    let remedy = "the script is xtask/src/dist/image.sh";
+    step("container", remedy, || {
+        let [folder, again] = ["root", "again"].map(|name| out.join(name));
+        [&folder, &again]
+            .into_iter()
+            .try_for_each(|folder| empty_folder(folder))?;
+        image.write(&again)?;
+        let file = image.file()?;
+        let line = "cmp {} {}";
+        quietly(out, line, &[&file, &again.join(&file).display()])?;
+        let [script, manifests] =
+            ["xtask/src/dist/image.sh", "dist/kubernetes"].map(|path| root.join(path));
+        let (script, folder, drive) = (script.display(), folder.display(), drive.display());
+        let line = "sh {} {} {} {} {} {}";
+        let values: [&dyn Display; 6] = [
+            &script,
+            &folder,
+            &file,
+            &version,
+            &drive,
+            &manifests.display(),
+        ];
+        let said = quietly(out, line, &values)?;
+        fs::remove_dir_all(&again).at(&again)?;
         Ok(said.trim().to_owned())
+    })
+}
+
+/// Leaves a kernel and an initramfs in `folder`. Returns the command that boots them where that folder is /guest.
+fn guest_in(root: &Path, folder: &Path) -> Result<Vec<String>> {
+    empty_folder(folder)?;
+    let guests = root.join("target/guest");
+    let kernel = Kernel::small(&guests)?;
+    let [image, initramfs] = ["kernel", "initramfs"].map(|name| folder.join(name));
+    fs::copy(&kernel.image, &image).at(&kernel.image)?;
+    let settings = "DISK=/dev/vdb\nBOOT=works\n";
+    Initramfs::build(&guests, &kernel)?.write(&initramfs, GUEST, settings, &[])?;
+    let disk = |id: &&str| {
+        let socket = format!("/run/cleave/{id}/disk.sock");
+        words(VHOST_USER_DISK, &[id, &socket, id, &2])
+    };
+    let mut more: Vec<_> = GUEST_DISKS.iter().map(disk).collect();
+    let [image, initramfs] = ["/guest/kernel", "/guest/initramfs"].map(Path::new);
+    more.push(boot(image, initramfs, ""));
+    Ok(qemu(QEMU, Accelerator::Tcg, 2, &more))
+}
+
+/// Builds the source packages in `out` without network, as root.
+pub(super) fn rebuild(root: &Path, out: &Path) -> Result {
+    let built_with = ["dpkg-source", "lintian", "rpmbuild", "unshare"];
+    setup::provide_programs(root, &built_with)?;
+    let remedy = "the script is xtask/src/dist/rebuild.sh";
+    step("rebuilding", remedy, || {
+        let script = root.join("xtask/src/dist/rebuild.sh");
+        let said = quietly(out, "unshare --net sh {}", &[&script.display()])?;
+        Ok(said.trim().replace('\n', "; "))
     })
 }

@@ -2,7 +2,7 @@
 # it. $1 is an empty folder, $2 the version.
 set -eu
 work=$1 version=$2
-deb=$(echo cleave_"$version"_*.deb) lab=$(echo cleave-lab_"$version"_*.deb)
+deb=$(echo cleave_"$version"-*.deb) lab=$(echo cleave-lab_"$version"-*.deb)
 mount -t tmpfs tmpfs "$work"
 root=$work/root
 mkdir "$work/upper" "$work/work" "$root"
@@ -19,7 +19,7 @@ sed -i '/^cleave:/d' "$root/etc/group"
 fail() { echo "$*" >&2; exit 1; }
 
 # It takes as long as all the rest.
-lintian --allow-root --fail-on error "$deb" "$lab" >"$work/lintian.log" 2>&1 &
+lintian --allow-root --fail-on error,warning "$deb" "$lab" >"$work/lintian.log" 2>&1 &
 lintian=$!
 
 # Small systems leave out pages and documents.
@@ -38,6 +38,11 @@ for page in "$root"/usr/share/man/man1/cleave*.1.gz; do
     grep -q '^NAME' "$work/page" || fail "$page is empty"
     for named in $(grep -o 'docs/[a-z-]*\.md' "$work/page"); do
         [ -e "$root/usr/share/doc/cleave/${named#docs/}" ] || fail "$page: there is no $named"
+    done
+    for named in $(grep -o '/usr/share/doc/cleave/[A-Za-z/.-]*' "$work/page"); do
+        # The packages of the tests have no HTML.
+        case $named in */html/*) [ -d "$root/usr/share/doc/cleave/html" ] || continue ;; esac
+        [ -e "$root$named" ] || fail "$page: there is no $named"
     done
     pages=$((pages + 1))
 done
@@ -82,4 +87,3 @@ in_root dpkg --purge cleave-lab cleave >"$work/dpkg.log" 2>&1 || fail "$(cat "$w
 [ ! -e "$root/usr/bin/cleave" ] || fail "it is still there after dpkg --purge"
 echo "$pages man pages"
 echo "$score" | sed -n 's/.*Overall/overall/p'
-echo "$(grep -c '^W:' "$work/lintian.log" || true) warnings of lintian"

@@ -1,4 +1,4 @@
-# Sourced by boot.sh: daemons that end below a driver that cannot connect again, and that compares all that it reads.
+# Sourced by boot.sh: daemons that end below a driver, or a guest, that cannot connect again, and that compares all that it reads.
 
 # Starts such a driver with the options $@. It works until its input ends, or a daemon closes a connection.
 begin_drive() {
@@ -9,7 +9,8 @@ begin_drive() {
     driver=$!
     exec 9>"$work.input"
     until_true grep -q '^driving' "$work.drive"
-    inside journalctl --cursor-file=/tmp/cursor --lines=0 >/dev/null
+    inside journalctl --sync
+    inside journalctl --cursor-file=/tmp/cursor >/dev/null
 }
 
 # Ends the driver, and prints the pauses that the unit $1 has logged. Each of its $2 hand-overs has to be among them, and each
@@ -29,16 +30,24 @@ end_drive() {
 }
 
 # systemd has closed what it kept: a connection that it had open would outlive the daemon.
+# systemd keeps the connections of so many disks of a unit, for the case of a kill.
+keeps() {
+    [ "$(inside systemctl show --property NFileDescriptorStore --value "$1")" -ge "$2" ]
+}
+
 keeps_nothing() {
     [ "$(inside systemctl show --property NFileDescriptorStore --value "$1")" = 0 ]
 }
 
+# Restarts the unit $1 ten times, or $2 times.
 restart() {
-    for _ in $(seq 10); do inside systemctl restart "$1" || fail "$(inside systemctl status --no-pager "$1")"; done
+    for _ in $(seq "${2-10}"); do inside systemctl restart "$1" || fail "$(inside systemctl status --no-pager "$1")"; done
 }
 
 # Kills the daemon, which systemd starts again.
 kill_it() {
+    # Until then the connections that it has just taken would end with it.
+    until_true keeps "$1" "${2-1}"
     was=$(pid "$1")
     inside systemctl kill --signal=KILL "$1"
     until_true is_another "$1" "$was"
@@ -58,4 +67,48 @@ stops() {
     inside journalctl --cursor-file=/tmp/cursor --output=cat --unit="$1" >"$work.log"
     ! grep -q 'taken over' "$work.log" || fail "$1 was stopped and goes on: $(cat "$work.log")"
     echo "$1: stopped, noticed after $took ms"
+}
+
+# Boots a guest by the command $@, and waits until it works: it writes its two disks and compares what it reads, until `end_guest`.
+begin_guest() {
+    rm -f "$work.input"
+    mkfifo "$work.input"
+    # Longer than anything that waits for it.
+    inside timeout 600 "$@" <"$work.input" >"$work.guest" 2>&1 &
+    guest=$!
+    exec 9>"$work.input"
+    seen=0
+    goes_on "at first"
+}
+
+# Waits until the guest has gone through a lap on each of its disks since $1, and prints the longest lap since the last call.
+goes_on() {
+    for disk in vda vdb; do
+        # The lap that has begun before does not count.
+        wanted=$(($(laps $disk) + 2))
+        for _ in $(seq 1000); do
+            [ "$(laps $disk)" -lt $wanted ] && ! grep -q FAIL "$work.guest" || break
+            sleep 0.1
+        done
+        ! grep -q FAIL "$work.guest" || fail "the guest, $1: $(grep FAIL "$work.guest")"
+        [ "$(laps $disk)" -ge $wanted ] ||
+            fail "the guest does not go on, $1: $(cat "$work.guest"); $(inside journalctl --no-pager -n 60 -u 'cleave*')"
+    done
+    awk -v what="$1" -v seen=$seen '
+        sub(/.*CLEAVE-MARK lap /, "") {
+            if (NR > seen && $1 in ended) { laps++; lap = $2 - ended[$1]; sum += lap; if (lap > longest) longest = lap }
+            ended[$1] = $2
+        }
+        END { printf "guest, %s: %d laps of %.2f s, the longest %.2f s\n", what, laps, sum / laps, longest }' "$work.guest"
+    seen=$(wc -l <"$work.guest")
+}
+
+# The number of laps on the disk $1. The guest tells when each ended, in seconds since it booted.
+laps() { grep -c "CLEAVE-MARK lap $1 " "$work.guest" || true; }
+
+end_guest() {
+    echo end >&9
+    wait $guest || fail "QEMU: $(cat "$work.guest")"
+    exec 9>&-
+    grep -q CLEAVE-END "$work.guest" && ! grep -q FAIL "$work.guest" || fail "the guest: $(cat "$work.guest")"
 }

@@ -1,11 +1,14 @@
-//! `cargo xtask dist`: a tree of all files as they are installed, and from it a tarball, a `.deb` and a `.rpm`; another tree with
-//! the lab, and from it a `.deb` and a `.rpm` of its own.
+//! `cargo xtask dist`: a tree of all files as they are installed, and from it a tarball, a `.deb`, a `.rpm` and an image for
+//! containers; a tree of the lab's, and from it a `.deb` and a `.rpm`. Source packages are built by it too.
 //!
 //! The program links the C library dynamically, and nothing else but libgcc_s: a statically linked glibc could load no
 //! library at run time, and the packages name the oldest glibc that will do.
 
 mod check;
+mod image;
 mod notice;
+mod recipe;
+mod source;
 
 use std::env::consts::ARCH;
 use std::fmt::Display;
@@ -16,45 +19,56 @@ use std::path::{Path, PathBuf};
 use cleave_rig::{At, Result, empty_folder, execute, quietly, words};
 use cleave_rig::{built, setup};
 
+use self::recipe::{Recipe, VERSION};
+use crate::book;
 use crate::step::step;
-
-const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Where to, and from what.
 #[derive(clap::Args, Default)]
 pub(crate) struct DistArgs {
-    /// Write to this folder [default: target/dist]
+    /// Write to this folder [default: target/dist, or target/source with --source]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Package this program instead of building it
-    #[arg(long, value_name = "FILE")]
-    program: Option<PathBuf>,
-    /// Package this lab instead of building it, and with it the driver of --drive
-    #[arg(long, value_name = "FILE", requires = "drive")]
-    lab: Option<PathBuf>,
-    /// The driver of the tests, for --lab
-    #[arg(long, value_name = "FILE", requires = "lab")]
-    drive: Option<PathBuf>,
-    /// Then install the .deb in a copy of this system (as root), and check what is installed
+    /// Package the programs in this folder of cargo's instead of building them, without the pages as HTML
+    ///
+    /// Such a package is for a test. A release, which is built here, has them in usr/share/doc/cleave/html, as `cargo xtask book`
+    /// makes them.
+    #[arg(long, value_name = "DIR")]
+    programs: Option<PathBuf>,
+    /// Make nothing else, as the builds of source packages do, and no pages as HTML
+    #[arg(long, value_name = "PART", conflicts_with = "check")]
+    only: Option<Single>,
+    /// Make source packages for Debian and rpm instead, which build without network
+    #[arg(long, conflicts_with_all = ["programs", "only"])]
+    source: bool,
+    /// Then install the .deb in a copy of this system (as root), check what is installed, and run the image for containers; with
+    /// --source, build the source packages, and check what comes of them
     #[arg(long)]
     check: bool,
 }
 
+/// The part of the release that a source package is built into.
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
+enum Single {
+    /// The trees of installed files
+    Tree,
+    /// The .debs, from the folder `debian` of the sources where there is one
+    Deb,
+}
+
 impl DistArgs {
-    /// Returns the options with which the tests package the programs that they have tested. Building them a second time as they
-    /// are released takes minutes, and tells nothing about packages.
-    pub(crate) fn checked([program, lab, drive]: [PathBuf; 3]) -> DistArgs {
+    /// Returns the options with which the tests package the programs that they have tested, in a folder of cargo's. Building them
+    /// a second time as they are released takes minutes, and tells nothing about packages.
+    pub(crate) fn checked(programs: &Path) -> DistArgs {
         DistArgs {
-            program: Some(program),
-            lab: Some(lab),
-            drive: Some(drive),
+            programs: Some(programs.to_path_buf()),
             check: true,
             ..DistArgs::default()
         }
     }
 }
 
-/// Files of the sources, and where they are installed.
+/// Files of the sources that the daemon's package has, and where they are installed.
 const FILES: &str = "\
 dist/cleave.service usr/lib/systemd/system/cleave.service
 dist/cleave@.service usr/lib/systemd/system/cleave@.service
@@ -65,48 +79,14 @@ dist/50-cleave.json usr/share/qemu/vhost-user/50-cleave.json
 dist/copyright usr/share/doc/cleave/copyright
 LICENSE-APACHE usr/share/doc/cleave/LICENSE-APACHE
 LICENSE-MIT usr/share/doc/cleave/LICENSE-MIT
-docs/api.md usr/share/doc/cleave/api.md
-docs/ceph.md usr/share/doc/cleave/ceph.md
-docs/comparison.md usr/share/doc/cleave/comparison.md
-docs/completion.md usr/share/doc/cleave/completion.md
-docs/disk-file.md usr/share/doc/cleave/disk-file.md
-docs/errors.md usr/share/doc/cleave/errors.md
-docs/faq.md usr/share/doc/cleave/faq.md
-docs/glossary.md usr/share/doc/cleave/glossary.md
-docs/install.md usr/share/doc/cleave/install.md
-docs/known-limits.md usr/share/doc/cleave/known-limits.md
-docs/limits.md usr/share/doc/cleave/limits.md
-docs/metrics.md usr/share/doc/cleave/metrics.md
-docs/migration.md usr/share/doc/cleave/migration.md
-docs/monitoring.md usr/share/doc/cleave/monitoring.md
-docs/network.md usr/share/doc/cleave/network.md
-docs/node.md usr/share/doc/cleave/node.md
-docs/options.md usr/share/doc/cleave/options.md
-docs/performance.md usr/share/doc/cleave/performance.md
-docs/qemu.md usr/share/doc/cleave/qemu.md
-docs/quick-start.md usr/share/doc/cleave/quick-start.md
-docs/recipes.md usr/share/doc/cleave/recipes.md
-docs/recipes-node.md usr/share/doc/cleave/recipes-node.md
-docs/recovery.md usr/share/doc/cleave/recovery.md
-docs/security.md usr/share/doc/cleave/security.md
-docs/splitting.md usr/share/doc/cleave/splitting.md
-docs/stripes.md usr/share/doc/cleave/stripes.md
-docs/troubleshooting.md usr/share/doc/cleave/troubleshooting.md
-docs/upgrade.md usr/share/doc/cleave/upgrade.md
-docs/figures/probe-model-p3700.svg usr/share/doc/cleave/figures/probe-model-p3700.svg
 dist/grafana.json usr/share/cleave/grafana.json
-CHANGELOG.md usr/share/doc/cleave/changelog";
+dist/kubernetes/daemonset.yaml usr/share/cleave/kubernetes/daemonset.yaml
+dist/kubernetes/seccomp.json usr/share/cleave/kubernetes/seccomp.json";
 
 /// Files of the sources that the lab's package has.
 const LAB_FILES: &str = "\
 dist/cleave-lab.copyright usr/share/doc/cleave-lab/copyright
-docs/benchmarks.md usr/share/doc/cleave-lab/benchmarks.md
 CHANGELOG.md usr/share/doc/cleave-lab/changelog";
-
-/// The lab's package, and the package of the daemon, which has scripts.
-const LAB: &str = "cleave-lab";
-const DAEMON: &str = "cleave";
-const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 
 /// Completions as the program writes them, and where shells look for them.
 const COMPLETIONS: &str = "\
@@ -114,196 +94,269 @@ cleave.bash usr/share/bash-completion/completions/cleave
 _cleave usr/share/zsh/vendor-completions/_cleave
 cleave.fish usr/share/fish/vendor_completions.d/cleave.fish";
 
-/// The release of a package.
+/// Folder of man pages.
+const MAN_PAGES: &str = "usr/share/man/man1";
+
+/// The package of the daemon.
+const DAEMON: Package = Package {
+    name: "cleave",
+    crates: &["cleave"],
+    programs: "cleave usr/bin/cleave",
+};
+
+/// The package of the lab, which measures the daemon with the driver of the tests.
+const LAB: Package = Package {
+    name: "cleave-lab",
+    crates: &["cleave-lab", "cleave-client"],
+    programs: "\
+cleave-lab usr/bin/cleave-lab
+examples/drive usr/libexec/cleave-lab/drive",
+};
+
+/// The scripts of the daemon's package.
+const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
+
+/// The release that is packaged.
 struct Release {
-    name: &'static str,
     out: PathBuf,
-    /// The tree of installed files.
-    tree: PathBuf,
-    /// Seconds since 1970 of the last commit: the time of all files, so that the same sources give the same packages.
-    epoch: String,
+    recipe: Recipe,
+}
+
+/// A package of the release.
+struct Package {
+    name: &'static str,
+    /// The crates of the programs.
+    crates: &'static [&'static str],
+    /// Programs as cargo names them in its folder, and where they are installed.
+    programs: &'static str,
 }
 
 /// Makes all archives and `SHA256SUMS`; prints their paths.
 pub(crate) fn run(root: &Path, request: &DistArgs) -> Result {
-    setup::provide_programs(root, &["dpkg-deb", "rpmbuild", "strip"])?;
-    let out = request.out.clone();
-    let out = out.unwrap_or_else(|| root.join("target/dist"));
+    let usual = ["target/dist", "target/source"][usize::from(request.source)];
+    let out = request.out.clone().unwrap_or_else(|| root.join(usual));
     let out = std::path::absolute(&out).at(&out)?;
-    let program = match &request.program {
-        Some(program) => program.clone(),
+    if request.source {
+        source::run(root, &out)?;
+        return match request.check {
+            true => check::rebuild(root, &out),
+            false => Ok(()),
+        };
+    }
+    let needed: &[&str] = match request.only {
+        Some(Single::Tree) => &["strip"],
+        Some(Single::Deb) => &["strip", "dpkg-deb", "dpkg-gencontrol"],
+        None => &["strip", "dpkg-deb", "dpkg-gencontrol", "rpmbuild"],
+    };
+    setup::provide_programs(root, needed)?;
+    let programs = match &request.programs {
+        Some(programs) => std::path::absolute(programs).at(programs)?,
         None => built::released(root)?,
     };
-    let epoch = quietly(root, "git log -1 --format=%ct", &[])?;
-    let of = |name, tree| Release {
-        name,
-        tree: out.join(tree),
-        epoch: epoch.trim().to_owned(),
-        out: out.clone(),
-    };
-    let (release, lab) = (of(DAEMON, "tree"), of(LAB, "lab-tree"));
-    let lab_programs = match (&request.lab, &request.drive) {
-        (Some(program), Some(drive)) => [program.clone(), drive.clone()],
-        _ => built::lab(root)?,
-    };
+    let recipe = Recipe::new(root, recipe::epoch(root)?)?;
+    let release = Release { out, recipe };
     empty_folder(&release.out)?;
-    step("tree", "see above", || release.plant(root, &program))?;
-    step("tarball", "see above", || release.tarball())?;
-    step("deb", "see above", || release.deb(root))?;
-    step("rpm", "see above", || release.rpm(root))?;
+    step("tree", "see above", || release.plant(root, &programs))?;
     step("lab tree", "see above", || {
-        lab.plant_lab(root, &lab_programs)
+        release.plant_lab(root, &programs)
     })?;
-    step("lab deb", "see above", || lab.deb(root))?;
-    step("lab rpm", "see above", || lab.rpm(root))?;
+    if request.programs.is_none() && request.only.is_none() {
+        book::build(root, &release.documents(&DAEMON).join("html"))?;
+    }
+    if request.only != Some(Single::Tree) {
+        step("debs", "see above", || release.debs(root))?;
+    }
+    if request.only.is_some() {
+        return Ok(());
+    }
+    step("tarball", "see above", || release.tarball())?;
+    step("rpms", "see above", || release.rpms(root))?;
+    step("image", "see above", || release.image().write(&release.out))?;
     step("sums", "see above", || release.sums())?;
     match request.check {
-        true => check::run(root, &release.out, VERSION),
+        true => check::run(root, &release.out, &release.image(), VERSION),
         false => Ok(()),
     }
 }
 
 impl Release {
-    /// Lays out the tree.
-    fn plant(&self, root: &Path, program: &Path) -> Result<String> {
-        self.install(root, FILES)?;
-        let installed = self.tree.join("usr/bin/cleave");
-        copy(program, &installed, 0o755)?;
-        quietly(root, "strip {}", &[&installed.display()])?;
-        self.pages(root, program)?;
-        let notices = self.tree.join("usr/share/doc/cleave/THIRD-PARTY");
-        fs::write(&notices, notice::third_party(root, &[DAEMON])?).at(&notices)?;
-        quietly(&self.tree, "gzip -9n usr/share/doc/cleave/changelog", &[])?;
-        let settings = self.tree.join("etc/cleave");
+    /// Lays out the daemon's tree.
+    fn plant(&self, root: &Path, programs: &Path) -> Result<String> {
+        let (tree, documents) = (self.tree(&DAEMON), self.documents(&DAEMON));
+        install(root, FILES, &tree)?;
+        book::copy(root, &book::index::pages(root)?, &documents)?;
+        // Where Debian's programs look for it.
+        let changelog = [documents.join("changelog.md"), documents.join("changelog")];
+        copy(&changelog[0], &changelog[1], 0o644)?;
+        let settings = tree.join("etc/cleave");
         fs::create_dir_all(&settings).at(&settings)?;
-        Ok(format!("{} KiB", self.kib()?))
-    }
-
-    /// Returns the programs in the tree.
-    fn programs(&self) -> Vec<PathBuf> {
-        let own = self.tree.join("usr/bin").join(self.name);
-        match self.name {
-            LAB => vec![own, self.tree.join("usr/libexec/cleave-lab/drive")],
-            _ => vec![own],
-        }
+        let pages = self.write_pages(&DAEMON, &programs.join("cleave"), "--write-pages")?;
+        install(&pages, COMPLETIONS, &tree)?;
+        self.finish(root, &DAEMON, programs)
     }
 
     /// Lays out the lab's tree.
-    fn plant_lab(&self, root: &Path, programs: &[PathBuf; 2]) -> Result<String> {
-        self.install(root, LAB_FILES)?;
-        for (from, to) in programs.iter().zip(self.programs()) {
-            copy(from, &to, 0o755)?;
+    fn plant_lab(&self, root: &Path, programs: &Path) -> Result<String> {
+        install(root, LAB_FILES, &self.tree(&LAB))?;
+        self.write_pages(&LAB, &programs.join("cleave-lab"), "write-pages")?;
+        self.finish(root, &LAB, programs)
+    }
+
+    /// The tree of installed files of a package.
+    fn tree(&self, package: &Package) -> PathBuf {
+        self.out.join(package.name)
+    }
+
+    /// Folder of a package's pages: as Markdown for hosts without a browser, each with links to the others.
+    fn documents(&self, package: &Package) -> PathBuf {
+        self.tree(package).join("usr/share/doc").join(package.name)
+    }
+
+    /// Has a program write its man pages, and completions, into the folder of man pages, which is returned.
+    fn write_pages(&self, package: &Package, program: &Path, how: &str) -> Result<PathBuf> {
+        let folder = self.tree(package).join(MAN_PAGES);
+        empty_folder(&folder)?;
+        let (program, to) = (program.display(), folder.display());
+        quietly(&self.out, "{} {} {}", &[&program, &how, &to])?;
+        Ok(folder)
+    }
+
+    /// Adds what every package has: programs, licences, and only man pages where they belong, packed.
+    fn finish(&self, root: &Path, package: &Package, programs: &Path) -> Result<String> {
+        let (tree, documents) = (self.tree(package), self.documents(package));
+        for (from, to) in pairs(package.programs) {
+            let to = tree.join(to);
+            copy(&programs.join(from), &to, 0o755)?;
             quietly(root, "strip {}", &[&to.display()])?;
         }
-        let pages = self.tree.join("usr/share/man/man1");
-        empty_folder(&pages)?;
-        let line = "{} write-pages {}";
-        quietly(root, line, &[&programs[0].display(), &pages.display()])?;
-        quietly(&pages, "sh -c {}", &[&"gzip -9n *.1"])?;
-        let documents = self.tree.join("usr/share/doc/cleave-lab");
         let notices = documents.join("THIRD-PARTY");
-        let text = notice::third_party(root, &[LAB, "cleave-client"])?;
-        fs::write(&notices, text).at(&notices)?;
+        fs::write(&notices, notice::third_party(root, package.crates)?).at(&notices)?;
         quietly(&documents, "gzip -9n changelog", &[])?;
-        Ok(format!("{} KiB", self.kib()?))
-    }
-
-    /// Man pages and completions, which the program writes itself.
-    fn pages(&self, root: &Path, program: &Path) -> Result {
-        let folder = self.tree.join("usr/share/man/man1");
-        empty_folder(&folder)?;
-        let line = "{} --write-pages {}";
-        quietly(root, line, &[&program.display(), &folder.display()])?;
-        self.install(&folder, COMPLETIONS)?;
         let pack = "find . -type f ! -name '*.1' -delete && gzip -9n *.1";
-        quietly(&folder, "sh -c {}", &[&pack]).map(drop)
-    }
-
-    /// Copies the files of a list into the tree.
-    fn install(&self, folder: &Path, files: &str) -> Result {
-        let mut files = files.lines().filter_map(|line| line.split_once(' '));
-        files.try_for_each(|(from, to)| copy(&folder.join(from), &self.tree.join(to), 0o644))
+        quietly(&tree.join(MAN_PAGES), "sh -c {}", &[&pack])?;
+        Ok(format!("{} KiB", kib(&tree)?))
     }
 
     fn tarball(&self) -> Result<String> {
-        let (name, epoch) = (format!("cleave-{VERSION}"), &self.epoch);
+        let (name, epoch) = (format!("cleave-{VERSION}"), &self.recipe.epoch);
         let file = format!("{name}-{ARCH}-linux.tar.gz");
         let line = format!(
-            "tar --sort=name --owner=0 --group=0 --mtime=@{epoch} --transform=s,^\\.,{name}, -C tree -czf {file} ."
+            "tar --sort=name --owner=0 --group=0 --mtime=@{epoch} --transform=s,^\\.,{name}, -C {} -czf {file} .",
+            DAEMON.name
         );
         quietly(&self.out, &line, &[]).map(|_| file)
     }
 
-    fn deb(&self, root: &Path) -> Result<String> {
-        let package = self.out.join("deb");
-        quietly(
-            &self.out,
-            "cp -a {} {}",
-            &[&self.tree.display(), &package.display()],
-        )?;
-        let control = package.join("DEBIAN");
-        let architecture = quietly(root, "dpkg --print-architecture", &[])?;
-        let architecture = architecture.trim();
-        fs::create_dir_all(&control).at(&control)?;
-        for script in SCRIPTS.iter().filter(|_| self.name == DAEMON) {
-            copy(
-                &root.join("dist").join(script),
-                &control.join(script),
-                0o755,
-            )?;
-        }
-        let template = match self.name {
-            DAEMON => root.join("dist/control"),
-            name => root.join(format!("dist/{name}.control")),
+    /// Makes the `.deb` of each package.
+    fn debs(&self, root: &Path) -> Result<String> {
+        let (own, made) = (root.join("debian"), self.out.join("debian"));
+        // Of a source package, which somebody may have changed.
+        let debian = match own.is_dir() {
+            true => own,
+            false => {
+                self.recipe.write_debian(&made)?;
+                made
+            }
         };
-        let text = fs::read_to_string(&template).at(&template)?;
-        let text = text
-            .replace("@version@", VERSION)
-            .replace("@architecture@", architecture)
-            .replace("@kib@", &self.kib()?)
-            .replace("@glibc@", &glibc(&self.programs())?);
-        fs::write(control.join("control"), text).at(&control)?;
-        let file = format!("{}_{VERSION}_{architecture}.deb", self.name);
+        let files = [&DAEMON, &LAB].map(|package| self.deb(&debian, package));
+        Ok(files.into_iter().collect::<Result<Vec<_>>>()?.join(", "))
+    }
+
+    fn deb(&self, debian: &Path, package: &Package) -> Result<String> {
+        let (name, folder) = (package.name, self.out.join("deb"));
+        quietly(&self.out, "cp -a {} {}", &[&name, &folder.display()])?;
+        let scripts = SCRIPTS.iter().filter(|_| name == DAEMON.name);
+        for script in scripts {
+            let to = folder.join("DEBIAN").join(script);
+            copy(&debian.join(script), &to, 0o755)?;
+        }
+        let overrides = folder.join("usr/share/lintian/overrides").join(name);
+        let given = debian.join(format!("{name}.lintian-overrides"));
+        copy(&given, &overrides, 0o644)?;
+        let documents = folder.join("usr/share/doc").join(name);
+        let changelog = documents.join("changelog.Debian");
+        copy(&debian.join("changelog"), &changelog, 0o644)?;
+        quietly(&documents, "gzip -9n changelog.Debian", &[])?;
+        fs::create_dir_all(folder.join("DEBIAN")).at(&folder)?;
+        let libraries = format!("libc6 (>= {}), libgcc-s1", self.glibc(package)?);
+        let line =
+            "dpkg-gencontrol -p{} -c{}/control -l{}/changelog -f{}/files -Pdeb -Vshlibs:Depends={}";
+        let from = debian.display();
+        quietly(&self.out, line, &[&name, &from, &from, &from, &libraries])?;
+        // It notes the name of the file there, which has the version of the changelog.
+        let list = debian.join("files");
+        let noted = fs::read_to_string(&list).at(&list)?;
+        let front = format!("{name}_");
+        let noted = noted.lines().find(|line| line.starts_with(&front));
+        let file = noted.and_then(|line| line.split(' ').next());
+        let file = file.ok_or("dpkg-gencontrol names no file")?.to_owned();
         let line = "env SOURCE_DATE_EPOCH={} dpkg-deb --root-owner-group -Zxz -z4 --build deb {}";
-        quietly(&self.out, line, &[&self.epoch, &file])?;
-        fs::remove_dir_all(&package).at(&package)?;
+        quietly(&self.out, line, &[&self.recipe.epoch, &file])?;
+        fs::remove_dir_all(&folder).at(&folder)?;
         Ok(file)
     }
 
-    fn rpm(&self, root: &Path) -> Result<String> {
-        let (build, scripts) = (self.out.join("rpm"), root.join("dist"));
+    /// Makes the `.rpm` of each package.
+    fn rpms(&self, root: &Path) -> Result<String> {
+        let (build, spec) = (self.out.join("rpm"), self.out.join("cleave.spec"));
+        self.recipe.write_spec(&spec)?;
         let name = "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm";
-        let mut line = words("env SOURCE_DATE_EPOCH={} rpmbuild -bb", &[&self.epoch]);
-        let definitions: [(&str, &dyn Display); 6] = [
+        let epoch = &self.recipe.epoch;
+        let mut line = words("env SOURCE_DATE_EPOCH={} rpmbuild -bb", &[epoch]);
+        let definitions: [(&str, &dyn Display); 4] = [
             ("_topdir", &build.display()),
             ("_rpmdir", &self.out.display()),
             ("_build_name_fmt", &name),
-            ("cleave_version", &VERSION),
-            ("cleave_tree", &self.tree.display()),
-            ("cleave_scripts", &scripts.display()),
+            ("cleave_trees", &self.out.display()),
         ];
         line.extend(definitions.map(|(name, value)| format!("--define={name} {value}")));
-        line.push(
-            root.join(format!("dist/{}.spec", self.name))
-                .display()
-                .to_string(),
-        );
+        line.push(spec.display().to_string());
         execute(root, &line)?;
         fs::remove_dir_all(&build).at(&build)?;
-        Ok(format!("{}-{VERSION}-1.{ARCH}.rpm", self.name))
+        let files = [&DAEMON, &LAB].map(|made| format!("{}-{VERSION}-1.{ARCH}.rpm", made.name));
+        Ok(files.join(", "))
+    }
+
+    /// Returns the newest version of glibc whose symbols the programs of a package need; their files name each of them.
+    fn glibc(&self, package: &Package) -> Result<String> {
+        let mut newest = None;
+        for (_, installed) in pairs(package.programs) {
+            let program = self.tree(package).join(installed);
+            let bytes = fs::read(&program).at(&program)?;
+            let text = String::from_utf8_lossy(&bytes);
+            let versions = text.split("GLIBC_2.").skip(1).filter_map(|rest| {
+                let end = rest.find(|c: char| !c.is_ascii_digit())?;
+                rest.get(..end)?.parse::<u32>().ok()
+            });
+            newest = newest.max(versions.max());
+        }
+        let newest = newest.ok_or("the programs need no glibc")?;
+        Ok(format!("2.{newest}"))
+    }
+
+    fn image(&self) -> image::OciImage<'_> {
+        image::OciImage {
+            tree: self.tree(&DAEMON),
+            epoch: &self.recipe.epoch,
+            version: VERSION,
+        }
     }
 
     fn sums(&self) -> Result<String> {
-        let sum = "sha256sum *.tar.gz *.deb *.rpm > SHA256SUMS";
+        let sum = "sha256sum *.tar.gz *.deb *.rpm *-oci.tar > SHA256SUMS";
         quietly(&self.out, "sh -c {}", &[&sum])?;
         Ok(self.out.join("SHA256SUMS").display().to_string())
     }
+}
 
-    /// Returns the size of the tree, as `du` prints it before the name.
-    fn kib(&self) -> Result<String> {
-        let said = quietly(&self.tree, "du -sk .", &[])?;
-        Ok(said.split_whitespace().next().unwrap_or("0").to_owned())
-    }
+/// Returns the lines of a list: what, and where to.
+fn pairs(list: &str) -> impl Iterator<Item = (&str, &str)> {
+    list.lines().filter_map(|line| line.split_once(' '))
+}
+
+/// Copies the files of a list from a folder into a tree.
+fn install(folder: &Path, files: &str, tree: &Path) -> Result {
+    pairs(files).try_for_each(|(from, to)| copy(&folder.join(from), &tree.join(to), 0o644))
 }
 
 fn copy(from: &Path, to: &Path, mode: u32) -> Result {
@@ -313,18 +366,8 @@ fn copy(from: &Path, to: &Path, mode: u32) -> Result {
     fs::set_permissions(to, fs::Permissions::from_mode(mode)).at(to)
 }
 
-/// Returns the newest version of glibc whose symbols the programs need; their files name each of them.
-fn glibc(programs: &[PathBuf]) -> Result<String> {
-    let mut newest = None;
-    for program in programs {
-        let bytes = fs::read(program).at(program)?;
-        let text = String::from_utf8_lossy(&bytes);
-        let versions = text.split("GLIBC_2.").skip(1).filter_map(|rest| {
-            let end = rest.find(|c: char| !c.is_ascii_digit())?;
-            rest.get(..end)?.parse::<u32>().ok()
-        });
-        newest = newest.max(versions.max());
-    }
-    let newest = newest.ok_or("the programs need no glibc")?;
-    Ok(format!("2.{newest}"))
+/// Returns the size of a folder, as `du` prints it before the name.
+fn kib(folder: &Path) -> Result<String> {
+    let said = quietly(folder, "du -sk .", &[])?;
+    Ok(said.split_whitespace().next().unwrap_or("0").to_owned())
 }

@@ -19,6 +19,9 @@ way() {
     "qemu.md: mkdir "*) echo "serves root /run/cleave/a.sock" ;;
     "qemu.md: qemu-system-x86_64 "*) echo "guest root" ;;
     "qemu.md: usermod "*) echo "runs root" ;;
+    "quick-start.md: truncate "* | "quick-start.md: cleave doctor "*) echo "runs root" ;;
+    "quick-start.md: systemctl disable "* | "quick-start.md: cleave disk remove "*) echo "runs root" ;;
+    "quick-start.md: qemu-system-x86_64 "*) echo "guest root cleave@data" ;;
     "qemu.md: cloud-hypervisor "*) echo "not here: Debian has no Cloud Hypervisor" ;;
     *) fail "pages.sh does not know this block of $1" ;;
     esac
@@ -26,6 +29,14 @@ way() {
 
 # Pastes the text $2 as the user $1.
 paste_as() { inside runuser --login "$1" --command "$2"; }
+
+said_by_daemon() {
+    case $unit in
+    "") cat "$work.serve" ;;
+    *) inside journalctl --unit "$unit" --output cat ;;
+    esac
+}
+is_connected() { said_by_daemon | grep 'a frontend has connected'; }
 
 pasted=0 skipped=0
 paste_block() {
@@ -46,16 +57,20 @@ $text" >"$work.log" 2>&1 || fail "$1: $text: $(cat "$work.log")" ;;
         text=$(printf '%s\n' "$text" | sed "s/-accel kvm/-accel tcg -S -display none/; s/reconnect-ms=10/$reconnect/")
         paste_as "$4" "qemu-img create -q -f qcow2 boot.qcow2 1G"
         paste_as "$4" "$text" >"$work.guest" 2>&1 &
-        until_true grep -q 'a frontend has connected' "$work.serve"
+        # The daemon of the block before, or the service that is named.
+        unit=${5-}
+        until_true is_connected
         inside pkill -x qemu-system-x86
-        inside pkill -x cleave
-        wait_gone() { ! inside pgrep -x cleave; }
-        until_true wait_gone ;;
+        if [ -z "$unit" ]; then
+            inside pkill -x cleave
+            wait_gone() { ! inside pgrep -x cleave; }
+            until_true wait_gone
+        fi ;;
     esac
     pasted=$((pasted + 1))
 }
 
-for page in README.md docs/install.md docs/qemu.md; do
+for page in README.md docs/install.md docs/qemu.md docs/quick-start.md; do
     blocks=$(awk '/^```sh$/ { n++; in_block = 1; next } /^```/ { in_block = 0 } in_block { print n "\t" $0 }' "$sources/$page")
     for n in $(printf '%s\n' "$blocks" | cut -f 1 | uniq); do
         paste_block "${page##*/}" "$(printf '%s\n' "$blocks" | awk -F '\t' -v n="$n" '$1 == n { print substr($0, length(n) + 2) }')"
@@ -63,5 +78,5 @@ for page in README.md docs/install.md docs/qemu.md; do
 done
 
 # The rest of boot.sh starts as after the installation.
-inside systemctl disable --quiet --now cleave@a cleave@a.socket
-inside rm -r /etc/cleave/a.conf /var/lib/images/a.img
+inside systemctl disable --quiet --now cleave@a cleave@a.socket cleave
+inside rm -r /etc/cleave/a.conf /var/lib/images/a.img /var/lib/images/data.img /var/lib/images/vm1.img

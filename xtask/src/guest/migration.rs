@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use cleave_rig::daemon::DaemonProcess;
+use cleave_rig::daemon::{DaemonProcess, has_listener};
 use cleave_rig::guest::{Machine, Monitor};
 use cleave_rig::{Result, words};
 use serde_json::{Value, json};
@@ -227,7 +227,7 @@ impl Journey<'_, '_> {
         let mut source = Monitor::connect(&self.guest.monitor)?;
         source.ask("migrate-set-parameters", json!({"mode": "cpr-transfer"}))?;
         // The new QEMU opens its monitor after it has got the files.
-        target.until(|| files.exists())?;
+        target.until(|| has_listener(&files))?;
         source.ask("migrate", json!({"channels": [main, files_channel]}))?;
         let arrived = Monitor::connect(&target.monitor)?;
         self.arrive(target, source, arrived)

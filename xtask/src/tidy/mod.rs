@@ -2,7 +2,6 @@
 
 mod circles;
 mod imports;
-mod links;
 mod names;
 pub(crate) mod packages;
 mod tree;
@@ -12,6 +11,8 @@ use std::path::Path;
 
 use cleave_rig::{Result, quietly};
 
+use crate::book::index;
+use crate::markdown;
 use crate::step::unless;
 
 const FILE_LINES_MAX: usize = 600;
@@ -63,11 +64,19 @@ pub(crate) fn check(root: &Path) -> Result<String> {
     let files = "git ls-files --cached --others --exclude-standard";
     let listing = quietly(root, files, &[])?;
     let mut sources = tree::Sources::new();
-    for path in listing.lines() {
-        // A deleted file is listed until the deletion is staged, and binary files have no rules.
+    // A deleted file is listed until the deletion is staged.
+    let paths: Vec<&str> = listing
+        .lines()
+        .filter(|path| root.join(path).exists())
+        .collect();
+    for path in &paths {
+        // Binary files have no rules.
         let text = std::fs::read_to_string(root.join(path)).unwrap_or_default();
         if path.ends_with(".md") {
-            faults.extend(links::broken(root, path, &text));
+            faults.extend(markdown::broken(root, path, &text));
+        }
+        if *path == index::INDEX {
+            faults.extend(index::faults(root, &text, &paths));
         }
         let lines = code_lines(&text);
         let is_test = path.contains("tests/") || path.ends_with("tests.rs");
@@ -77,12 +86,12 @@ pub(crate) fn check(root: &Path) -> Result<String> {
         }
         if path.ends_with(".rs") && !text.is_empty() {
             faults.extend(words::faults(path, &text));
-            sources.insert(path.to_owned(), text);
+            sources.insert((*path).to_owned(), text);
         }
     }
     faults.extend(circles::tied(&sources));
     faults.extend(names::doubled(&sources));
-    unless(&faults, format!("{} files", listing.lines().count()))
+    unless(&faults, format!("{} files", paths.len()))
 }
 
 /// Lines that are neither blank nor comments, up to the module of tests.

@@ -72,6 +72,14 @@ pub(super) struct NodeArgs {
     /// the others. See docs/security.md.
     #[arg(long)]
     ceph: bool,
+    /// Take the disks over from the node that has the control socket, with their frontends
+    ///
+    /// For an upgrade without a service manager: start the new node with the options of the running one. That one serves each
+    /// disk until the new one has all that it needs for it, and exits after the last. A guest sees a pause of some
+    /// milliseconds. If a disk cannot be taken over, the running node goes on and the new one exits 1. If none runs, the
+    /// disks are opened as usual.
+    #[arg(long)]
+    take_over: bool,
     /// Print the OpenAPI document of the control socket and exit
     #[arg(long)]
     pub(super) openapi: bool,
@@ -100,6 +108,7 @@ impl From<NodeArgs> for NodeSettings {
             sandbox: args.sandbox.is_on(),
             pools: args.pools,
             ceph: args.ceph,
+            take_over: args.take_over,
             log: args.log.parse().unwrap_or(LevelFilter::INFO),
         }
     }

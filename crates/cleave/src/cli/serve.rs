@@ -108,6 +108,13 @@ pub(crate) struct ServeOptions {
     /// Become this group once the disk and the sockets are open: a name or a number
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
+    /// Take the disk over from the process that has the control socket, with its frontend
+    ///
+    /// For an upgrade without a service manager: start the new cleave with the options of the running one. That one serves the
+    /// disk until the new one has all that it needs, and exits then. The guest sees a pause of some milliseconds. If the disk
+    /// cannot be taken over, the running process goes on and the new one exits 1. If none runs, the disk is opened as usual.
+    #[arg(long, requires = "control")]
+    take_over: bool,
     /// Exit when the first frontend leaves
     #[arg(long)]
     once: bool,
@@ -229,6 +236,7 @@ pub(super) fn serve(
         user: options.user.clone(),
         group: options.group.clone(),
         log: options.log.parse().unwrap_or(LevelFilter::INFO),
+        take_over: options.take_over,
         exit_with_parent: options.exit_with_parent,
     })
 }

@@ -59,6 +59,7 @@ fn defaults_are_those_documented() {
         user: None,
         group: None,
         log: LevelFilter::INFO,
+        take_over: false,
         exit_with_parent: None,
     };
     assert_eq!(got, defaults);

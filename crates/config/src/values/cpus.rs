@@ -75,7 +75,7 @@ impl Text for CpuList {
 
 as_text!([] CpuList);
 
-described!([] CpuList, "CpuList", {"type": ["string", "integer"]});
+described!([] CpuList, "CpuList", {"anyOf": [{"type": "string"}, {"type": "integer"}]});
 
 #[cfg(test)]
 mod tests {

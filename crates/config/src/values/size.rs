@@ -54,7 +54,7 @@ impl<const MIN: u32, const MAX: u32> Text for Size<MIN, MAX> {
 as_text!([const MIN: u32, const MAX: u32] Size<MIN, MAX>);
 
 described!([const MIN: u32, const MAX: u32] Size<MIN, MAX>, "Size",
-    {"type": ["string", "integer"], "minimum": MIN, "maximum": MAX});
+    {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": MIN, "maximum": MAX}]});
 
 #[cfg(test)]
 mod tests {

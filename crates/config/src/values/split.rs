@@ -58,7 +58,7 @@ impl Text for SplitOption {
 
 as_text!([] SplitOption);
 
-described!([] SplitOption, "SplitOption", {"type": ["string", "integer"]});
+described!([] SplitOption, "SplitOption", {"anyOf": [{"type": "string"}, {"type": "integer"}]});
 
 #[cfg(test)]
 mod tests {

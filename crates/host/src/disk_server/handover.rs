@@ -1,5 +1,6 @@
 //! How a disk goes from one process to the next with its frontends, which notice nothing but a pause.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::failure::Failure;
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::handover::store::{self, SessionKeeper};
 use crate::process::systemd::{self, Manager};
-use crate::socket::Door;
+use crate::socket::{Door, FileOwner};
 
 impl DiskServer {
     /// Tells of the end for this reason. Returns true if the frontends have to connect again.
@@ -35,14 +36,24 @@ impl DiskServer {
     pub(super) async fn leave_to_next(
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
-        door: Door,
+        mut door: Door,
         deadline: Duration,
         manager: &Manager,
     ) -> Result<(), Failure> {
-        let parcel = self.hand_over(orders, door, deadline).await;
+        let since = now();
+        self.offload.close(self.listener.take());
+        self.pending.clear();
+        let sessions = self.drain(orders, deadline, SessionHandle::hand_over).await;
         self.status.forget_quiet();
+        let cannot = |error| Failure::run(format!("cannot be handed over: {error}"));
+        let parcel = Parcel {
+            sessions: sessions?,
+            since: Some(since),
+            ..self.parcel(&door).map_err(cannot)?
+        };
+        door.set_owner(FileOwner::Another);
         let name = systemd::kept_name("disk");
-        if let Err(error) = store::keep(manager, &name, parcel?).await {
+        if let Err(error) = store::keep(manager, &name, parcel).await {
             let name = self.disk.name();
             tracing::warn!(
                 "{name}: nothing is kept for the next process: {error}: a frontend has to connect again"
@@ -51,35 +62,19 @@ impl DiskServer {
         Ok(())
     }
 
-    /// Ends the sessions in such a way that another process goes on with them. Returns all that it needs.
-    pub(super) async fn hand_over(
-        &mut self,
-        orders: &mut mpsc::Receiver<Order>,
-        door: Door,
-        deadline: Duration,
-    ) -> Result<Parcel, Failure> {
-        let since = now();
-        self.offload.close(self.listener.take());
-        self.pending.clear();
-        let mut sessions = self
-            .drain(orders, deadline, SessionHandle::hand_over)
-            .await?;
-        // The owner starts first, so that no other session can be taken for the first one.
-        sessions.sort_by_key(|session| !session.owns);
+    /// Returns all that another process needs but the sessions.
+    pub(super) fn parcel(&self, door: &Door) -> io::Result<Parcel> {
         let files = self.disk.held_files();
         let files = files.map(|file| file.try_clone().map(OwnedFd::from));
-        let files = files.collect::<Result<_, _>>();
-        let cannot = |error| Failure::run(format!("cannot be handed over: {error}"));
         Ok(Parcel {
             disk: self.record(),
-            files: files.map_err(cannot)?,
-            listener: door.hand_over().map_err(cannot)?,
-            sessions,
-            since: Some(since),
+            files: files.collect::<io::Result<_>>()?,
+            listener: door.copy()?,
+            ..Parcel::default()
         })
     }
 
-    fn record(&self) -> DiskRecord {
+    pub(super) fn record(&self) -> DiskRecord {
         DiskRecord {
             id: self.status.id(),
             storage: self.service.disk.line(),
@@ -100,25 +95,35 @@ impl DiskServer {
 
     /// Goes on with the sessions of another process. `since`: they have waited from then on.
     pub(crate) fn resume(&mut self, sessions: Vec<Handover>, since: Option<Duration>) {
-        for (at, session) in sessions.into_iter().enumerate() {
-            let name = self.disk.name().to_owned();
-            let (told, status) = (name.clone(), self.status.clone());
-            let resumed = move || {
-                let pause = since.map(|since| now().saturating_sub(since));
-                // The guest's, which comes first. One that is parked waits for nothing.
-                if at == 0 {
-                    status.note_taken_over(pause);
-                }
-                let Some(pause) = pause else {
-                    return tracing::info!(
-                        "{told}: the frontend of a daemon that died was taken over"
-                    );
-                };
-                let pause = pause.as_secs_f64() * 1e3;
-                tracing::info!(
-                    "{told}: its frontend was taken over after a pause of {pause:.1} ms"
-                );
+        let (name, status) = (self.disk.name().to_owned(), self.status.clone());
+        self.go_on_with(sessions, move |at| {
+            let pause = since.map(|since| now().saturating_sub(since));
+            // The guest's, which comes first. One that is parked waits for nothing.
+            if at == 0 {
+                status.note_taken_over(pause);
+            }
+            let Some(pause) = pause else {
+                return tracing::info!("{name}: the frontend of a daemon that died was taken over");
             };
+            let pause = pause.as_secs_f64() * 1e3;
+            tracing::info!("{name}: its frontend was taken over after a pause of {pause:.1} ms");
+        });
+    }
+
+    /// Goes on with sessions that no other process has taken.
+    pub(super) fn take_back(&mut self, sessions: Vec<Handover>) {
+        self.go_on_with(sessions, |_| {});
+    }
+
+    /// Goes on with sessions. `resumed`: called with the place of each when its vrings are served again.
+    fn go_on_with(
+        &mut self,
+        sessions: Vec<Handover>,
+        resumed: impl Fn(usize) + Clone + Send + 'static,
+    ) {
+        for (at, session) in sessions.into_iter().enumerate() {
+            let resumed = resumed.clone();
+            let resumed = move || resumed(at);
             let stream = session.connection.try_clone();
             let resumed = stream.and_then(|stream| {
                 self.spawn_session(stream, move |device, offload, owners, config| {
@@ -126,6 +131,7 @@ impl DiskServer {
                 })
             });
             if let Err(error) = resumed {
+                let name = self.disk.name();
                 self.faults.log(|more| {
                     tracing::warn!("{name}: a frontend cannot be taken over: {error}{more}");
                 });
@@ -139,7 +145,7 @@ impl DiskServer {
 }
 
 /// Returns the time on a clock that all processes of this host have in common.
-fn now() -> Duration {
+pub(super) fn now() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
 }

@@ -196,29 +196,46 @@ impl DiskServer {
         mut deadline: Duration,
         end: fn(&SessionHandle),
     ) -> Result<Vec<Handover>, Failure> {
-        let mut handovers = Vec::new();
         self.guests.iter().for_each(|guest| end(&guest.remote));
         let keeps = self.guests.iter().all(|guest| {
             let vrings = guest.remote.view().vrings;
             vrings.iter().all(|vring| vring.recovery)
         });
+        let patience = Some(HANG_UP_AFTER.min(deadline / 2));
+        match self.sessions_end(orders, &mut deadline, patience).await {
+            (handovers, true) => Ok(handovers),
+            (_, false) => Err(self.abandon(deadline, keeps)),
+        }
+    }
+
+    /// Waits for the ends of all sessions, at most for so long, or for less if that is ordered meanwhile. Returns those that can go on in
+    /// another process, and true if all have ended. `patience`: how long their frontends have to go on, if they are hung up then.
+    pub(super) async fn sessions_end(
+        &mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        deadline: &mut Duration,
+        mut patience: Option<Duration>,
+    ) -> (Vec<Handover>, bool) {
+        let mut handovers = Vec::new();
         let start = Instant::now();
-        let mut patience = Some(HANG_UP_AFTER.min(deadline / 2));
         while !self.guests.are_none() {
             let impatient_at = patience.map(|patience| start + patience);
             tokio::select! {
                 biased;
                 (kind, ending) = self.guests.ended() => match ending {
                     Some(Ending::HandedOver(handover)) => {
-                        let (_, guest) = self.guests.remove(kind);
-                        self.offload.close(guest.map(|guest| guest.stream));
+                        self.remove_guest(kind);
                         handovers.push(*handover);
                     }
                     ending => self.end_session(kind, ending, "was disconnected"),
                 },
                 Some(order) = orders.recv() => {
                     if let Order::Stop(_, Some(within)) = order {
-                        deadline = deadline.min(start.elapsed() + within);
+                        *deadline = (*deadline).min(start.elapsed() + within);
+                    }
+                    // The disk may stay. Whoever waits for another order learns that it was not taken.
+                    if matches!(order, Order::Stop(..) | Order::HandOver(..)) {
+                        self.deferred = Some(order);
                     }
                 }
                 // A frontend that does not finish its message, or does not read its answers. To a session that waits for the disk it is
@@ -227,12 +244,20 @@ impl DiskServer {
                     patience = None;
                     self.guests.iter().for_each(|guest| guest.remote.hang_up());
                 }
-                () = tokio::time::sleep_until((start + deadline).into()) => {
-                    return Err(self.abandon(deadline, keeps));
+                () = tokio::time::sleep_until((start + *deadline).into()) => {
+                    return (handovers, false);
                 }
             }
         }
-        Ok(handovers)
+        // The owner starts first, so that no other session can be taken for the first one.
+        handovers.sort_by_key(|session| !session.owns);
+        (handovers, true)
+    }
+
+    /// Removes a frontend whose session has ended and its connection has not.
+    pub(super) fn remove_guest(&mut self, kind: GuestKind) {
+        let (_, guest) = self.guests.remove(kind);
+        self.offload.close(guest.map(|guest| guest.stream));
     }
 
     /// Gives up the disk, which hangs. Returns what is lost; `keeps`: the frontend has a list of the requests in flight.

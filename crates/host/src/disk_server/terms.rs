@@ -1,4 +1,4 @@
-//! What a hand-over of a disk depends on for as long as it is served.
+//! Conditions of a hand-over that stay the same for as long as a disk is served.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::service::Service;
 use crate::socket::Endpoint;
 use crate::status::HandOverTerms;
 
-/// Returns what a hand-over of a disk depends on.
+/// Returns these conditions for a disk.
 pub(super) fn of(service: &Service, disk: &Disk, owners: Arc<Owners>) -> HandOverTerms {
     let lasting = if matches!(service.endpoint, Endpoint::Fd(_)) {
         Some("its socket was passed by a number")

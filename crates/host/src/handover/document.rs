@@ -60,6 +60,8 @@ pub(super) struct Document {
     pub(super) disk: DiskRecord,
     pub(super) files: Vec<String>,
     pub(super) listener: Option<String>,
+    pub(super) control: Option<String>,
+    pub(super) metrics: Option<String>,
     pub(super) since_ns: Option<u64>,
     pub(super) sessions: Vec<SessionEntry>,
 }

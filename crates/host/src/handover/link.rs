@@ -11,13 +11,14 @@
 //! ```
 //!
 //! Each side uses it on a thread of its own and may wait on it until a deadline that it names. After an error, or when the deadline
-//! has passed, the giver keeps the disk.
+//! has passed, the giver keeps the disk, and says so with `kept` and the reason. So a link that ends without it tells that the giver has
+//! died, or ended.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -49,6 +50,7 @@ enum FrameKind {
     Ready = 3,
     Parcel = 4,
     Taken = 5,
+    Kept = 6,
 }
 
 /// The process at the other end.
@@ -90,36 +92,65 @@ impl Giver {
         self.0.receive(FrameKind::Ready, deadline).map(drop)
     }
 
+    /// Waits for so long. An error says that the other process has left, which has nothing to say now.
+    pub(crate) fn stays_for(&self, time: Duration) -> io::Result<()> {
+        match wait(&self.0.0, PollFlags::IN, Instant::now() + time) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
     /// Gives the disk away. After an error this process still has it, and the other knows that it must not serve: the parcel can be
     /// unpacked and resumed here. Otherwise the other process alone may serve.
     pub(crate) fn give(self, parcel: &Packed, deadline: Instant) -> io::Result<()> {
+        // The other process cannot take what it does not have whole.
         self.0.send_packed(FrameKind::Parcel, parcel, deadline)?;
         self.end(deadline)
     }
 
+    /// Tells the other process that this one keeps the disk, for this reason, before anything of it goes on here. If it does not hear
+    /// it, it has left or does not read.
+    pub(crate) fn keep(self, why: &str) {
+        let now = Instant::now();
+        let _ = self.0.send(FrameKind::Kept, why.as_bytes(), &[], now);
+    }
+
     /// Waits until the other process has taken the disk or cannot take it any more.
     ///
-    /// The socket is shut down before it is read. When the kernel queues a message, it checks for that under the same lock, so the
-    /// other's message is in the queue by then, or its `take` fails.
+    /// This end of the socket is shut down before it is read. When the kernel queues a message, it checks for that under the same lock, so
+    /// the other's message is in the queue by then, or its `take` fails.
     fn end(self, deadline: Instant) -> io::Result<()> {
-        let FrameSocket(socket) = self.0;
-        let waited = wait(&socket, PollFlags::IN, deadline);
-        if shutdown(&socket, Shutdown::Both).is_err() {
+        let socket = &self.0.0;
+        let waited = wait(socket, PollFlags::IN, deadline);
+        if shutdown(socket, Shutdown::Read).is_err() {
             // Its message may still come. A disk that nobody serves is better than one that two do.
             return Ok(());
         }
         // Whatever ended the wait, the queue says how it ended.
         let mut found = [[0; 4]; 3];
         let buffer = found.as_flattened_mut();
-        let read = retry_on_intr(|| recv(&socket, &mut *buffer, RecvFlags::DONTWAIT));
+        let read = retry_on_intr(|| recv(socket, &mut *buffer, RecvFlags::DONTWAIT));
         let is_whole = read.is_ok_and(|(_, count)| count == HEADER_BYTES);
-        match is_whole && found == header(FrameKind::Taken, 0, 0) {
-            true => Ok(()),
-            false => Err(waited
-                .err()
-                .unwrap_or_else(|| broken("it did not take the disk"))),
+        if is_whole && found == header(FrameKind::Taken, 0, 0) {
+            return Ok(());
         }
+        let error = waited.err();
+        let error = error.unwrap_or_else(|| broken("it did not take the disk"));
+        self.keep(&error.to_string());
+        Err(error)
     }
+}
+
+/// How an attempt to take a disk ends.
+#[derive(Debug)]
+pub(crate) enum TakeOutcome {
+    /// This process alone may serve it.
+    Taken,
+    /// The giver serves it.
+    Kept(io::Error),
+    /// The giver has ended, and has not gone on with the disk before.
+    Ended(io::Error),
 }
 
 impl Taker {
@@ -146,16 +177,33 @@ impl Taker {
         self.0.receive_packed(FrameKind::Parcel, deadline)
     }
 
-    /// Takes the disk. After an error this process must not serve, because the giver does.
-    pub(crate) fn take(self) -> io::Result<()> {
+    /// Takes the disk, when this process has the whole parcel.
+    pub(crate) fn take(self, deadline: Instant) -> TakeOutcome {
         let taken = header(FrameKind::Taken, 0, 0);
         // In one call that does not wait: a message is queued whole or not at all.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match retry_on_intr(|| send(&self.0.0, taken.as_flattened(), flags))? {
-            HEADER_BYTES => Ok(()),
-            _ => Err(io::ErrorKind::WriteZero.into()),
+        let failed = match retry_on_intr(|| send(&self.0.0, taken.as_flattened(), flags)) {
+            Ok(HEADER_BYTES) => return TakeOutcome::Taken,
+            Ok(_) => io::ErrorKind::WriteZero.into(),
+            Err(error) => error.into(),
+        };
+        match self.0.receive(FrameKind::Kept, deadline) {
+            Ok((why, _)) => TakeOutcome::Kept(kept(&why)),
+            Err(error) if has_ended(&error) => TakeOutcome::Ended(failed),
+            Err(_) => TakeOutcome::Kept(failed),
         }
     }
+}
+
+/// Returns true if the process at the other end has closed the link without a word.
+pub(crate) fn has_ended(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+}
+
+/// The reason for which a giver keeps its disk.
+fn kept(why: &[u8]) -> io::Error {
+    io::Error::other(String::from_utf8_lossy(why).into_owned())
 }
 
 /// Puts a parcel into a socket, where it waits for whoever reads the other end.
@@ -226,7 +274,9 @@ impl FrameSocket {
         let (mut header, mut fds) = ([[0; 4]; 3], Vec::new());
         self.read(header.as_flattened_mut(), &mut fds, 0, deadline)?;
         let [found, length, count] = header.map(|number| u32::from_le_bytes(number) as usize);
-        if found != kind as usize || length > BYTES_MAX || count > FDS_MAX {
+        let is_kept = found == FrameKind::Kept as usize;
+        let is_meant = found == kind as usize || is_kept;
+        if !is_meant || length > BYTES_MAX || count > FDS_MAX {
             return Err(broken(&format!(
                 "it sent message {found} with {length} bytes and {count} descriptors instead of {kind:?}"
             )));
@@ -240,7 +290,10 @@ impl FrameSocket {
                 return Err(broken("it sent fewer descriptors than it announced"));
             }
         }
-        Ok((bytes, fds))
+        match is_kept && kind != FrameKind::Kept {
+            true => Err(kept(&bytes)),
+            false => Ok((bytes, fds)),
+        }
     }
 
     /// Writes all bytes. The descriptors go with the first of them.

@@ -27,6 +27,9 @@ pub(crate) struct Parcel {
     pub(crate) files: Vec<OwnedFd>,
     /// The socket on which frontends connect.
     pub(crate) listener: Option<OwnedFd>,
+    /// The control socket of the process, and that of its metrics, which are passed on with the files.
+    pub(crate) control: Option<OwnedFd>,
+    pub(crate) metrics: Option<OwnedFd>,
     /// Sessions of the frontends that are connected.
     pub(crate) sessions: Vec<Handover>,
     /// When the disk stopped being served, by CLOCK_MONOTONIC, which all processes of a host share.
@@ -93,7 +96,8 @@ impl Parcel {
             name
         };
         let files = self.files.iter().map(|_| name()).collect();
-        let listener = self.listener.as_ref().map(|_| name());
+        let listeners = [&self.listener, &self.control, &self.metrics];
+        let [listener, control, metrics] = listeners.map(|fd| fd.as_ref().map(|_| name()));
         let sessions = self.sessions.iter().map(|session| SessionEntry {
             connection: name(),
             owns: session.owns,
@@ -117,6 +121,8 @@ impl Parcel {
             disk: self.disk.clone(),
             files,
             listener,
+            control,
+            metrics,
             since_ns: since.map(|since| u64::try_from(since).unwrap_or(u64::MAX)),
             sessions: sessions.collect(),
         }
@@ -127,7 +133,9 @@ impl Parcel {
             let messages = session.messages.into_iter();
             iter::once(session.connection.into()).chain(messages.flat_map(|message| message.fds))
         });
-        let fds = self.files.into_iter().chain(self.listener).chain(sessions);
+        let listeners = [self.listener, self.control, self.metrics];
+        let listeners = listeners.into_iter().flatten();
+        let fds = self.files.into_iter().chain(listeners).chain(sessions);
         let named = fds.enumerate().map(|(at, fd)| (at.to_string(), fd));
         named.collect()
     }
@@ -138,8 +146,15 @@ impl Parcel {
         let document = Document::read(packed.document)?;
         let mut fds = NamedFds::new(packed.fds)?;
         let files = fds.take_all(&document.files)?;
-        let listener = document.listener.map(|name| fds.take_listener(&name));
-        let listener = listener.transpose()?;
+        let mut listener = |name: Option<String>| {
+            let taken = name.map(|name| fds.take_listener(&name));
+            taken.transpose()
+        };
+        let [listener, control, metrics] = [
+            listener(document.listener)?,
+            listener(document.control)?,
+            listener(document.metrics)?,
+        ];
         let sessions = document.sessions.into_iter();
         let sessions = sessions.map(|session| fds.take_session(session));
         let sessions = sessions.collect::<Result<_, _>>()?;
@@ -148,6 +163,8 @@ impl Parcel {
             disk: document.disk,
             files,
             listener,
+            control,
+            metrics,
             sessions,
             since: document.since_ns.map(Duration::from_nanos),
         })

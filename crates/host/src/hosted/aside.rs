@@ -6,10 +6,10 @@ use std::thread;
 use tokio::sync::oneshot;
 
 /// Does on a thread of its own what may block.
-pub(crate) async fn aside(
+pub(crate) async fn aside<T: Send + 'static>(
     name: &str,
-    job: impl FnOnce() -> io::Result<()> + Send + 'static,
-) -> io::Result<()> {
+    job: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
     let (reply, done) = oneshot::channel();
     let thread = thread::Builder::new().name(name.to_owned());
     thread.spawn(move || reply.send(job()))?;

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::generation::{self, Condition};
 use super::open_files::OpenFiles;
-use crate::disk_server::SizeAsker;
+use crate::disk_server::{Order, SizeAsker};
 use crate::problem::Refusal;
 use crate::process::systemd::Manager;
 use crate::status::DiskStatus;
@@ -49,6 +49,8 @@ pub(crate) enum DiskRequest {
     Stop(String),
     /// End for this reason, and leave the frontends to the next process.
     HandOver(String, Arc<Manager>),
+    /// Pass an order on to the server of the disk. One that it does not take is dropped.
+    Forward(Order),
 }
 
 /// How a PUT found the disk.

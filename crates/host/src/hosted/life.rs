@@ -38,7 +38,7 @@ use super::disk::{
 };
 use super::disk_host::{DiskHost, Past, Work};
 use super::open_files::OpenFiles;
-use crate::disk_server::{Order, SizeAsker};
+use crate::disk_server::Order;
 use crate::problem::Refusal;
 use crate::status::DiskStatus;
 use phase::{
@@ -269,7 +269,8 @@ impl<H: DiskHost> Life<H> {
                 Err(refusal) => answer(reply, Err(refusal)),
             },
             DiskRequest::Start(reply) => self.start(reply),
-            DiskRequest::CheckSize(asker) => self.check_size(asker),
+            DiskRequest::CheckSize(asker) => self.forward(Order::CheckSize(asker)),
+            DiskRequest::Forward(order) => self.forward(order),
             DiskRequest::Delete(condition, mode, reply) => match condition.check(&self.now()) {
                 Ok(()) => self.delete(mode, reply),
                 Err(refusal) => answer(reply, Err(refusal)),
@@ -412,12 +413,12 @@ impl<H: DiskHost> Life<H> {
         }
     }
 
-    fn check_size(&mut self, asker: Option<SizeAsker>) {
+    fn forward(&mut self, order: Order) {
         if let LifePhase::Serving(_, server) = &self.phase
             && server.orders.capacity() > 1
         {
             // One that is not taken drops the asker, which learns from it.
-            let _ = server.orders.try_send(Order::CheckSize(asker));
+            let _ = server.orders.try_send(order);
         }
     }
 

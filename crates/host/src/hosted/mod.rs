@@ -2,6 +2,7 @@
 //! [`life`] the task behind it.
 
 pub(crate) mod aside;
+pub(crate) mod changes;
 pub(crate) mod disk;
 pub(crate) mod disk_host;
 pub(crate) mod generation;
@@ -9,13 +10,16 @@ pub(crate) mod life;
 pub(crate) mod open_files;
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cleave_api::{NodeSetup, ProblemKind};
 use cleave_config::DiskConfig;
 
 use crate::events::Events;
+use crate::handover::link::Peer;
 use crate::problem::Refusal;
+use changes::Changes;
 use disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Placed};
 use generation::Condition;
 
@@ -27,8 +31,19 @@ pub(crate) struct Host {
     pub(crate) room: Room,
     /// True if the service manager keeps disks for the next process.
     pub(crate) keeps: bool,
+    pub(crate) sockets: OwnSockets,
+    pub(crate) changes: Changes,
     /// `None`: there is one disk, which the command line describes.
     pub(crate) many: Option<Arc<dyn ManyDisks>>,
+}
+
+/// Copies of what a process has besides its disks, for one that takes over from it.
+#[derive(Debug, Default)]
+pub(crate) struct OwnSockets {
+    pub(crate) control: Option<OwnedFd>,
+    pub(crate) metrics: Option<OwnedFd>,
+    /// The locked folder that keeps the disks of a node.
+    pub(crate) state: Option<OwnedFd>,
 }
 
 /// What the process has room for.
@@ -52,6 +67,12 @@ pub(crate) trait ManyDisks: std::fmt::Debug + Send + Sync {
 
     /// Returns a description with the limits that are in force if it shares those of a group.
     fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig;
+
+    /// Ends the host, because another process serves all of its disks.
+    fn end_for(&self, peer: Peer);
+
+    /// Serves those of these disks again that were given to a process which has left.
+    fn serve_again(&self, given: &[Arc<HostedDisk>]);
 
     /// Returns how the host was started.
     fn setup(&self) -> NodeSetup;
@@ -149,6 +170,12 @@ impl Disks {
 
     pub(crate) fn remove(&self, id: &str) {
         self.lock().remove(id);
+    }
+
+    /// Returns true if a disk is served.
+    pub(crate) fn are_served(&self) -> bool {
+        let is_served = |state| matches!(state, HostedState::Serving(_) | HostedState::Ending);
+        self.all().iter().any(|disk| is_served(disk.state()))
     }
 
     /// Returns how many descriptors all disks may come to need.

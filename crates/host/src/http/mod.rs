@@ -1,7 +1,9 @@
 //! The HTTP interface: the [`router`] of what can be asked, the handlers behind it, and the [`server`] of a socket.
 
 mod about;
+pub(crate) mod interfaces;
 pub(crate) mod router;
 mod routes;
 pub(crate) mod server;
 mod snapshot;
+mod take_over;

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::response::Response;
-use axum::routing::{MethodFilter, MethodRouter, get, on};
+use axum::routing::{MethodFilter, MethodRouter, get, on, post};
 use cleave_api::{HttpMethod, Operation, document};
 
-use super::{about, routes};
+use super::{about, routes, take_over};
+use crate::handover;
 use crate::hosted::Host;
 use crate::problem::answer;
 
@@ -18,6 +19,8 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
     let all = all.fold(Router::new(), |router, operation| {
         router.route(operation.route().path, handler(*operation))
     });
+    // Between two processes, so it is not in the table.
+    let all = all.route(handover::PATH, post(take_over::begin));
     all.fallback(routes::nothing)
         .method_not_allowed_fallback(routes::method_not_allowed)
         .with_state(host)

@@ -38,7 +38,7 @@ const BODY_TIME: Duration = Duration::from_secs(5);
 /// The format that Prometheus asks for, by its version.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-type Answer = Result<Response, Refusal>;
+pub(super) type Answer = Result<Response, Refusal>;
 
 /// What may follow the path of the list.
 #[derive(Debug, Deserialize)]
@@ -105,7 +105,9 @@ pub(super) async fn put(
 ) -> Answer {
     let body = read_body(body).await?;
     let config = DiskConfig::from_json(&body).map_err(bad_request)?;
+    let begun = host.changes.begin()?;
     to_completion(async move {
+        let _begun = begun;
         let (disk, placed) = host.put(&condition, &id, &config).await?;
         let code = match placed {
             Placed::New => StatusCode::CREATED,
@@ -126,7 +128,9 @@ pub(super) async fn change(
     let body = read_body(body).await?;
     let disk = host.find(&path)?;
     let change = Box::new(Change::from_json(&body).map_err(bad_request)?);
+    let begun = host.changes.begin()?;
     to_completion(async move {
+        let _begun = begun;
         disk.ask_present(|reply| DiskRequest::Change(condition, change, reply))
             .await?;
         Ok(shown(StatusCode::OK, &host, &disk))
@@ -154,7 +158,9 @@ pub(super) async fn remove(
         let why = "this is the one disk of its process: end that process (SIGTERM)".to_owned();
         return Err(Refusal(ProblemKind::OneDisk, why));
     }
+    let begun = host.changes.begin()?;
     to_completion(async move {
+        let _begun = begun;
         let lost = disk
             .ask_present(|reply| DiskRequest::Delete(condition, mode, reply))
             .await?;
@@ -317,7 +323,7 @@ async fn read_body(body: Body) -> Result<Bytes, Refusal> {
     }
 }
 
-fn bad_request(why: String) -> Refusal {
+pub(super) fn bad_request(why: String) -> Refusal {
     Refusal(ProblemKind::InvalidRequest, why)
 }
 

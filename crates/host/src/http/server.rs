@@ -2,6 +2,7 @@
 //! its answer, is not waited for.
 
 use std::io;
+use std::os::unix::net;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Router};
 use cleave_api::ProblemKind;
 use hyper::server::conn::http1;
+use hyper::upgrade::Upgraded;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -24,7 +26,7 @@ use tokio::time::{Sleep, sleep};
 
 use crate::failure::Failure;
 use crate::problem::Refusal;
-use crate::socket::Listening;
+use crate::socket::{FileOwner, Listening};
 
 /// Most connections at a time. Further ones wait in the backlog of the socket until one has ended.
 pub(crate) const CONNECTIONS_MAX: usize = 256;
@@ -47,7 +49,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Server {
     task: AbortHandle,
-    _socket: Listening,
+    socket: Listening,
 }
 
 impl Server {
@@ -58,10 +60,17 @@ impl Server {
             .map_err(|error| Failure::run(format!("cannot listen for control: {error}")))?;
         let router = router.layer(from_fn(refuse_pages));
         let task = tokio::spawn(accept(listener, router)).abort_handle();
-        Ok(Server {
-            task,
-            _socket: socket,
-        })
+        Ok(Server { task, socket })
+    }
+
+    /// Ends all connections, and leaves the decision on the socket file to the end.
+    pub(crate) fn stop(&self) {
+        self.task.abort();
+    }
+
+    /// Leaves the socket file to another process, which has the socket.
+    pub(crate) fn leave(&mut self) {
+        self.socket.set_owner(FileOwner::Another);
     }
 }
 
@@ -132,7 +141,8 @@ async fn converse(
         .header_read_timeout(HEADER_TIME)
         .max_buf_size(HEADER_BYTES_MAX)
         .max_headers(HEADERS_MAX)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
     let mut conversation = pin!(conversation);
     // How it ends is the client's affair.
     tokio::select! {
@@ -142,6 +152,13 @@ async fn converse(
     // Between two requests it ends now, and otherwise after the answer.
     conversation.as_mut().graceful_shutdown();
     let _ = conversation.await;
+}
+
+/// Returns the connection of a client that goes on with another protocol, if the client has waited for the answer.
+pub(super) fn into_socket(upgraded: Upgraded) -> Option<net::UnixStream> {
+    let parts = upgraded.downcast::<TokioIo<Impatient>>().ok()?;
+    let stream = parts.io.into_inner().stream.into_std().ok()?;
+    parts.read_buf.is_empty().then_some(stream)
 }
 
 /// A connection that fails when its client has taken nothing of an answer for [`ANSWER_TIME`], or has taken little by little for
@@ -226,7 +243,6 @@ impl AsyncWrite for Impatient {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
-    use std::os::unix::net;
 
     use axum::routing::get;
     use tokio::sync::Semaphore;

@@ -18,6 +18,7 @@ use super::serving;
 use super::shared::Node;
 use crate::disk_server::Order;
 use crate::failure::Failure;
+use crate::handover::link::Peer;
 use crate::hosted::ManyDisks;
 use crate::hosted::aside::aside;
 use crate::hosted::disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Placed};
@@ -35,7 +36,7 @@ pub(super) const DISKS_MAX: usize = 1024;
 impl Node {
     /// Stops all disks side by side, and tells of each that left or lost requests. Those that are kept are left to the next process,
     /// if the manager can keep them for it.
-    pub(super) async fn stop(&self, signal: &str, manager: &Arc<Manager>) -> Result<(), Failure> {
+    pub(super) async fn stop(&self, why: &str, manager: &Arc<Manager>) -> Result<(), Failure> {
         self.is_ending.store(true, Ordering::Relaxed);
         let all = self.disks.all();
         if self.inherits {
@@ -50,7 +51,7 @@ impl Node {
             let _ = timeout(self.stop_deadline(), opened).await;
         }
         for disk in &all {
-            let why = format!("{signal} received");
+            let why = why.to_owned();
             let comes_back = disk.shown().config.persistent.get().0;
             let order = match manager.has_store() && comes_back {
                 true => DiskRequest::HandOver(why, manager.clone()),
@@ -193,6 +194,24 @@ impl ManyDisks for Node {
 
     fn with_group_limits(&self, config: &DiskConfig) -> DiskConfig {
         self.groups.in_force(config)
+    }
+
+    fn end_for(&self, peer: Peer) {
+        let _ = self.end_for.try_send(peer);
+    }
+
+    fn serve_again(&self, given: &[Arc<HostedDisk>]) {
+        let me = self.me.upgrade();
+        let Some(me) = me.filter(|_| !self.is_ending.load(Ordering::Relaxed)) else {
+            return;
+        };
+        for disk in given.iter().filter(|disk| disk.is_gone()) {
+            let config = disk.shown().config.clone();
+            // In this order: a group would end with its last disk.
+            let again = life::restore(&me, &disk.id, Ok(config.clone()));
+            self.groups.leave(&config);
+            self.disks.add(again);
+        }
     }
 
     fn setup(&self) -> NodeSetup {

@@ -11,9 +11,10 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::folder::{self, FolderAccess};
-use super::shared::Node;
+use super::shared::{Node, keeps};
 use crate::disk_server;
 use crate::failure::Failure;
+use crate::handover::offer::Offer;
 use crate::handover::parcel::Parcel;
 use crate::hosted::disk::HostedState;
 use crate::hosted::disk_host::Past;
@@ -21,7 +22,7 @@ use crate::hosted::open_files::OpenFiles;
 use crate::resize::{SizeWatches, Watch};
 use crate::service::Service;
 use crate::socket::path_lock::PathLock;
-use crate::socket::{self, Door};
+use crate::socket::{self, Door, FileOwner};
 use crate::source;
 
 /// How long a disk waits for others that are being opened. One that takes longer is slow, and holds up no others any more.
@@ -36,6 +37,8 @@ pub(super) struct Opened {
     pub(super) lock: Option<PathLock>,
     /// The rest of the parcel of the process before, such as its sessions.
     pub(super) parcel: Parcel,
+    /// Held while the disk is taken over, until it is served again.
+    pub(super) turn: Option<OwnedSemaphorePermit>,
 }
 
 /// Opens a disk on a thread of its own. If nobody waits any more, the thread closes what it has opened.
@@ -59,8 +62,7 @@ pub(super) async fn open(
     let (_waits, until_taken) = std::sync::mpsc::channel::<()>();
     let slot = Arc::new(Slot::default());
     let filled = slot.clone();
-    let folder = node.run.join(id);
-    let mut service = node.service(id, &config).map_err(Failure::input)?;
+    let service = node.service(id, &config).map_err(Failure::input)?;
     let thread = thread::Builder::new().name("open".to_owned());
     let runtime = Handle::current();
     let held = opener.0.clone();
@@ -69,34 +71,12 @@ pub(super) async fn open(
     let spawned = thread.spawn(move || {
         let _opener = held;
         let _inside = runtime.enter();
-        let parcel = parcel.filter(|parcel| parcel.disk.is_of(&service));
-        let files = OpenFiles::of(&service.disk);
-        if let Err(refused) = check_files(&node, &name, &service, &files) {
-            return drop(reply.send(Err(refused)));
-        }
-        let is_persistent = config.persistent.get().0;
-        let is_noted =
-            is_persistent && past == Past::CameBack && node.files.was_opened(&name, &config.disk);
-        if past == Past::WasOpen || is_noted || parcel.is_some() {
-            service.open.content = ContentOrigin::Guest;
-        }
         let is_wanted = || !reply.is_closed();
-        let opened = open_here(
-            folder,
-            service,
-            &config,
-            &node.watches,
-            parcel.unwrap_or_default(),
-            &is_wanted,
-        );
-        // Not of a disk that was deleted meanwhile.
-        if is_persistent && !is_noted && opened.is_ok() && !reply.is_closed() {
-            node.files.note_opened(&name, &config.disk);
-        }
+        let opened = examine_and_open(&node, &name, service, &config, past, parcel, &is_wanted);
         match opened {
             Err(failure) => drop(reply.send(Err(failure))),
             Ok(opened) => {
-                *lock_slot(&filled) = Some((opened, files));
+                *lock_slot(&filled) = Some(opened);
                 let _ = reply.send(Ok(()));
                 // Until it is taken, or nobody waits for it any more. Then it is closed here, which may take long.
                 let _ = until_taken.recv();
@@ -117,6 +97,41 @@ pub(super) async fn open(
     };
     opened.unwrap_or_else(|_| Err(fault()))?;
     lock_slot(&slot).take().ok_or_else(fault)
+}
+
+/// Opens a disk that the node can have. `left`: what the process before has left of it.
+fn examine_and_open(
+    node: &Node,
+    name: &str,
+    mut service: Service,
+    config: &DiskConfig,
+    past: Past,
+    left: Option<Parcel>,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<(Opened, OpenFiles), Failure> {
+    let files = OpenFiles::of(&service.disk);
+    check_files(node, name, &service, &files)?;
+    let offer = node.offered(name, &service)?;
+    let left = left.filter(|parcel| parcel.disk.is_of(&service));
+    let is_persistent = config.persistent.get().0;
+    let is_noted =
+        is_persistent && past == Past::CameBack && node.files.was_opened(name, &config.disk);
+    if past == Past::WasOpen || is_noted || left.is_some() || offer.is_some() {
+        service.open.content = ContentOrigin::Guest;
+    }
+    let folder = node.run.join(name);
+    let opened = match offer {
+        Some(offer) => take_here(node, &folder, service, offer)?,
+        None => {
+            let left = left.unwrap_or_default();
+            open_here(folder, service, config, &node.watches, left, is_wanted)?
+        }
+    };
+    // Not of a disk that was deleted meanwhile.
+    if is_persistent && !is_noted && is_wanted() {
+        node.files.note_opened(name, &config.disk);
+    }
+    Ok((opened, files))
 }
 
 /// Where an opened disk waits to be taken.
@@ -231,6 +246,36 @@ fn open_here(
         door: Door::Listening(door),
         lock,
         parcel,
+        turn: None,
+    })
+}
+
+/// Takes a disk over from a node that serves it until then.
+fn take_here(
+    node: &Node,
+    folder: &Path,
+    mut service: Service,
+    mut offer: Offer,
+) -> Result<Opened, Failure> {
+    let path = folder.join("disk.sock");
+    // One that hangs holds the others up for no longer than that.
+    let turn = tokio::time::timeout(OPENER_TIME, node.turn.clone().acquire_owned());
+    let turn = Handle::current().block_on(turn);
+    let lock = PathLock::of_running(&path);
+    let files = offer.parcel.take_files();
+    let disk = disk_server::open_offered(&mut service, lock.as_ref(), files)?;
+    let watch = node.watches.watch(&disk);
+    let mut door = socket::shared_door(&path, offer.parcel.listener.take())?;
+    let parcel = offer.take(&disk, lock.as_ref()).map_err(keeps)?;
+    door.set_owner(FileOwner::Us);
+    Ok(Opened {
+        service,
+        disk,
+        watch,
+        door,
+        lock,
+        parcel,
+        turn: turn.ok().and_then(Result::ok),
     })
 }
 

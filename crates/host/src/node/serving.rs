@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::opening::Opened;
 use super::shared::Node;
-use crate::disk_server::{DiskServer, Naming, Order};
+use crate::disk_server::{DiskServer, Naming, Order, Served};
 use crate::failure::Failure;
 use crate::hosted::disk_host::Work;
 use crate::socket::path_lock::{Left, PathLock};
@@ -38,7 +38,7 @@ pub(super) fn begin(
     let naming = Naming {
         id: Some(id.to_owned()),
         endpoint: socket::name(&opened.service.endpoint),
-        is_locked: opened.lock.is_some(),
+        lock: PathLock::copy(opened.lock.as_ref())?,
         events: node.events.clone(),
         manager: node.manager.clone().filter(|_| is_kept),
     };
@@ -53,6 +53,7 @@ pub(super) fn begin(
         |_, watch| Ok((node.confinement.clone(), watch)),
     )?;
     server.resume(opened.parcel.sessions, opened.parcel.since);
+    drop(opened.turn);
     let status = server.status();
     let (node, id) = (node.clone(), id.to_owned());
     let ended = async move {
@@ -77,6 +78,13 @@ async fn serve(
 ) -> Option<String> {
     let ended = server.serve(&mut orders, door).await;
     drop(server);
+    if let Ok(Served::Given(_)) = ended {
+        close(node, disk).await;
+        if let Some(lock) = lock {
+            lock.leave_to_rings();
+        }
+        return None;
+    }
     let left = Left::of(&disk, lock.as_ref());
     close(node, disk).await;
     let lost = ended.err().map(|failure| failure.to_string());

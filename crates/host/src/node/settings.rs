@@ -25,6 +25,8 @@ pub struct NodeSettings {
     pub pools: Vec<PoolSettings>,
     /// True if images of Ceph clusters are served.
     pub ceph: bool,
+    /// True if the disks are taken over from the node that has the control socket, if one runs.
+    pub take_over: bool,
     /// The least severe messages that are written.
     pub log: LevelFilter,
 }

@@ -2,18 +2,21 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cleave_config::{DiskConfig, Names};
 use cleave_session::Offload;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::files::StateFiles;
 use super::groups::Groups;
 use super::pools::Pools;
 use crate::events::Events;
-use crate::handover::parcel::Parcel;
+use crate::failure::Failure;
+use crate::handover::link::Peer;
+use crate::handover::offer::{self, Offer};
+use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::hosted::Disks;
 use crate::http::server::CONNECTIONS_MAX;
 use crate::process::confine::Confinement;
@@ -50,19 +53,46 @@ pub(super) struct Node {
     pub(super) openers: Arc<Semaphore>,
     /// One for each thread whose storage does not answer: such threads must not keep other disks away.
     pub(super) slow_openers: Arc<Semaphore>,
+    /// For the disk that is being taken over from a node that runs: side by side, the guests of all would wait for the last.
+    pub(super) turn: Arc<Semaphore>,
     pub(super) events: Arc<Events>,
     /// The manager that keeps what belongs to disks for the next process.
     pub(super) manager: Option<Arc<Manager>>,
-    /// The process before has left disks to this one.
+    /// The process before has left disks to this one, or gives them to it.
     pub(super) inherits: bool,
     /// What it has left of them, until they are opened.
     pub(super) parcels: Mutex<Vec<Parcel>>,
+    /// A node that runs gives its disks to this one.
+    pub(super) takes_over: AtomicBool,
+    /// Where the process is sent that has taken all disks of this node.
+    pub(super) end_for: mpsc::Sender<Peer>,
+}
+
+/// Why a disk was not taken over.
+pub(super) fn keeps(why: String) -> Failure {
+    Failure::run(format!("the node that runs keeps it: {why}"))
 }
 
 impl Node {
     /// Descriptors that the process may come to need with its disks.
     pub(super) fn descriptors_needed(&self) -> u64 {
         DESCRIPTORS_OWN + self.disks.descriptors()
+    }
+
+    /// Returns what a node that runs offers of a disk. `None`: none runs, or it does not serve that disk.
+    pub(super) fn offered(&self, id: &str, service: &Service) -> Result<Option<Offer>, Failure> {
+        if !self.takes_over.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        match offer::ask(&self.control, Some(id)).map_err(keeps)? {
+            Some(offer) if !offer.parcel.disk.is_of(service) => {
+                let DiskRecord {
+                    storage, endpoint, ..
+                } = offer.parcel.disk;
+                Err(keeps(format!("there it is {storage} at {endpoint}")))
+            }
+            offer => Ok(offer),
+        }
     }
 
     /// Returns what the process before has left of a disk.

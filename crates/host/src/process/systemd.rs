@@ -116,6 +116,14 @@ impl Manager {
         ));
     }
 
+    /// Another process of the service goes on in place of this one.
+    pub(crate) fn follow(&self, pid: i32) {
+        // One in another PID namespace has no number here.
+        if pid > 0 {
+            self.tell(&format!("MAINPID={pid}"));
+        }
+    }
+
     /// Returns true if it keeps descriptors for the next process of this service.
     pub(crate) fn has_store(&self) -> bool {
         self.has_store && self.channel.is_some()

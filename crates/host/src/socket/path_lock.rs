@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Read as _, Seek as _, Write as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -18,6 +18,8 @@ use crate::socket::knock::{knock, refuse_live};
 /// Pause between two attempts to lock a path, and the number of attempts before the wait is logged.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 const LOCK_TRIES_QUIET: u32 = 200;
+/// Pause between two attempts to get the lock of a daemon that has given its disk away. A guest waits.
+const INHERIT_PAUSE: Duration = Duration::from_micros(200);
 
 /// Begins the line of a lock file, and the most that is read of one.
 const SERVED: &str = "served ";
@@ -70,6 +72,8 @@ enum Predecessor {
     Died(String),
     /// The file was not made for this; it stays as it is.
     Foreign,
+    /// There is one that has the lock until this one has taken its disk.
+    Running,
 }
 
 impl PathLock {
@@ -97,6 +101,42 @@ impl PathLock {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Option<PathLock>, Failure> {
         PathLock::take_after(socket, || refuse_unwanted(is_wanted))
+    }
+
+    /// Opens the file of a daemon that runs, without its lock. `None`: there is none that could be locked.
+    pub(crate) fn of_running(socket: &Path) -> Option<PathLock> {
+        let path = lock_path(socket);
+        let (file, is_new) = open_lock(&path).ok()?;
+        let file = fs::File::from(file);
+        let predecessor = match Predecessor::of(&file) {
+            _ if is_new => Predecessor::None,
+            Predecessor::Foreign => Predecessor::Foreign,
+            _ => Predecessor::Running,
+        };
+        let lock = PathLock {
+            path,
+            file,
+            predecessor,
+        };
+        // Dropped, it removes a file that it has made.
+        (!is_new).then_some(lock)
+    }
+
+    /// Waits for the lock of a daemon that was running, at most for so long. Returns true if this process has it, and the file is still
+    /// in its place: the other has not ended in order.
+    pub(crate) fn inherit(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        loop {
+            match flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return is_at(&self.file, &self.path),
+                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR)
+                    if Instant::now() < until =>
+                {
+                    thread::sleep(INHERIT_PAUSE);
+                }
+                Err(_) => return false,
+            }
+        }
     }
 
     /// Waits as long as `refuse` returns no error.
@@ -221,9 +261,10 @@ impl PathLock {
         self.path = PathBuf::new();
     }
 
-    /// For the rings to hold.
-    pub(crate) fn file(&self) -> io::Result<fs::File> {
-        self.file.try_clone()
+    /// Returns a copy of the lock, for the rings to hold, and for the server of the disk to release.
+    pub(crate) fn copy(lock: Option<&PathLock>) -> Result<Option<fs::File>, Failure> {
+        let copy = lock.map(|lock| lock.file.try_clone()).transpose();
+        copy.map_err(|error| Failure::run(format!("cannot copy a lock: {error}")))
     }
 }
 
@@ -342,7 +383,7 @@ impl Predecessor {
     }
 }
 
-fn is_at(file: &OwnedFd, path: &Path) -> bool {
+fn is_at(file: impl AsFd, path: &Path) -> bool {
     let (Ok(opened), Ok(found)) = (fstat(file), fs::symlink_metadata(path)) else {
         return false;
     };
@@ -396,6 +437,41 @@ mod tests {
             assert!(PathLock::take(&path).unwrap().is_none());
             assert_eq!(fs::read_to_string(&beside).unwrap(), text);
         }
+    }
+
+    /// Whatever becomes of the one that takes over, the file is the other's until it is locked.
+    #[test]
+    fn the_lock_of_a_running_daemon_is_had_when_that_releases_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let beside = folder.path().join("s.lock");
+        assert!(PathLock::of_running(&path).is_none() && !beside.exists());
+        let running = PathLock::take(&path).unwrap().unwrap();
+        drop(PathLock::of_running(&path).unwrap());
+        let next = PathLock::of_running(&path).unwrap();
+        assert!(beside.exists() && !next.inherit(Duration::ZERO));
+        let copy = PathLock::copy(Some(&running)).unwrap().unwrap();
+        flock(&copy, FlockOperation::Unlock).unwrap();
+        assert!(next.inherit(Duration::from_secs(60)));
+        // The one that has given it away removes nothing any more.
+        running.leave();
+        next.remove();
+        assert!(!beside.exists());
+    }
+
+    /// The daemon has removed the file, and another one may have made a new file.
+    #[test]
+    fn the_lock_of_a_daemon_that_has_ended_in_order_is_of_no_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let running = PathLock::take(&path).unwrap().unwrap();
+        let next = PathLock::of_running(&path).unwrap();
+        running.remove();
+        assert!(!next.inherit(Duration::from_secs(60)));
+        let other = PathLock::take(&path).unwrap().unwrap();
+        drop(next);
+        assert!(folder.path().join("s.lock").exists());
+        other.remove();
     }
 
     #[test]

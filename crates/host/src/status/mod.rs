@@ -83,8 +83,8 @@ pub(crate) struct DiskStatus {
     last_hand_over: OnceLock<LastHandOver>,
     /// Set while the disk does not take requests.
     quiet: Mutex<Option<Quiet>>,
-    /// True when the disk is no longer served, and cannot be made quiet. Changed while `quiet` is locked.
-    has_ended: AtomicBool,
+    /// True if the disk is no longer served, or changes hands, and cannot be made quiet. Changed while `quiet` is locked.
+    is_barred: AtomicBool,
     /// For the thread that flushes the disk.
     aside: Arc<Semaphore>,
     /// For the snapshot that is under way.
@@ -123,7 +123,7 @@ impl DiskStatus {
             terms: HandOverTerms::default(),
             last_hand_over: OnceLock::new(),
             quiet: Mutex::new(None),
-            has_ended: AtomicBool::new(false),
+            is_barred: AtomicBool::new(false),
             aside: Arc::new(Semaphore::new(1)),
             copying: Semaphore::new(1),
             confinement,

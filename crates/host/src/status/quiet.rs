@@ -111,10 +111,21 @@ impl DiskStatus {
     /// body, and gets none.
     pub(crate) fn forget_quiet(&self) {
         let mut quiet = self.lock_quiet();
-        self.has_ended.store(true, Ordering::Relaxed);
+        self.is_barred.store(true, Ordering::Relaxed);
         if let Some(quiet) = quiet.take() {
             quiet.timer.abort();
         }
+    }
+
+    /// Lets nobody begin a quiet while the disk changes hands, of which the other process would not know.
+    pub(crate) fn bar_quiet(&self) {
+        let _quiet = self.lock_quiet();
+        self.is_barred.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends that: the disk stays.
+    pub(crate) fn admit_quiet(&self) {
+        self.is_barred.store(false, Ordering::Relaxed);
     }
 
     /// How long the disk stays quiesced.
@@ -184,8 +195,8 @@ impl DiskStatus {
     fn begin_quiet(self: &Arc<DiskStatus>, until: Instant) -> Result<(Id, String), Refusal> {
         self.possession.refuse_away()?;
         let mut quiet = self.lock_quiet();
-        if self.has_ended.load(Ordering::Relaxed) {
-            let why = "the disk has ended: see the list of disks".to_owned();
+        if self.is_barred.load(Ordering::Relaxed) {
+            let why = "the disk has ended or changes hands: see the list of disks".to_owned();
             return Err(Refusal(ProblemKind::NotServed, why));
         }
         if quiet.is_some() {

@@ -33,7 +33,7 @@ pub(super) enum Program {
     Unknown,
 }
 
-/// What a restart means for the frontend of a disk.
+/// The fate of a disk's frontend in a restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fate {
     NoFrontend,

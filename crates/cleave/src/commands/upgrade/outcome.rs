@@ -1,4 +1,4 @@
-//! What became of the frontends of a daemon that was restarted.
+//! The outcome of a restart for the frontend of each disk.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ const SETTLED_AFTER: Duration = Duration::from_secs(1);
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What became of the frontend of a disk.
+/// The outcome for the frontend of a disk.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum RestartOutcome {
     /// There was none.

@@ -1,4 +1,4 @@
-//! What the operator reads.
+//! The lines that the operator reads.
 
 use std::path::Path;
 

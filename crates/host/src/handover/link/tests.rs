@@ -51,7 +51,7 @@ fn a_disk_goes_from_one_side_to_the_other() {
             let files = taker.receive_files(later()).unwrap();
             taker.send_ready(later()).unwrap();
             let parcel = taker.receive_parcel(later()).unwrap();
-            taker.take().unwrap();
+            assert!(is_taken(taker));
             (files, parcel)
         });
         let (giver, peer) = Giver::accept(ours, later()).unwrap();
@@ -64,6 +64,10 @@ fn a_disk_goes_from_one_side_to_the_other() {
     });
     assert_eq!(content(&first), content(&files));
     assert_eq!(content(&second), content(&parcel));
+}
+
+fn is_taken(taker: Taker) -> bool {
+    matches!(taker.take(later()), TakeOutcome::Taken)
 }
 
 fn spin(ns: i64) {
@@ -84,7 +88,7 @@ fn exactly_one_side_has_the_disk() {
             for (taker, lead_ns) in takers {
                 start.wait();
                 spin(lead_ns);
-                send_taken.send(taker.take()).unwrap();
+                send_taken.send(is_taken(taker)).unwrap();
             }
         });
         let mut lead_ns = 0;
@@ -95,8 +99,8 @@ fn exactly_one_side_has_the_disk() {
             spin(-lead_ns);
             let given = giver.end(Instant::now());
             let taken = taken.recv().unwrap();
-            assert_eq!(given.is_ok(), taken.is_ok(), "{round}: {given:?} {taken:?}");
-            lead_ns += if taken.is_ok() { 250 } else { -250 };
+            assert_eq!(given.is_ok(), taken, "{round}: {given:?}");
+            lead_ns += if taken { 250 } else { -250 };
         }
         drop(send_taker);
     });
@@ -108,7 +112,7 @@ type Act = fn(Taker);
 fn only_a_whole_message_takes_the_disk() {
     let cases: [(&str, Act, bool); 5] = [
         ("left", drop, false),
-        ("took", |taker| taker.take().unwrap(), true),
+        ("took", |taker| assert!(is_taken(taker)), true),
         (
             "was ready",
             |taker| taker.send_ready(later()).unwrap(),
@@ -145,7 +149,27 @@ fn after_the_deadline_nothing_is_taken() {
     let (giver, taker) = linked();
     let given = giver.give(&packed(1), Instant::now());
     assert_eq!(given.unwrap_err().kind(), io::ErrorKind::TimedOut);
-    assert_eq!(taker.take().unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    assert!(matches!(taker.take(later()), TakeOutcome::Kept(_)));
+}
+
+/// One that has died leaves the disk to the taker.
+#[test]
+fn a_giver_that_keeps_its_disk_says_so() {
+    let (giver, taker) = linked();
+    giver.end(Instant::now()).unwrap_err();
+    let taking = taker.take(later());
+    assert!(
+        matches!(&taking, TakeOutcome::Kept(why) if why.to_string().contains("timed out")),
+        "{taking:?}"
+    );
+    let (giver, taker) = linked();
+    giver.keep("it is quiesced");
+    let kept = taker.receive_parcel(later()).unwrap_err();
+    assert!(!has_ended(&kept) && kept.to_string() == "it is quiesced");
+    let (giver, taker) = linked();
+    drop(giver);
+    assert!(has_ended(&taker.receive_parcel(later()).unwrap_err()));
+    assert!(matches!(taker.take(later()), TakeOutcome::Ended(_)));
 }
 
 #[test]

@@ -90,6 +90,8 @@ fn parcel(ends: &mut Ends) -> Parcel {
         },
         files: vec![ends.pipe(), ends.pipe()],
         listener: Some(listener()),
+        control: Some(listener()),
+        metrics: Some(listener()),
         sessions: vec![owner, parked],
         since: Some(Duration::from_nanos(5_000_000_001)),
     }
@@ -143,7 +145,7 @@ fn a_parcel_is_unpacked_as_it_was_packed() {
     // Descriptors are shown by their numbers, and keep them.
     let shown = format!("{parcel:?}");
     let packed = parcel.pack().unwrap();
-    assert_eq!(packed.fds.len(), 7);
+    assert_eq!(packed.fds.len(), 9);
     let parcel = Parcel::unpack(packed).unwrap();
     assert_eq!(format!("{parcel:?}"), shown);
     assert_eq!(ends.closed(), 0);
@@ -158,14 +160,15 @@ fn the_format_is_fixed() {
     let version = env!("CARGO_PKG_VERSION");
     let head = format!(r#"{{"format":"cleave-hand-over","version":1,"cleave":"{version}","#);
     let disk = r#""disk":{"id":"a","storage":"/dev/a,/dev/b","endpoint":"/run/a.sock","identities":[null,[1,2,3]]},"#;
-    let files = r#""files":["0","1"],"listener":"2","since_ns":5000000001,"sessions":["#;
-    let owner = r#"{"connection":"3","owns":true,"has_owned":true,"needs_reset":false,"writeback":false,"device":"d15c","messages":["#;
-    let messages = r#"{"request":5,"payload":"007fff","fds":["4","5"]},{"request":2,"payload":"","fds":[]}]},"#;
-    let parked = r#"{"connection":"6","owns":false,"has_owned":true,"needs_reset":true,"writeback":null,"device":"","messages":[]}]}"#;
-    let whole = [&head, disk, files, owner, messages, parked].concat();
+    let files = r#""files":["0","1"],"listener":"2","control":"3","metrics":"4","#;
+    let since = r#""since_ns":5000000001,"sessions":["#;
+    let owner = r#"{"connection":"5","owns":true,"has_owned":true,"needs_reset":false,"writeback":false,"device":"d15c","messages":["#;
+    let messages = r#"{"request":5,"payload":"007fff","fds":["6","7"]},{"request":2,"payload":"","fds":[]}]},"#;
+    let parked = r#"{"connection":"8","owns":false,"has_owned":true,"needs_reset":true,"writeback":null,"device":"","messages":[]}]}"#;
+    let whole = [&head, disk, files, since, owner, messages, parked].concat();
     assert_eq!(text_of(&packed.document), whole);
     let names: Vec<_> = packed.fds.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(names, ["0", "1", "2", "3", "4", "5", "6"]);
+    assert_eq!(names, ["0", "1", "2", "3", "4", "5", "6", "7", "8"]);
 }
 
 #[test]

@@ -155,6 +155,7 @@ impl DiskHost for Invented {
                         self.note(format!("hand over: {why}"));
                         return None;
                     }
+                    Some(Order::Offer(_) | Order::Give(..)) => self.note("asked to hand over"),
                     None => return None,
                 }
             }

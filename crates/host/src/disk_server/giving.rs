@@ -1,0 +1,158 @@
+//! Gives a disk to a process that takes it over while this one runs, or goes on with it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cleave_api::ProblemKind;
+use cleave_disk::Backing;
+use cleave_session::Handover;
+use rustix::fs::{FlockOperation, flock};
+use tokio::sync::mpsc;
+
+use super::handover::now;
+use super::{DiskServer, Order};
+use crate::handover::link::{Giver, Peer};
+use crate::handover::parcel::{Packed, Parcel};
+use crate::hosted::aside::aside;
+use crate::problem::Refusal;
+use crate::socket::Door;
+
+/// Longest time for which a guest waits for its requests in flight, and then for the other process.
+const GIVE_TIME: Duration = Duration::from_secs(2);
+
+impl DiskServer {
+    /// Returns what a process needs that takes the disk over, without its sessions.
+    pub(super) fn offer(&self, door: &Door) -> Result<Parcel, Refusal> {
+        let stays = |why: &str| {
+            let name = self.disk.name();
+            let why = format!("{name} stays with the process that serves it: {why}");
+            Refusal(ProblemKind::Busy, why)
+        };
+        if let Some(obstacle) = self.obstacle_of_giving() {
+            return Err(stays(&obstacle));
+        }
+        let parcel = self.parcel(door);
+        let parcel = parcel.map_err(|error| stays(&error.to_string()))?;
+        match parcel.has_listener() {
+            true => Ok(parcel),
+            false => Err(stays(
+                "its socket is the service manager's: restart the service",
+            )),
+        }
+    }
+
+    /// Returns why this disk cannot be given to a process while this one runs. There, nothing would wait for what this process or an
+    /// earlier one may still have in flight.
+    fn obstacle_of_giving(&self) -> Option<String> {
+        let is_away =
+            |backing: &Backing| matches!(backing, Backing::Nbd(nbd) if nbd.state().waiting > 0);
+        let why = if is_away(self.disk.backing()) {
+            "it waits for its server"
+        } else if self.disk.owes_changes() {
+            "its server may have lost changes, and no flush of the guest has failed since"
+        } else if self.device.unsettled_for().is_some() {
+            "its server may still do what a daemon sent that died"
+        } else if self.device.is_lost() {
+            "a worker failed and left requests in flight"
+        } else if self.service.disk.needs_ceph() {
+            "its image is locked by this client of the cluster"
+        } else {
+            return self.status.obstacle();
+        };
+        Some(why.to_owned())
+    }
+
+    /// Gives the disk to a process that is ready to take it. Returns false if this one goes on with it.
+    pub(super) async fn give(
+        &mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        giver: Giver,
+        peer: Peer,
+    ) -> bool {
+        let name = self.disk.name().to_owned();
+        if let Err(why) = self.try_to_give(orders, giver).await {
+            self.status.admit_quiet();
+            let pid = peer.pid;
+            tracing::warn!("{name}: it is served as before: process {pid} has not taken it: {why}");
+            return false;
+        }
+        // From here on the other process serves. It waits for the lock.
+        let lock = self.lock.iter();
+        let mut released = lock.map(|lock| flock(lock, FlockOperation::Unlock));
+        if let Some(Err(error)) = released.next() {
+            tracing::warn!("{name}: the lock beside its socket cannot be released: {error}");
+        }
+        tracing::info!("{name}: process {} has taken it over", peer.pid);
+        self.offload.close(self.listener.take());
+        self.pending.clear();
+        self.status.forget_quiet();
+        true
+    }
+
+    /// Drains the sessions and offers them. If they are not taken, they go on here.
+    async fn try_to_give(
+        &mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        giver: Giver,
+    ) -> Result<(), String> {
+        let since = now();
+        let packed = match self.pack_sessions(orders, since).await {
+            Ok(packed) => Arc::new(packed),
+            Err((sessions, why)) => {
+                giver.keep(&why);
+                self.take_back(sessions);
+                return Err(why);
+            }
+        };
+        let sent = packed.clone();
+        let deadline = Instant::now() + GIVE_TIME;
+        let given = aside("hand-over", move || giver.give(&sent, deadline)).await;
+        let Err(error) = given else {
+            return Ok(());
+        };
+        match Arc::into_inner(packed).map(Parcel::unpack) {
+            Some(Ok(parcel)) => self.take_back(parcel.sessions),
+            Some(Err(error)) => tracing::error!("{}: {error}", self.disk.name()),
+            None => {}
+        }
+        Err(error.to_string())
+    }
+
+    /// Drains the sessions and packs them. If that cannot be, those that have ended come back with the reason; the others follow when
+    /// they end.
+    async fn pack_sessions(
+        &mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        since: Duration,
+    ) -> Result<Packed, (Vec<Handover>, String)> {
+        self.status.bar_quiet();
+        if let Some(obstacle) = self.obstacle_of_giving() {
+            return Err((Vec::new(), obstacle));
+        }
+        for guest in self.guests.iter() {
+            guest.remote.hand_over();
+        }
+        let mut time = GIVE_TIME;
+        let (sessions, have_ended) = self.sessions_end(orders, &mut time, None).await;
+        if !have_ended {
+            self.guests.iter().for_each(|guest| guest.remote.stay());
+            let why = "requests or messages of its frontend are not finished in time";
+            return Err((sessions, why.to_owned()));
+        }
+        // A guest may have left for another host meanwhile.
+        if let Some(obstacle) = self.obstacle_of_giving() {
+            return Err((sessions, obstacle));
+        }
+        let parcel = Parcel {
+            disk: self.record(),
+            sessions,
+            since: Some(since),
+            ..Parcel::default()
+        };
+        parcel.pack().map_err(|failed| {
+            let (parcel, error): (Parcel, io::Error) = *failed;
+            (parcel.sessions, error.to_string())
+        })
+    }
+}

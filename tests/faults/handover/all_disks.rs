@@ -1,0 +1,281 @@
+//! A node gives all of its disks to one that takes over from it, below guests whose VMMs cannot connect again.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use cleave_client::{Base, Client};
+use cleave_tests::http::{converse, fetch, get};
+use cleave_tests::{
+    Case, Killed, Random, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, closes_within, connect,
+    disk_socket, has_listener, outliving, program_path, run_to_exit, seeded, wait_until,
+};
+use serde_json::{Value, json};
+
+use super::pauses::Pauses;
+use super::running::{HELLO, READY, TAKEN, asked, frame, received};
+use super::service::terminate;
+
+/// The tests of this file.
+pub(crate) fn cases() -> Vec<Case> {
+    cleave_tests::cases![
+        no_request_is_lost_when_a_node_is_taken_over,
+        no_request_is_lost_whichever_node_is_killed,
+        a_node_keeps_all_disks_if_one_has_to_stay,
+        a_disk_comes_back_if_the_next_node_dies,
+    ]
+}
+
+const DISKS: [&str; 3] = ["a", "b", "c"];
+/// Longest time after which a node is killed that takes part in a take-over.
+const KILL_MAX_US: u64 = 60_000;
+
+/// The folders of a node.
+struct Place {
+    scratch: Scratch,
+    control: PathBuf,
+}
+
+impl Place {
+    fn new() -> Place {
+        let scratch = Scratch::new();
+        let control = scratch.join("run").join("control.sock");
+        Place { scratch, control }
+    }
+
+    fn args(&self) -> Vec<String> {
+        let folder = |name| self.scratch.join(name).to_str().unwrap().to_owned();
+        let words = ["node", "--take-over", "--state"].map(str::to_owned);
+        let folders = [folder("state"), "--run".to_owned(), folder("run")];
+        words.into_iter().chain(folders).collect()
+    }
+
+    fn log(&self) -> PathBuf {
+        self.scratch.join("log")
+    }
+
+    fn start(&self) -> Killed {
+        let log = File::options().create(true).append(true).open(self.log());
+        let mut command = Command::new(program_path());
+        Killed::start(command.args(self.args()).stderr(log.unwrap()))
+    }
+
+    fn start_first(&self) -> Killed {
+        let node = self.start();
+        assert!(wait_until(|| has_listener(&self.control)));
+        node
+    }
+
+    fn put(&self, id: &str, body: &Value) {
+        let answer = fetch(
+            &self.control,
+            "PUT",
+            &format!("/v1/disks/{id}"),
+            &body.to_string(),
+        );
+        assert_eq!(answer.status, 201, "{id}: {}", answer.body);
+    }
+
+    /// Waits until this node, whose interface is served when it has all disks, serves them.
+    fn serves_all(&self, node: &mut Killed) -> bool {
+        let request = b"GET /v1/disks HTTP/1.0\r\n\r\n";
+        let mut has_ended = false;
+        let serves = wait_until(|| {
+            has_ended = node.0.try_wait().unwrap().is_some();
+            let answer = converse(&self.control, request, TIMEOUT).unwrap_or_default();
+            has_ended || answer.matches(r#""state": "serving""#).count() == DISKS.len()
+        });
+        assert!(serves, "{}", get(&self.control, "/v1/disks"));
+        !has_ended
+    }
+}
+
+/// A guest of each disk.
+struct Guests(Vec<(PathBuf, Client, Survivor)>);
+
+impl Guests {
+    fn of(place: &Place) -> Guests {
+        let guests = DISKS.map(|id| {
+            let image = place
+                .scratch
+                .image(&format!("image-{id}"), SURVIVOR_DISK_BYTES);
+            place.put(id, &json!({"disk": [image], "queues": 4}));
+            let socket = disk_socket(place.scratch.path(), id);
+            let mut client = connect(|| Client::open(&socket, &outliving()));
+            let guest = Survivor::new(&mut client);
+            (socket, client, guest)
+        });
+        Guests(guests.into())
+    }
+
+    fn work(&mut self, random: &mut Random, time: Duration) {
+        for (_, client, guest) in &mut self.0 {
+            guest.work(client, random, time);
+        }
+    }
+
+    /// Connects those again whose connections have ended, and checks all. Returns how many those were.
+    fn verify(&mut self, sleeps: bool) -> usize {
+        let mut lost = 0;
+        for (socket, client, guest) in &mut self.0 {
+            if closes_within(client.frontend().socket(), Duration::from_millis(1)) {
+                connect(|| client.reconnect(socket, &outliving(), Base::Used));
+                lost += 1;
+            }
+            guest.await_all(client, sleeps);
+            guest.verify(client, false);
+        }
+        lost
+    }
+}
+
+fn no_request_is_lost_when_a_node_is_taken_over() {
+    let mut random = seeded("node-take-over");
+    let place = Place::new();
+    let mut node = place.start_first();
+    let mut guests = Guests::of(&place);
+    for round in 0..10 {
+        guests.work(&mut random, Duration::from_millis(2));
+        let mut next = place.start();
+        while node.0.try_wait().unwrap().is_none() {
+            guests.work(&mut random, Duration::from_micros(200));
+        }
+        assert_eq!(node.0.wait().unwrap().code(), Some(0));
+        assert!(place.serves_all(&mut next));
+        assert_eq!(guests.verify(round % 2 == 0), 0);
+        node = next;
+    }
+    let pauses = Pauses::told(&std::fs::read_to_string(place.log()).unwrap());
+    assert_eq!(pauses.0.len(), 10 * DISKS.len());
+    println!(
+        "10 take-overs of a node with {} disks: pause {pauses}",
+        DISKS.len()
+    );
+    // It is a node like any other.
+    drop(guests);
+    for id in DISKS {
+        let path = format!("/v1/disks/{id}?mode=drain");
+        assert_eq!(fetch(&place.control, "DELETE", &path, "").status, 200);
+    }
+    terminate(&mut node);
+    assert_eq!(node.0.wait().unwrap().code(), Some(0));
+    assert!(!place.control.exists());
+}
+
+fn no_request_is_lost_whichever_node_is_killed() {
+    let mut random = seeded("node-take-over-kills");
+    let place = Place::new();
+    let mut node = place.start_first();
+    let mut guests = Guests::of(&place);
+    let (mut lost, mut again) = (0, 0);
+    for round in 0..16 {
+        guests.work(&mut random, Duration::from_millis(1));
+        let next = place.start();
+        let end = Instant::now() + Duration::from_micros(random.below(KILL_MAX_US));
+        while Instant::now() < end {
+            guests.work(&mut random, Duration::from_micros(100));
+        }
+        let [killed, mut left] = match round % 2 {
+            0 => [node, next],
+            _ => [next, node],
+        };
+        drop(killed);
+        // It serves what the other one had taken, unless it had nothing left to do, or had not heard yet what it needs.
+        if !place.serves_all(&mut left) {
+            left = place.start();
+            assert!(place.serves_all(&mut left));
+            again += 1;
+        }
+        lost += guests.verify(round % 3 == 0);
+        node = left;
+    }
+    println!(
+        "16 kills, {} connections: {lost} made again; {again} nodes started again",
+        16 * DISKS.len()
+    );
+    drop(guests);
+    terminate(&mut node);
+    assert_eq!(node.0.wait().unwrap().code(), Some(0));
+}
+
+fn a_node_keeps_all_disks_if_one_has_to_stay() {
+    let mut random = seeded("node-take-over-obstacles");
+    let place = Place::new();
+    let mut node = place.start_first();
+    let mut guests = Guests::of(&place);
+    let image = place.scratch.image("image-x", SURVIVOR_DISK_BYTES);
+    for (body, why) in [
+        (json!({"disk": ["ram:1M"]}), "in the memory of this process"),
+        (
+            json!({"disk": [image], "persistent": false}),
+            "it is not persistent",
+        ),
+    ] {
+        place.put("x", &body);
+        let refused = run_to_exit(&place.args());
+        assert_eq!(refused.code, Some(1));
+        assert!(refused.stderr.contains(why), "{}", refused.stderr);
+        guests.work(&mut random, Duration::from_millis(2));
+        assert_eq!(guests.verify(true), 0);
+        assert_eq!(
+            fetch(&place.control, "DELETE", "/v1/disks/x", "").status,
+            200
+        );
+    }
+    // Nothing is given without the rest.
+    let asks = b"POST /v1/take-over?disk=a HTTP/1.0\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: cleave-hand-over\r\n\r\n";
+    let answer = converse(&place.control, asks, TIMEOUT).unwrap_or_default();
+    assert!(answer.contains(" 400 "), "{answer}");
+    // A disk that is not served keeps nothing here.
+    let missing = place.scratch.image("missing", SURVIVOR_DISK_BYTES);
+    place.put("x", &json!({"disk": [&missing]}));
+    terminate(&mut node);
+    node.0.wait().unwrap();
+    std::fs::remove_file(&missing).unwrap();
+    node = place.start();
+    assert!(place.serves_all(&mut node));
+    assert_eq!(guests.verify(true), DISKS.len());
+    let mut next = place.start();
+    assert_eq!(node.0.wait().unwrap().code(), Some(0));
+    assert!(place.serves_all(&mut next));
+    assert_eq!(guests.verify(true), 0);
+    assert_eq!(get(&place.control, "/v1/disks/x")["state"], "failed");
+    drop(guests);
+    terminate(&mut next);
+    assert_eq!(next.0.wait().unwrap().code(), Some(0));
+}
+
+/// Takes part in a take-over until all is prepared.
+fn made_ready(place: &Place, target: &str) -> UnixStream {
+    let mut link = asked(&place.control, target);
+    let version = 1_u32.to_le_bytes();
+    link.write_all(&frame(HELLO, &version)).unwrap();
+    assert_eq!(received(&mut link), 2);
+    link.write_all(&frame(READY, &[])).unwrap();
+    link
+}
+
+fn a_disk_comes_back_if_the_next_node_dies() {
+    let mut random = seeded("node-take-over-back");
+    let place = Place::new();
+    let mut node = place.start_first();
+    let mut guests = Guests::of(&place);
+    guests.work(&mut random, Duration::from_millis(5));
+    let all = made_ready(&place, "/v1/take-over");
+    // The description of a disk has been read, so it stays.
+    let change = fetch(&place.control, "DELETE", "/v1/disks/b?mode=drain", "");
+    assert_eq!(change.status, 409, "{}", change.body);
+    let mut link = made_ready(&place, "/v1/take-over?disk=a");
+    assert_eq!(received(&mut link), 4);
+    link.write_all(&frame(TAKEN, &[])).unwrap();
+    let state = || get(&place.control, "/v1/disks/a")["state"].clone();
+    assert!(wait_until(|| state() == "ended"));
+    drop((link, all));
+    assert!(place.serves_all(&mut node));
+    assert_eq!(guests.verify(true), 1);
+    let change = fetch(&place.control, "DELETE", "/v1/disks/b?mode=drain", "");
+    assert_eq!(change.status, 200, "{}", change.body);
+}
