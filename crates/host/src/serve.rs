@@ -343,7 +343,7 @@ async fn control(
         door.set_owner(FileOwner::Us);
         interfaces.own();
     }
-    server.resume(parcel.sessions, parcel.since);
+    server.resume(parcel);
     let (disk, served) = live(server, door, config, &events);
     let disks = Arc::new(Disks::default());
     disks.add(disk.clone());

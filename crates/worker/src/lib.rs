@@ -37,7 +37,7 @@ pub use control::{Commands, Control, Pending};
 pub use device::incident::Incident;
 pub use device::logs::Logs;
 pub use device::quota::{Quota, SharedQuota};
-pub use device::throttle::LimitGroup;
+pub use device::throttle::{LimitGroup, LimitLevels};
 pub use device::{Device, WorkerConfig};
 pub use settings::limits::{Limit, LimitKind, RateLimits};
 pub use settings::on_error::{ErrorAction, OnError};

@@ -25,6 +25,7 @@ pub(super) fn cases() -> Vec<Case> {
         nothing_stays_at_a_socket_that_is_given_up,
         a_guest_learns_of_another_size,
         a_disk_that_is_active_stays_so,
+        a_burst_is_not_had_again,
     ]
 }
 
@@ -175,4 +176,27 @@ fn a_disk_that_is_active_stays_so() {
     assert_eq!(possession(&service), "handed-over");
     let held = File::open(image).unwrap();
     flock(&held, FlockOperation::NonBlockingLockExclusive).unwrap();
+}
+
+fn a_burst_is_not_had_again() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", DISK);
+    let options = ["--limit", "iops-total=1,iops-total-max=20"];
+    let mut service = Service::serve_in(scratch, image.to_str().unwrap(), &options);
+    let mut client = service.open(&DeviceOptions::default());
+    let throttled = |service: &Service| {
+        let report = http::get(&service.control(), "/v1/disks");
+        report[0]["totals"]["throttled"].as_u64().unwrap() > 0
+    };
+    let mut read = |service: &Service| {
+        client.queue(0).read(0, &mut [0; 512]).unwrap();
+        throttled(service)
+    };
+    let requests = (1..).find(|_| read(&service)).unwrap();
+    assert!(requests > 20, "{requests}");
+    for next in [Service::take_over, Service::restart] {
+        next(&mut service);
+        let requests = (1..20).find(|_| read(&service));
+        assert!(requests.is_some(), "the limit begins anew");
+    }
 }

@@ -148,6 +148,7 @@ impl DiskServer {
             disk: self.record(),
             sessions,
             since: Some(since),
+            limit_levels: Some(self.device.limit_levels()),
             ..Parcel::default()
         };
         parcel.pack().map_err(|failed| {

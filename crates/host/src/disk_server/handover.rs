@@ -49,6 +49,7 @@ impl DiskServer {
         let parcel = Parcel {
             sessions: sessions?,
             since: Some(since),
+            limit_levels: Some(self.device.limit_levels()),
             ..self.parcel(&door).map_err(cannot)?
         };
         door.set_owner(FileOwner::Another);
@@ -93,11 +94,14 @@ impl DiskServer {
         Some(Box::new(keeper))
     }
 
-    /// Goes on with the sessions of another process. `since`: they have waited from then on.
-    pub(crate) fn resume(&mut self, sessions: Vec<Handover>, since: Option<Duration>) {
+    /// Goes on with what another process has left: the sessions, and the limits where they were.
+    pub(crate) fn resume(&mut self, parcel: Parcel) {
+        if let Some(levels) = &parcel.limit_levels {
+            self.device.fill_limits(levels);
+        }
         let (name, status) = (self.disk.name().to_owned(), self.status.clone());
-        self.go_on_with(sessions, move |at| {
-            let pause = since.map(|since| now().saturating_sub(since));
+        self.go_on_with(parcel.sessions, move |at| {
+            let pause = parcel.since.map(|since| now().saturating_sub(since));
             // The guest's, which comes first. One that is parked waits for nothing.
             if at == 0 {
                 status.note_taken_over(pause);

@@ -6,6 +6,7 @@ use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 
+use cleave_worker::LimitLevels;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +64,7 @@ pub(super) struct Document {
     pub(super) control: Option<String>,
     pub(super) metrics: Option<String>,
     pub(super) since_ns: Option<u64>,
+    pub(super) limit_levels: Option<LimitLevels>,
     pub(super) sessions: Vec<SessionEntry>,
 }
 

@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use cleave_session::{Handover, RecordedMessage};
+use cleave_worker::LimitLevels;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType, getpeername};
 
@@ -34,6 +35,8 @@ pub(crate) struct Parcel {
     pub(crate) sessions: Vec<Handover>,
     /// When the disk stopped being served, by CLOCK_MONOTONIC, which all processes of a host share.
     pub(crate) since: Option<Duration>,
+    /// What the buckets of its limits held then.
+    pub(crate) limit_levels: Option<LimitLevels>,
 }
 
 /// A parcel as it is kept and sent.
@@ -124,6 +127,7 @@ impl Parcel {
             control,
             metrics,
             since_ns: since.map(|since| u64::try_from(since).unwrap_or(u64::MAX)),
+            limit_levels: self.limit_levels,
             sessions: sessions.collect(),
         }
     }
@@ -167,6 +171,7 @@ impl Parcel {
             metrics,
             sessions,
             since: document.since_ns.map(Duration::from_nanos),
+            limit_levels: document.limit_levels,
         })
     }
 }

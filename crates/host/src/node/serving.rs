@@ -52,7 +52,7 @@ pub(super) fn begin(
         // The process is confined already.
         |_, watch| Ok((node.confinement.clone(), watch)),
     )?;
-    server.resume(opened.parcel.sessions, opened.parcel.since);
+    server.resume(opened.parcel);
     drop(opened.turn);
     let status = server.status();
     let (node, id) = (node.clone(), id.to_owned());

@@ -18,7 +18,7 @@ use cleave_disk::Disk;
 use self::incident::{Incident, IncidentHook};
 use self::logs::Logs;
 use self::registry::Registry;
-use self::throttle::{LimitGroup, Throttle};
+use self::throttle::{LimitGroup, LimitLevels, Throttle};
 use crate::clock::nanoseconds;
 use crate::policy::Budget;
 use crate::record::{Recording, Records};
@@ -181,6 +181,16 @@ impl Device {
     /// Returns the nanoseconds since this device was made. All times of records are on this clock.
     pub fn now_ns(&self) -> u64 {
         nanoseconds(self.began)
+    }
+
+    /// Returns what the buckets of its limits hold, for a process that goes on with the disk.
+    pub fn limit_levels(&self) -> LimitLevels {
+        self.throttle.group().levels()
+    }
+
+    /// Goes on with its limits where another process was.
+    pub fn fill_limits(&self, levels: &LimitLevels) {
+        self.throttle.group().fill(levels);
     }
 
     /// Returns the tuning in force.

@@ -18,6 +18,7 @@ use std::time::Instant;
 use cleave_blk::{Request, Verb};
 
 use super::registry::Registry;
+use crate::clock::nanoseconds;
 use crate::{Limit, LimitKind, RateLimits, Tuning};
 
 /// Most vrings of a disk.
@@ -51,6 +52,10 @@ impl Demand {
         Some(Demand { is_read, bytes })
     }
 }
+
+/// What the buckets of limits hold: of each kind, the units above what has leaked away, and those above what has leaked away at the
+/// burst's own rate.
+pub type LimitLevels = [[f64; 2]; LimitKind::COUNT];
 
 /// Limits that several disks share: together they get what one disk would. A disk whose [`Device`](crate::Device) is not
 /// in a group has one of its own.
@@ -90,6 +95,16 @@ impl LimitGroup {
     /// Returns the limits in force.
     pub fn limits(&self) -> RateLimits {
         self.state().limits
+    }
+
+    /// Returns what its buckets hold now.
+    pub(crate) fn levels(&self) -> LimitLevels {
+        self.state().levels(nanoseconds(self.0.began))
+    }
+
+    /// Fills its buckets to what they held in another process, where that is more than they hold.
+    pub(crate) fn fill(&self, levels: &LimitLevels) {
+        self.state().fill(levels, nanoseconds(self.0.began));
     }
 
     /// Returns how many disks share it.
@@ -160,6 +175,11 @@ impl Throttle {
             member,
             ahead_ns: ahead - behind,
         }
+    }
+
+    /// Returns the limits that it shares.
+    pub(crate) fn group(&self) -> &LimitGroup {
+        &self.group
     }
 
     /// Puts `limits` in force for all disks of the group.
@@ -498,6 +518,23 @@ impl GroupState {
         }
     }
 
+    fn levels(&mut self, now_ns: u64) -> LimitLevels {
+        self.leak(now_ns);
+        self.buckets
+            .map(|bucket| [bucket.level, bucket.burst_level])
+    }
+
+    /// Fills the buckets, at most to their sizes: nobody waits longer than for requests of this process.
+    fn fill(&mut self, levels: &LimitLevels, now_ns: u64) {
+        self.leak(now_ns);
+        for (kind, [level, burst_level]) in LimitKind::ALL.into_iter().zip(levels) {
+            let (size, burst_size) = Bucket::sizes(self.limits.of(kind));
+            let bucket = &mut self.buckets[kind as usize];
+            bucket.level = bucket.level.max(level.min(size));
+            bucket.burst_level = bucket.burst_level.max(burst_level.min(burst_size));
+        }
+    }
+
     /// Returns how long the fullest of the buckets of a class needs until it has room.
     fn wait_ns(&self, class: Class, ahead_ns: f64) -> f64 {
         let wait_ns = |kind| self.buckets[kind as usize].wait_ns(self.limits.of(kind), ahead_ns);
@@ -554,6 +591,17 @@ impl GroupState {
 }
 
 impl Bucket {
+    /// Returns how much a bucket holds before requests wait, and how much of a burst.
+    fn sizes(limit: Limit) -> (f64, f64) {
+        let (average, max) = (limit.average as f64, limit.max as f64);
+        match max > 0.0 {
+            // A burst is over when all of it has been done at the burst's rate.
+            true => (max * limit.max_length.max(1) as f64, max / 10.0),
+            // Without one, a tenth of a second's worth, or every other request would wait.
+            false => (average / 10.0, 0.0),
+        }
+    }
+
     /// Returns how long a request waits if others first fill in what takes `ahead_ns` to leak.
     fn wait_ns(self, limit: Limit, ahead_ns: f64) -> f64 {
         let Limit {
@@ -565,12 +613,7 @@ impl Bucket {
             return 0.0;
         }
         let (average, max) = (average as f64, max as f64);
-        let (size, burst_size) = match max > 0.0 {
-            // A burst is over when all of it has been done at the burst's rate.
-            true => (max * max_length.max(1) as f64, max / 10.0),
-            // Without one, a tenth of a second's worth, or every other request would wait.
-            false => (average / 10.0, 0.0),
-        };
+        let (size, burst_size) = Bucket::sizes(limit);
         let ahead = ahead_ns / SECOND_NS * average;
         let extra = self.level + ahead - size;
         if extra > 0.0 {

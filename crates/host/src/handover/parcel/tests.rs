@@ -94,6 +94,14 @@ fn parcel(ends: &mut Ends) -> Parcel {
         metrics: Some(listener()),
         sessions: vec![owner, parked],
         since: Some(Duration::from_nanos(5_000_000_001)),
+        limit_levels: Some([
+            [0.0, 0.0],
+            [1.5, 0.5],
+            [0.0; 2],
+            [0.0; 2],
+            [0.0; 2],
+            [7e9, 0.0],
+        ]),
     }
 }
 
@@ -161,11 +169,12 @@ fn the_format_is_fixed() {
     let head = format!(r#"{{"format":"cleave-hand-over","version":1,"cleave":"{version}","#);
     let disk = r#""disk":{"id":"a","storage":"/dev/a,/dev/b","endpoint":"/run/a.sock","identities":[null,[1,2,3]]},"#;
     let files = r#""files":["0","1"],"listener":"2","control":"3","metrics":"4","#;
-    let since = r#""since_ns":5000000001,"sessions":["#;
+    let since = r#""since_ns":5000000001,"#;
+    let levels = r#""limit_levels":[[0.0,0.0],[1.5,0.5],[0.0,0.0],[0.0,0.0],[0.0,0.0],[7000000000.0,0.0]],"sessions":["#;
     let owner = r#"{"connection":"5","owns":true,"has_owned":true,"needs_reset":false,"writeback":false,"device":"d15c","messages":["#;
     let messages = r#"{"request":5,"payload":"007fff","fds":["6","7"]},{"request":2,"payload":"","fds":[]}]},"#;
     let parked = r#"{"connection":"8","owns":false,"has_owned":true,"needs_reset":true,"writeback":null,"device":"","messages":[]}]}"#;
-    let whole = [&head, disk, files, since, owner, messages, parked].concat();
+    let whole = [&head, disk, files, since, levels, owner, messages, parked].concat();
     assert_eq!(text_of(&packed.document), whole);
     let names: Vec<_> = packed.fds.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["0", "1", "2", "3", "4", "5", "6", "7", "8"]);
@@ -198,6 +207,7 @@ fn what_is_not_needed_may_be_missing() {
     fds.retain(|(name, _)| name != "l");
     let parcel = unpack(document.to_string().as_bytes(), fds).unwrap();
     assert!(parcel.listener.is_none() && parcel.since.is_none());
+    assert!(parcel.limit_levels.is_none());
 }
 
 /// Puts a value in place of the one at `place`, or adds it.
@@ -228,6 +238,7 @@ fn a_document_that_differs_is_refused() {
         ("/disk/id", json!(1), "malformed"),
         ("/disk", json!("\u{1b}\n"), "string \"\\u"),
         ("/since_ns", json!(1.5), "malformed"),
+        ("/limit_levels", json!([[0.0, 0.0]]), "malformed"),
         ("/sessions/0/owns", json!(null), "malformed"),
         (
             "/sessions/0/messages/0/request",

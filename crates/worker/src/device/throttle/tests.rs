@@ -582,3 +582,48 @@ fn at_half_its_rate_a_disk_does_not_notice_its_limit() {
     }
     assert_eq!(late, 0);
 }
+
+/// Returns how many reads of a byte a disk is admitted at once.
+fn admitted(disk: &Throttle, now_ns: u64) -> usize {
+    let mut requests = 0;
+    while disk.admit(0, read(1), now_ns).is_ok() {
+        requests += 1;
+    }
+    disk.leave(0);
+    requests
+}
+
+#[test]
+fn a_burst_that_was_used_is_not_had_again_in_the_next_process() {
+    let limits =
+        "iops-total=10,iops-total-max=100,bps-read=1,bps-read-max=1000,bps-read-max-length=4";
+    let before = throttle(limits);
+    assert_eq!(admitted(&before, 0), 101);
+    let levels = before.group.state().levels(0);
+    assert_eq!(levels[LimitKind::IopsTotal as usize], [101.0, 0.0]);
+    assert_eq!(levels[LimitKind::BpsRead as usize], [101.0, 101.0]);
+
+    // The clock of the next one has another beginning.
+    let next = throttle(limits);
+    next.group.state().fill(&levels, 77 * SECOND);
+    assert_eq!(admitted(&next, 77 * SECOND), 1, "what was above the size");
+    assert_eq!(
+        admitted(&next, 79 * SECOND),
+        20,
+        "what has leaked away since"
+    );
+    // What other disks of the group have used meanwhile stays.
+    next.group.state().fill(&Default::default(), 79 * SECOND);
+    assert_eq!(admitted(&next, 79 * SECOND), 0);
+}
+
+#[test]
+fn levels_that_no_request_can_reach_keep_nobody_waiting() {
+    for level in [f64::INFINITY, f64::NAN, 1e300, -1e300] {
+        let disk =
+            throttle("iops-total=10,bps-total=1000,bps-total-max=2000,bps-total-max-length=3");
+        let levels = [[level; 2]; LimitKind::COUNT];
+        disk.group.state().fill(&levels, 0);
+        assert!(admitted(&disk, SECOND) >= 10, "{level}");
+    }
+}
