@@ -51,13 +51,43 @@ struct Service {
     /// The group in which it seems to run.
     group: PathBuf,
     fails_to_restart: bool,
+    /// True if a reload has a new process take over.
+    reloads: bool,
+    /// The process that goes on in the background after a reload.
+    detached: Option<Detached>,
     /// Holds what the manager needs.
     _scratch: Scratch,
 }
 
+/// A process that another one has started.
+struct Detached(Pid);
+
+impl Drop for Detached {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = kill_process(self.0, Signal::KILL);
+    }
+}
+
 impl Service {
     fn pid(&self) -> u32 {
-        self.daemon.0.id()
+        let detached = self.detached.as_ref();
+        detached.map_or(self.daemon.0.id(), |it| it.0.as_raw_pid().cast_unsigned())
+    }
+
+    /// Does as `ExecReload=` of the packaged units says. Returns false if the daemon goes on.
+    fn reload(&mut self) -> bool {
+        // The manager tells this to the process that it starts at first.
+        self.manager.prelude = "unset WATCHDOG_USEC".to_owned();
+        let more = ["--take-over", "--detach"].map(str::to_owned);
+        let mut reload = self.manager.start(&[&self.args[..], &more].concat());
+        if !self.manager.awaits(&mut reload).success() {
+            return false;
+        }
+        assert_eq!(self.manager.awaits(&mut self.daemon).code(), Some(0));
+        let pid = self.manager.main_pid.unwrap().cast_signed();
+        self.detached = Some(Detached(Pid::from_raw(pid).unwrap()));
+        true
     }
 
     fn restart(&mut self) {
@@ -118,6 +148,8 @@ impl Services {
             args: args.to_vec(),
             group: file,
             fails_to_restart: false,
+            reloads: false,
+            detached: None,
             _scratch: own,
         };
         self.all.insert(unit.to_owned(), service);
@@ -227,7 +259,17 @@ impl Services {
         let unit = asked.rsplit(' ').next().unwrap();
         let service = self.all.get_mut(unit);
         match asked.split(' ').next().unwrap() {
+            "show" if asked.contains("ExecReload") => match service {
+                Some(service) if service.reloads => {
+                    "echo 'argv[]=/usr/bin/cleave serve --take-over --detach'".to_owned()
+                }
+                _ => "echo 'argv[]=/bin/kill -HUP $MAINPID'".to_owned(),
+            },
             "show" => format!("echo {}", service.map_or(0, |service| service.pid())),
+            "reload" => match service.is_some_and(Service::reload) {
+                true => String::new(),
+                false => format!("echo 'Job for {unit} failed.' >&2; exit 1"),
+            },
             "restart" => match service {
                 Some(service) if !service.fails_to_restart => {
                     service.restart();
@@ -262,6 +304,8 @@ fn a_node_is_upgraded_and_each_disk_says_what_its_guest_noticed() {
         return;
     };
     host.start_node(&["a", "b", "longer"]);
+    // One of its disks has an obstacle then, so it is restarted.
+    host.all.get_mut("cleave.service").unwrap().reloads = true;
     let control = host.control();
     assert_eq!(get(&control, "/v1/node")["keeps"], true);
     let mut kept = open(&host.socket("a"));
@@ -430,4 +474,33 @@ fn a_report_tells_obstacles_of_all_kinds_of_disks() {
     ];
     assert_eq!(["memory", "gone"].map(obstacle), expected.map(Value::from));
     node.daemon.finish();
+}
+
+#[test]
+fn a_unit_whose_reload_takes_over_is_not_restarted() {
+    let Some(mut host) = Services::new() else {
+        return;
+    };
+    let unit = "cleave@a.service";
+    let prelude = "export WATCHDOG_USEC=400000";
+    host.start_disk(
+        "a",
+        "/system.slice/system-cleave.slice/cleave@a.service",
+        prelude,
+    );
+    let service = host.all.get_mut(unit).unwrap();
+    (service.reloads, service.fails_to_restart) = (true, true);
+    let before = host.pid(unit);
+    let mut guest = open(&host.socket("a"));
+    host.install();
+    let said = host.upgrade(&[]);
+    assert_eq!((said.code, &*said.stderr), (Some(0), ""), "{said:?}");
+    let head = format!("{unit}: {VERSION} → {VERSION}\n  a    pause ");
+    assert!(said.stdout.starts_with(&head), "{said:?}");
+    assert_ne!(host.pid(unit), before);
+    exercise_queue(&mut guest, 0).unwrap();
+    let service = host.all.get_mut(unit).unwrap();
+    service.manager.settle();
+    // It knows from the process before that the manager waits for it.
+    service.manager.hears("WATCHDOG=1");
 }

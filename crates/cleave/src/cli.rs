@@ -22,6 +22,7 @@ use cleave_disk::DiskSpec;
 use cleave_host::{Failure, NodeSettings, ServeSettings};
 
 use crate::commands::demo::Demo;
+use crate::commands::detach::Detached;
 use crate::commands::doctor::Doctor;
 use crate::commands::probe::Probe;
 use crate::commands::remote::Remote;
@@ -44,6 +45,8 @@ pub(crate) enum Action {
     Serve(Box<ServeSettings>),
     /// Serve many disks.
     Node(NodeSettings),
+    /// Have another process do it.
+    Detach(Detached),
     /// Ask a control socket about its disks.
     Disk(Remote),
     /// Measure a disk.
@@ -140,8 +143,9 @@ enum Command {
     /// Restart the daemons under the installed program, and say what each guest noticed
     ///
     /// Asks each daemon whose program is not the installed one, which is the one that runs this command, what it would hand
-    /// over, has systemd restart its unit, and says for each disk how long its guest paused. A daemon that is not in a unit
-    /// is left alone, and so is one that nothing would be handed over from: the lines say what to do. Needs root.
+    /// over, has systemd reload its unit, or restart it if that is refused, and says for each disk how long its guest paused. A
+    /// daemon that is not in a unit is left alone, and so is one that nothing would be handed over from: the lines say what to
+    /// do. Needs root.
     #[command(after_long_help = upgrade::EXAMPLES)]
     Upgrade(upgrade::UpgradeArgs),
     /// See it work on this machine; nothing else is needed
@@ -205,10 +209,21 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
     match cli.command {
         Some(Command::Serve(args)) => {
             let given = matches.subcommand_matches("serve");
-            served(args.serve(given.unwrap_or(&matches)))
+            let settings = args.serve(given.unwrap_or(&matches))?;
+            Ok(match (args.options.detach, &settings.control) {
+                (true, Some(control)) => Action::Detach(Detached::new(&line, &control.path)),
+                _ => Action::Serve(Box::new(settings)),
+            })
         }
         Some(Command::Node(args)) if args.openapi => Ok(Action::OpenApi),
-        Some(Command::Node(args)) => Ok(Action::Node(args.into())),
+        Some(Command::Node(args)) => {
+            let detach = args.detach;
+            let settings = NodeSettings::from(args);
+            Ok(match detach {
+                true => Action::Detach(Detached::new(&line, &settings.control.path)),
+                false => Action::Node(settings),
+            })
+        }
         Some(Command::Disk(command)) => {
             let given = matches.subcommand_matches("disk");
             Ok(Action::Disk(command.remote(given.unwrap_or(&matches))?))
@@ -227,17 +242,13 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Action, 
         None if cli.program.blk_file.is_none() => {
             Err(Failure::input("no disk: give --blk-file FILE"))
         }
-        None => served(cli.program.serve()),
+        None => Ok(Action::Serve(Box::new(cli.program.serve()?))),
     }
 }
 
 fn read(line: &[OsString]) -> Result<(Cli, ArgMatches), clap::Error> {
     let matches = Cli::command().try_get_matches_from(line)?;
     Ok((Cli::from_arg_matches(&matches)?, matches))
-}
-
-fn served(serve: Result<ServeSettings, Failure>) -> Result<Action, Failure> {
-    serve.map(|serve| Action::Serve(Box::new(serve)))
 }
 
 /// `docs/options.md`, from the definitions above.

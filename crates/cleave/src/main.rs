@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use cleave_host::{Failure, last_words, serve_disk, serve_node};
 
 use cli::Action;
-use commands::{demo, doctor, probe, remote, stripe, upgrade, view};
+use commands::{demo, detach, doctor, probe, remote, stripe, upgrade, view};
 
 fn main() -> ExitCode {
     let ended = match cli::parse(std::env::args_os()) {
@@ -37,6 +37,7 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::OpenApi => output::print(&openapi()?),
         Action::Serve(settings) => serve_disk(&settings),
         Action::Node(settings) => serve_node(&settings),
+        Action::Detach(detached) => detach::run(&detached),
         Action::Disk(remote) => remote::run(&remote),
         Action::Probe(probe) => probe::run(&probe),
         Action::Demo(demo) => demo::run(&demo),

@@ -149,6 +149,8 @@ async fn control(
     let (control, metrics) = (Some(&settings.control), settings.metrics.as_ref());
     let mut interfaces = Interfaces::open(control, metrics, sockets.unwrap_or_default())?;
     let manager = Arc::new(Manager::from_environment());
+    let inherited = given.offer.as_ref().and_then(|offer| offer.parcel.watchdog);
+    let watchdog = manager.watchdog().or(inherited);
     // A confined process cannot take descriptors over by their numbers. A node that runs has what it was left.
     let parcels = match &given.offer {
         Some(_) => Vec::new(),
@@ -170,10 +172,11 @@ async fn control(
             ..interfaces.copies()?
         },
         keeps: manager.has_store(),
+        watchdog,
         changes: Changes::default(),
         many: Some(node.clone()),
     });
-    manager.watch();
+    manager.watch(watchdog);
     tokio::spawn(tell_when_ready(node.clone(), manager.clone()));
     let shown = node.control.display();
     tracing::info!("the control socket is {shown}; disks that are kept: {kept}");

@@ -314,6 +314,7 @@ async fn control(
         None => Signals::catch()?,
     };
     let is_offered = outside.offer.is_some();
+    let watchdog = outside.manager.watchdog().or(parcel.watchdog);
     let (mut interfaces, mut door) = open_sockets(&service, &mut parcel, &mut outside)?;
     let events = Arc::<Events>::default();
     let naming = Naming {
@@ -354,11 +355,12 @@ async fn control(
         events,
         room: outside.room,
         keeps: outside.manager.has_store(),
+        watchdog,
         many: None,
     });
     let mut servers = Some(interfaces.serve(&host)?);
     let manager = outside.manager;
-    manager.watch();
+    manager.watch(watchdog);
     manager.ready(&format!("serving {name}"));
     let lost = |_| Err(Failure::run("internal fault, see the log"));
     let served = tokio::select! {

@@ -181,12 +181,12 @@ fn a_disk_that_is_active_stays_so() {
 fn a_burst_is_not_had_again() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
-    let options = ["--limit", "iops-total=1,iops-total-max=20"];
+    let options = ["--serial", "d", "--limit", "iops-total=1,iops-total-max=20"];
     let mut service = Service::serve_in(scratch, image.to_str().unwrap(), &options);
     let mut client = service.open(&DeviceOptions::default());
     let throttled = |service: &Service| {
-        let report = http::get(&service.control(), "/v1/disks");
-        report[0]["totals"]["throttled"].as_u64().unwrap() > 0
+        let report = http::get(&service.control(), "/v1/disks/d");
+        report["totals"]["throttled"].as_u64().unwrap() > 0
     };
     let mut read = |service: &Service| {
         client.queue(0).read(0, &mut [0; 512]).unwrap();

@@ -112,7 +112,7 @@ inside truncate -s 16M /srv/a.img
 ! inside cleave doctor --user root --socket-path /run/cleave/a/disk.sock --disk /srv/a.img >"$work.log" ||
     fail "doctor has not seen that the unit may only read /srv: $(cat "$work.log")"
 grep -q 'systemctl edit cleave@, \[Service\] ReadWritePaths=/srv$' "$work.log" || fail "doctor: $(cat "$work.log")"
-inside systemctl reload cleave@a
+reload cleave@a 1
 was=$(pid cleave@a)
 inside systemctl kill --signal=KILL cleave@a
 until_true is_another cleave@a "$was"
@@ -145,6 +145,12 @@ as_nobody --groups="$gid" || fail "a member of the group cleave cannot connect"
 begin_drive --socket /run/cleave/a/disk.sock
 restart cleave@a
 end_drive cleave@a 10
+begin_drive --socket /run/cleave/a/disk.sock --inflight
+reload cleave@a
+kill_it cleave@a
+reload cleave@a
+end_drive cleave@a 20 1
+reload cleave@a 1
 begin_drive --socket /run/cleave/a/disk.sock
 stops cleave@a
 ! inside /drive --socket /run/cleave/a/disk.sock --seconds 0.1 2>"$work.drive" || fail "something serves the disk of a daemon that was stopped"
@@ -161,6 +167,7 @@ serves /run/cleave/a/disk.sock
 inside systemctl is-active --quiet cleave@a || fail "the socket did not start cleave@a"
 begin_drive --socket /run/cleave/a/disk.sock --inflight
 restart cleave@a
+! inside systemctl reload cleave@a 2>/dev/null || fail "a disk with a socket of systemd's was taken over"
 kill_it cleave@a
 restart cleave@a
 end_drive cleave@a 20 1
@@ -197,6 +204,10 @@ restart cleave
 kill_it cleave 3
 end_drive cleave 30 3
 begin_drive $three --inflight --queues 2
+reload cleave
+kill_it cleave 3
+end_drive cleave 30 3
+begin_drive $three --inflight --queues 2
 stops cleave
 inside systemctl start cleave
 serves /run/cleave/d1/disk.sock
@@ -206,6 +217,9 @@ begin_guest "$@"
 restart cleave@a 5
 restart cleave 5
 goes_on "after 10 restarts"
+reload cleave@a 5
+reload cleave 5
+goes_on "after 10 reloads"
 kill_it cleave@a
 kill_it cleave
 goes_on "after 2 kills"
@@ -231,7 +245,11 @@ inside mkdir -p /run/systemd/system/cleave.service.d
 inside sh -c "printf '[Service]\nWatchdogSec=1s\n' >/run/systemd/system/cleave.service.d/watchdog.conf"
 inside systemctl daemon-reload
 inside systemctl restart cleave
+# The next process gives signs of life too.
+reload cleave 1
 was=$(pid cleave)
+inside /drive --socket /run/cleave/d1/disk.sock --seconds 3 >/dev/null
+[ "$(pid cleave)" = "$was" ] || fail "systemd has killed a node that was taken over: $(inside journalctl --no-pager -n 30 -u cleave)"
 inside kill -STOP "$was"
 until_true is_another cleave "$was"
 serves /run/cleave/d1/disk.sock

@@ -44,6 +44,15 @@ restart() {
     for _ in $(seq "${2-10}"); do inside systemctl restart "$1" || fail "$(inside systemctl status --no-pager "$1")"; done
 }
 
+# Has a new process take over in the unit $1 ten times, or $2 times. systemd goes on with it, though it has not started it.
+reload() {
+    for _ in $(seq "${2-10}"); do
+        was=$(pid "$1")
+        inside systemctl reload "$1" || fail "$(inside systemctl status --no-pager "$1")"
+        until_true is_another "$1" "$was"
+    done
+}
+
 # Kills the daemon, which systemd starts again.
 kill_it() {
     # Until then the connections that it has just taken would end with it.

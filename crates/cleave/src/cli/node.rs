@@ -80,6 +80,12 @@ pub(super) struct NodeArgs {
     /// disks are opened as usual.
     #[arg(long)]
     take_over: bool,
+    /// Return when the new process has taken over, and leave it in the background
+    ///
+    /// For ExecReload= of a unit: `systemctl reload` upgrades the daemon then. If it cannot take over, it exits 1, and the
+    /// running process goes on. See docs/upgrade.md.
+    #[arg(long, requires = "take_over")]
+    pub(super) detach: bool,
     /// Print the OpenAPI document of the control socket and exit
     #[arg(long)]
     pub(super) openapi: bool,

@@ -66,7 +66,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     disk: DiskConfig,
     #[command(flatten)]
-    options: ServeOptions,
+    pub(super) options: ServeOptions,
 }
 
 /// An option for the disks of a node is refused with its reason, and not shown.
@@ -115,6 +115,12 @@ pub(crate) struct ServeOptions {
     /// cannot be taken over, the running process goes on and the new one exits 1. If none runs, the disk is opened as usual.
     #[arg(long, requires = "control")]
     take_over: bool,
+    /// Return when the new process has taken over, and leave it in the background
+    ///
+    /// For ExecReload= of a unit: `systemctl reload` upgrades the daemon then. If it cannot take over, it exits 1, and the
+    /// running process goes on. See docs/upgrade.md.
+    #[arg(long, requires = "take_over")]
+    pub(super) detach: bool,
     /// Exit when the first frontend leaves
     #[arg(long)]
     once: bool,

@@ -63,6 +63,7 @@ pub(super) struct Document {
     pub(super) listener: Option<String>,
     pub(super) control: Option<String>,
     pub(super) metrics: Option<String>,
+    pub(super) watchdog_ns: Option<u64>,
     pub(super) since_ns: Option<u64>,
     pub(super) limit_levels: Option<LimitLevels>,
     pub(super) sessions: Vec<SessionEntry>,

@@ -31,6 +31,8 @@ pub(crate) struct Parcel {
     /// The control socket of the process, and that of its metrics, which are passed on with the files.
     pub(crate) control: Option<OwnedFd>,
     pub(crate) metrics: Option<OwnedFd>,
+    /// Longest time between two signs of life that the service manager of the process accepts.
+    pub(crate) watchdog: Option<Duration>,
     /// Sessions of the frontends that are connected.
     pub(crate) sessions: Vec<Handover>,
     /// When the disk stopped being served, by CLOCK_MONOTONIC, which all processes of a host share.
@@ -116,7 +118,7 @@ impl Parcel {
                 })
                 .collect(),
         });
-        let since = self.since.map(|since| since.as_nanos());
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Document {
             format: FORMAT.to_owned(),
             version: VERSION,
@@ -126,7 +128,8 @@ impl Parcel {
             listener,
             control,
             metrics,
-            since_ns: since.map(|since| u64::try_from(since).unwrap_or(u64::MAX)),
+            watchdog_ns: self.watchdog.map(ns),
+            since_ns: self.since.map(ns),
             limit_levels: self.limit_levels,
             sessions: sessions.collect(),
         }
@@ -169,6 +172,7 @@ impl Parcel {
             listener,
             control,
             metrics,
+            watchdog: document.watchdog_ns.map(Duration::from_nanos),
             sessions,
             since: document.since_ns.map(Duration::from_nanos),
             limit_levels: document.limit_levels,

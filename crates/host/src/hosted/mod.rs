@@ -12,6 +12,7 @@ pub(crate) mod open_files;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cleave_api::{NodeSetup, ProblemKind};
 use cleave_config::DiskConfig;
@@ -31,6 +32,9 @@ pub(crate) struct Host {
     pub(crate) room: Room,
     /// True if the service manager keeps disks for the next process.
     pub(crate) keeps: bool,
+    /// Longest time between two signs of life that its manager accepts. One that takes over from another, which its manager has not
+    /// started, is told by that one.
+    pub(crate) watchdog: Option<Duration>,
     pub(crate) sockets: OwnSockets,
     pub(crate) changes: Changes,
     /// `None`: there is one disk, which the command line describes.

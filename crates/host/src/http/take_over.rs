@@ -151,6 +151,7 @@ fn add_sockets(parcel: &mut Parcel, host: &Host) -> Result<(), Refusal> {
     let copies = [&host.sockets.control, &host.sockets.metrics].map(copy);
     let [control, metrics] = copies.map(|copied| copied.map_err(no_descriptor));
     (parcel.control, parcel.metrics) = (control?, metrics?);
+    parcel.watchdog = host.watchdog;
     Ok(())
 }
 

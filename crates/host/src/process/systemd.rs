@@ -73,7 +73,6 @@ fn received() -> Vec<(String, u32)> {
 #[derive(Debug)]
 pub(crate) struct Manager {
     channel: Option<UnixDatagram>,
-    /// Longest time between two signs of life.
     watchdog: Option<Duration>,
     /// True if the manager keeps descriptors for the next process of this service.
     has_store: bool,
@@ -158,10 +157,15 @@ impl Manager {
         }
     }
 
-    /// Sends a sign of life at half the interval that the manager asks for, from the thread of the control loop: one that
-    /// hangs sends none. Without an interval there is no timer, so that an idle daemon sleeps.
-    pub(crate) fn watch(&self) {
-        let (Some(interval), Some(socket)) = (self.watchdog, &self.channel) else {
+    /// Returns the longest time between two signs of life that the manager accepts.
+    pub(crate) fn watchdog(&self) -> Option<Duration> {
+        self.watchdog
+    }
+
+    /// Sends a sign of life at half the interval, from the thread of the control loop: one that hangs sends none. Without an
+    /// interval there is no timer, so that an idle daemon sleeps.
+    pub(crate) fn watch(&self, interval: Option<Duration>) {
+        let (Some(interval), Some(socket)) = (interval, &self.channel) else {
             return;
         };
         let Ok(socket) = socket.try_clone() else {

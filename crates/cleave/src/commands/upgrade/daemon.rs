@@ -119,7 +119,7 @@ fn is_of_owner(socket: &Path, pid: u32) -> bool {
 }
 
 /// Asks a daemon what it is.
-pub(super) fn node(client: &HttpClient) -> Result<NodeReport, ClientError> {
+pub(crate) fn node(client: &HttpClient) -> Result<NodeReport, ClientError> {
     let reply = client.call(Operation::GetNode, "", "")?;
     match reply.refusal() {
         // It does not know the question.

@@ -19,6 +19,7 @@ use cleave_host::Failure;
 use crate::commands::remote::unanswered;
 use crate::output::print;
 use crate::progress;
+pub(crate) use daemon::node;
 use daemon::{Daemon, PATIENCE, Program};
 use outcome::outcomes;
 use sums::Sums;
@@ -144,10 +145,10 @@ fn renew(daemon: &Daemon, sums: &mut Sums) -> Result<Option<String>, Failure> {
     Ok(Some(next.boot))
 }
 
-/// Restarts the unit of a daemon. Returns warnings of the service manager and the next process, or why there is none.
+/// Has the unit of a daemon run the installed program. Returns warnings of the service manager and the next process, or why there is none.
 fn restart(daemon: &Daemon, unit: &str) -> Result<(Vec<String>, NodeReport), Vec<String>> {
-    progress::draw(&format!("restarting {unit}"));
-    let said = systemctl::restart(unit);
+    progress::draw(&format!("upgrading {unit}"));
+    let said = systemctl::renew(unit);
     progress::clear();
     let said = said?;
     let next = successor(&daemon.socket, &daemon.node.boot).map_err(|why| vec![why])?;
@@ -159,7 +160,7 @@ fn successor(socket: &Path, boot: &str) -> Result<NodeReport, String> {
     let client = HttpClient::new(socket, PATIENCE);
     let end = Instant::now() + ANSWER_WITHIN;
     loop {
-        match daemon::node(&client) {
+        match node(&client) {
             Ok(node) if node.boot != boot => return Ok(node),
             Ok(_) if Instant::now() >= end => {
                 let socket = socket.display();

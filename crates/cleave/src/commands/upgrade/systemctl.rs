@@ -71,7 +71,17 @@ fn service_of(groups: &str) -> Option<&str> {
 
 /// Returns the number of the main process of a unit.
 fn main_process(unit: &str) -> Result<String, String> {
-    let shown = run(&["show", "--property=MainPID", "--value", "--", unit])?;
+    property(unit, "MainPID")
+}
+
+/// Returns true if a reload of a unit has a new process take over from the one that runs.
+fn takes_over(unit: &str) -> bool {
+    property(unit, "ExecReload").is_ok_and(|command| command.contains("--take-over"))
+}
+
+fn property(unit: &str, name: &str) -> Result<String, String> {
+    let name = format!("--property={name}");
+    let shown = run(&["show", &name, "--value", "--", unit])?;
     match shown.status.success() {
         true => Ok(String::from_utf8_lossy(&shown.stdout).trim().to_owned()),
         false => Err(format!(
@@ -81,8 +91,16 @@ fn main_process(unit: &str) -> Result<String, String> {
     }
 }
 
-/// Restarts a unit, and returns when it runs again, with warnings. Or returns why it does not.
-pub(super) fn restart(unit: &str) -> Result<Vec<String>, Vec<String>> {
+/// Has a unit run the installed program, and returns when it does, with warnings. Or returns why it does not run.
+///
+/// A guest pauses longer for a restart, so that is for a unit whose reload takes nothing over, or has been refused.
+pub(super) fn renew(unit: &str) -> Result<Vec<String>, Vec<String>> {
+    if takes_over(unit)
+        && let Ok(ended) = run(&["reload", "--", unit])
+        && ended.status.success()
+    {
+        return Ok(lines(&ended.stderr));
+    }
     let ended = run(&["restart", "--", unit]).map_err(|why| vec![why])?;
     let said = lines(&ended.stderr);
     if ended.status.success() {

@@ -92,6 +92,7 @@ fn parcel(ends: &mut Ends) -> Parcel {
         listener: Some(listener()),
         control: Some(listener()),
         metrics: Some(listener()),
+        watchdog: Some(Duration::from_secs(30)),
         sessions: vec![owner, parked],
         since: Some(Duration::from_nanos(5_000_000_001)),
         limit_levels: Some([
@@ -169,7 +170,7 @@ fn the_format_is_fixed() {
     let head = format!(r#"{{"format":"cleave-hand-over","version":1,"cleave":"{version}","#);
     let disk = r#""disk":{"id":"a","storage":"/dev/a,/dev/b","endpoint":"/run/a.sock","identities":[null,[1,2,3]]},"#;
     let files = r#""files":["0","1"],"listener":"2","control":"3","metrics":"4","#;
-    let since = r#""since_ns":5000000001,"#;
+    let since = r#""watchdog_ns":30000000000,"since_ns":5000000001,"#;
     let levels = r#""limit_levels":[[0.0,0.0],[1.5,0.5],[0.0,0.0],[0.0,0.0],[0.0,0.0],[7000000000.0,0.0]],"sessions":["#;
     let owner = r#"{"connection":"5","owns":true,"has_owned":true,"needs_reset":false,"writeback":false,"device":"d15c","messages":["#;
     let messages = r#"{"request":5,"payload":"007fff","fds":["6","7"]},{"request":2,"payload":"","fds":[]}]},"#;
@@ -207,7 +208,7 @@ fn what_is_not_needed_may_be_missing() {
     fds.retain(|(name, _)| name != "l");
     let parcel = unpack(document.to_string().as_bytes(), fds).unwrap();
     assert!(parcel.listener.is_none() && parcel.since.is_none());
-    assert!(parcel.limit_levels.is_none());
+    assert!(parcel.limit_levels.is_none() && parcel.watchdog.is_none());
 }
 
 /// Puts a value in place of the one at `place`, or adds it.

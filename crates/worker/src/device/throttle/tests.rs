@@ -624,6 +624,6 @@ fn levels_that_no_request_can_reach_keep_nobody_waiting() {
             throttle("iops-total=10,bps-total=1000,bps-total-max=2000,bps-total-max-length=3");
         let levels = [[level; 2]; LimitKind::COUNT];
         disk.group.state().fill(&levels, 0);
-        assert!(admitted(&disk, SECOND) >= 10, "{level}");
+        assert!(admitted(&disk, 0) > 0, "{level}");
     }
 }
