@@ -16,6 +16,8 @@ begin_drive() {
 # Ends the driver, and prints the pauses that the unit $1 has logged. Each of its $2 hand-overs has to be among them, and each
 # take-over after a kill, of which there were $3.
 end_drive() {
+    # A process says so when it serves, which the end of a restart does not wait for.
+    until_true has_logged "$1" "$2" "${3-0}"
     exec 9>&-
     wait $driver || fail "the driver of $1: $(cat "$work.drive"); $(inside journalctl --no-pager -n 60 -u "$1")"
     grep -q 'failed 0$' "$work.drive" || fail "the driver of $1: $(cat "$work.drive")"
@@ -29,12 +31,19 @@ end_drive() {
     echo "$1: $2 hand-overs, pauses of $(echo "$pauses" | head -n 1) to $(echo "$pauses" | tail -n 1) ms"
 }
 
-# systemd has closed what it kept: a connection that it had open would outlive the daemon.
+# The unit $1 has logged $2 hand-overs and $3 take-overs after a kill since the driver began.
+has_logged() {
+    inside journalctl --sync
+    inside sh -c 'journalctl --after-cursor="$(cat /tmp/cursor)" --output=cat --unit="$0"' "$1" >"$work.log"
+    [ "$(grep -c 'was taken over after a pause of' "$work.log") $(grep -c 'of a daemon that died was taken over' "$work.log")" = "$2 $3" ]
+}
+
 # systemd keeps the connections of so many disks of a unit, for the case of a kill.
 keeps() {
     [ "$(inside systemctl show --property NFileDescriptorStore --value "$1")" -ge "$2" ]
 }
 
+# systemd has closed what it kept: a connection that it had open would outlive the daemon.
 keeps_nothing() {
     [ "$(inside systemctl show --property NFileDescriptorStore --value "$1")" = 0 ]
 }
