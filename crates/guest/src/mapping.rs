@@ -7,6 +7,7 @@ use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::ptr::null_mut;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, PoisonError};
 
@@ -104,6 +105,8 @@ impl Mapping {
 
     /// Returns true if a page of it was replaced by zeroes.
     pub(crate) fn is_lost(&self) -> bool {
+        // As in `Memory::is_lost`: this thread's earlier reads are covered.
+        fence(Ordering::Acquire);
         self.watch.as_ref().is_some_and(MappingWatch::is_lost)
     }
 }

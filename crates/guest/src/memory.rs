@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -282,9 +282,18 @@ impl Memory {
     }
 
     /// Returns true if a memory file was cut while mapped and a page of it was replaced by zeroes: this connection cannot
-    /// continue. Costs one load as long as no connection has lost memory.
+    /// continue. It covers everything that this thread has read before. Costs one load as long as no connection has lost memory.
     #[inline]
     pub fn is_lost(&self) -> bool {
+        // If another thread replaced a page, this one reads the zeroes without a fault. The other one set the mark first, but a
+        // processor that loads out of order (ARM) could have read the mark here before the zeroes.
+        fence(Ordering::Acquire);
+        self.is_known_lost()
+    }
+
+    /// Does what `is_lost` does, before the memory is accessed: it covers no earlier read.
+    #[inline]
+    fn is_known_lost(&self) -> bool {
         sigbus::any_lost() && self.any_region_lost()
     }
 
@@ -381,7 +390,7 @@ impl Memory {
             // A region may end at 2^64; nothing follows there.
             next = addr.checked_add(here);
         }
-        !self.is_lost()
+        !self.is_known_lost()
     }
 
     /// Passes the host ranges of a guest range to `piece` in order: one, or several if the range crosses
@@ -423,7 +432,7 @@ impl Memory {
     pub(crate) fn host_range(&self, addr: u64, len_bytes: u64) -> Option<*mut u8> {
         let region = self.region_at(addr)?;
         let fits = region.left_at(addr)? >= len_bytes;
-        (fits && !self.is_lost()).then(|| region.host_at(addr))
+        (fits && !self.is_known_lost()).then(|| region.host_at(addr))
     }
 
     #[inline]
