@@ -23,7 +23,10 @@ pub(crate) fn cut_files(rows: &mut Vec<Row>) {
     for (name, keep) in [
         ("wholly", 0u64),
         ("in the middle", 2 << 20),
-        ("by its last page", (4 << 20) - 4096),
+        (
+            "by its last page",
+            (4 << 20) - rustix::param::page_size() as u64,
+        ),
     ] {
         for (what, request, writable) in [("read", kind::IN, true), ("write", kind::OUT, false)] {
             rows.push(row(

@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::param::page_size;
 
 use crate::message::RegionBytes;
 use crate::{Error, pattern_word};
 
-/// Bytes of a page of regions and of the dirty log.
+/// Bytes of a page of the dirty log, whatever the host's pages are.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// Parameters of a region.
@@ -222,11 +223,13 @@ impl GuestMemory {
         changed
     }
 
-    /// Truncates a region's file to `keep` bytes. Private memory replaces the lost part of our own mapping first, so
-    /// that only the daemon meets the hole.
+    /// Truncates a region's file to `keep` bytes, rounded up to the host's pages. Private memory replaces the lost part of our
+    /// own mapping first, so that only the daemon meets the hole.
     pub fn truncate(&self, index: usize, keep: u64) -> Result<(), Error> {
         let region = &self.regions[index];
-        let keep = keep.next_multiple_of(PAGE_BYTES).min(region.len_bytes);
+        let keep = keep
+            .next_multiple_of(page_size() as u64)
+            .min(region.len_bytes);
         let cut = (region.len_bytes - keep) as usize;
         if cut > 0 {
             let flags = MapFlags::PRIVATE | MapFlags::FIXED;
@@ -412,24 +415,23 @@ mod tests {
 
     #[test]
     fn a_cut_region_stays_readable_here_and_is_short_for_others() {
-        let memory = GuestMemory::new(&[RegionOptions::new(0, 0x4000)]).unwrap();
-        memory.fill(0, 0x4000, 7);
-        memory.truncate(0, 0x1000).unwrap();
-        assert_eq!(memory.bytes(0x0fff, 2), [7, 0]);
-        assert_eq!(rustix::fs::fstat(memory.fd(0)).unwrap().st_size, 0x1000);
+        let page = page_size() as u64;
+        let memory = GuestMemory::new(&[RegionOptions::new(0, 4 * page)]).unwrap();
+        memory.fill(0, 4 * page as usize, 7);
+        memory.truncate(0, 1).unwrap();
+        assert_eq!(memory.bytes(page - 1, 2), [7, 0]);
+        assert_eq!(
+            rustix::fs::fstat(memory.fd(0)).unwrap().st_size,
+            page as i64
+        );
     }
 
     #[test]
     fn a_sealed_region_cannot_be_cut() {
         let plan = RegionOptions {
             sealed: true,
-            ..RegionOptions::new(0, 0x4000)
+            ..RegionOptions::new(0, 4 * page_size() as u64)
         };
-        assert!(
-            GuestMemory::new(&[plan])
-                .unwrap()
-                .truncate(0, 0x1000)
-                .is_err()
-        );
+        assert!(GuestMemory::new(&[plan]).unwrap().truncate(0, 1).is_err());
     }
 }

@@ -10,6 +10,7 @@ use crate::{Backing, Disk, FileKind, Leg};
 
 /// Longest read or write that is polled; beyond it, the cost of an interrupt is negligible beside the transfer.
 const BYTES_MAX: u64 = 128 << 10;
+/// Pages of guests, and blocks of most file systems. Where this host has larger pages, the limits are lower than they need be.
 const PAGE_BYTES: u64 = 4096;
 const SECTOR_BYTES: u64 = 512;
 

@@ -7,6 +7,7 @@ use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::ptr::null_mut;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, PoisonError};
 
@@ -57,9 +58,9 @@ impl Mapping {
         };
         let origin = check_file(spec)?;
         let page_bytes = page_bytes(&spec.file).map_err(refuse)?;
-        let delta_bytes = spec.file_offset % page_bytes;
-        // Below 2^63, because the file is that long; rounded up because hugetlb maps only whole pages.
-        let map_bytes = (delta_bytes + spec.len_bytes).next_multiple_of(page_bytes) as usize;
+        // Below 2^63, because the file is that long.
+        let (map_offset, map_bytes) = whole_pages(spec.file_offset, spec.len_bytes, page_bytes);
+        let map_bytes = map_bytes as usize;
         // SAFETY: a new mapping at an address that the kernel chooses; nothing is overwritten.
         let base = unsafe {
             mmap(
@@ -68,7 +69,7 @@ impl Mapping {
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED | MapFlags::NORESERVE,
                 &spec.file,
-                spec.file_offset - delta_bytes,
+                map_offset,
             )
         }
         .map_err(|errno| refuse(errno.into()))?;
@@ -79,7 +80,7 @@ impl Mapping {
             watch: None,
             base: base.cast(),
             map_bytes,
-            delta_bytes: delta_bytes as usize,
+            delta_bytes: (spec.file_offset - map_offset) as usize,
             origin,
             end_watchers: Mutex::default(),
         };
@@ -104,6 +105,8 @@ impl Mapping {
 
     /// Returns true if a page of it was replaced by zeroes.
     pub(crate) fn is_lost(&self) -> bool {
+        // As in `Memory::is_lost`: this thread's earlier reads are covered.
+        fence(Ordering::Acquire);
         self.watch.as_ref().is_some_and(MappingWatch::is_lost)
     }
 }
@@ -144,6 +147,13 @@ fn check_file(spec: &RegionSpec) -> Result<Origin, MapError> {
         inode: stat.st_ino,
         file_offset: spec.file_offset,
     })
+}
+
+/// Returns the offset and the length of the whole pages that contain a range of a file. Hugetlb maps nothing else.
+fn whole_pages(offset: u64, len_bytes: u64, page_bytes: u64) -> (u64, u64) {
+    let within = offset % page_bytes;
+    let map_bytes = (within + len_bytes).next_multiple_of(page_bytes);
+    (offset - within, map_bytes)
 }
 
 /// Returns the file's mapping unit: hugetlb maps only whole huge pages.
@@ -195,6 +205,24 @@ mod tests {
             Err(Unmapped) => assert!(memory.is_lost()),
         }
         assert_eq!(out, [0, 0, 0, 0, 1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_mapping_has_whole_pages_of_any_size() {
+        for (offset, len_bytes, page_bytes, expected) in [
+            (0x5000, 0x1000, 0x1000, (0x5000, 0x1000)),
+            (0x5000, 0x1000, 0x4000, (0x4000, 0x4000)),
+            (0x5000, 0x1000, 0x1_0000, (0, 0x1_0000)),
+            (0x7000, 0x2000, 0x4000, (0x4000, 0x8000)),
+            (0x1_f123, 0x1000, 0x1_0000, (0x1_0000, 0x2_0000)),
+            (0x4000, 0x4000, 0x4000, (0x4000, 0x4000)),
+        ] {
+            let found = whole_pages(offset, len_bytes, page_bytes);
+            assert_eq!(
+                found, expected,
+                "{offset:#x} {len_bytes:#x} {page_bytes:#x}"
+            );
+        }
     }
 
     #[test]

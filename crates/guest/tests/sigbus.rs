@@ -47,25 +47,27 @@ fn a_fault_elsewhere_still_ends_the_process() {
 
 #[test]
 fn memories_are_mapped_and_unmapped_while_others_are_cut() {
+    let page = rustix::param::page_size();
+    let len = 8 * page;
     let threads: Vec<_> = (0..4)
         .map(|_| {
-            std::thread::spawn(|| {
+            std::thread::spawn(move || {
                 for round in 0..500u64 {
-                    let spec = spec(0x8000).unwrap();
+                    let spec = spec(len as u64).unwrap();
                     let file = spec.file.try_clone().unwrap();
                     let memory = Memory::new(vec![spec]).unwrap();
                     let whole = [Segment {
                         addr: 0,
-                        len: 0x8000,
+                        len: len as u32,
                     }];
-                    let mut bytes = vec![0; 0x8000];
-                    assert_eq!(memory.copy_out(&whole, &vec![7; 0x8000]), Ok(0x8000));
+                    let mut bytes = vec![0; len];
+                    assert_eq!(memory.copy_out(&whole, &vec![7; len]), Ok(len));
                     let cut = round % 3 > 0;
                     if cut {
-                        file.set_len(0x1000 * (round % 8)).unwrap();
+                        file.set_len(page as u64 * (round % 8)).unwrap();
                     }
                     let copied = memory.copy_in(&whole, &mut bytes);
-                    assert_eq!(copied, if cut { Err(Unmapped) } else { Ok(0x8000) });
+                    assert_eq!(copied, if cut { Err(Unmapped) } else { Ok(len) });
                     assert_eq!(memory.is_lost(), cut);
                     assert!(cut || bytes.iter().all(|&byte| byte == 7));
                 }

@@ -48,8 +48,11 @@ const PERMISSIVE: &str = "0BSD, Apache-2.0, Apache-2.0 WITH LLVM-exception, BSD-
 CC0-1.0, ISC, MIT, MIT-0, Unicode-3.0, Unlicense, Zlib, (MIT OR Apache-2.0) AND BSD-3-Clause, \
 (MIT OR Apache-2.0) AND Unicode-3.0";
 
-/// The platform that we ship to.
-pub(crate) const PLATFORM: &str = "x86_64-unknown-linux-gnu";
+/// The platform that we ship to: that of this machine.
+pub(crate) const PLATFORM: &str = match cfg!(target_arch = "aarch64") {
+    true => "aarch64-unknown-linux-gnu",
+    false => "x86_64-unknown-linux-gnu",
+};
 
 /// Loads its dependency graph.
 pub(crate) fn load(root: &Path) -> Result<Metadata> {

@@ -22,6 +22,8 @@ pub(crate) const RANGES_AT_ONCE: usize = 1024;
 const BLOCK_BYTES: usize = RANGES_MAX * size_of::<iovec>();
 /// Blocks that keep their memory while nothing is in flight. A burst of deep queues may have touched a thousand.
 const BLOCKS_KEPT: u16 = 64;
+/// Bytes of a page in a device's lists. The kernel sets NVMe drives to this size, whatever its own pages are.
+const LIST_PAGE_BYTES: u64 = 4096;
 
 /// One op in flight, with the store's own part.
 #[derive(Debug, Clone)]
@@ -98,9 +100,9 @@ pub(crate) struct Gathered {
 }
 
 impl Gathered {
-    /// Returns true if ranges meet inside a page. A device that uses page lists (NVMe) gets such an I/O in pieces.
+    /// Returns true if ranges meet inside a page of a device's lists. A device that has such lists (NVMe) gets the I/O in pieces.
     pub(crate) fn has_gaps(&self) -> bool {
-        self.count > 1 && (self.addr_bits | self.len_bits) & 4095 != 0
+        self.count > 1 && (self.addr_bits | self.len_bits) & (LIST_PAGE_BYTES - 1) != 0
     }
 }
 
@@ -390,11 +392,12 @@ mod tests {
     /// Bytes of the blocks that have memory.
     fn resident_bytes(table: &Table<()>) -> usize {
         let len = table.entries.len() * BLOCK_BYTES;
-        let mut pages = vec![0_u8; len.div_ceil(4096)];
+        let page = rustix::param::page_size();
+        let mut pages = vec![0_u8; len.div_ceil(page)];
         // SAFETY: the range is that of the blocks, and the list has a byte for each of its pages.
         let told = unsafe { libc::mincore(table.blocks.at(0).cast(), len, pages.as_mut_ptr()) };
         assert_eq!(told, 0);
-        pages.iter().filter(|page| **page & 1 != 0).count() * 4096
+        pages.iter().filter(|flags| **flags & 1 != 0).count() * page
     }
 
     #[test]
@@ -419,7 +422,8 @@ mod tests {
             taken.iter().for_each(|index| table.free(*index));
             (resident, taken)
         };
-        let kept = usize::from(BLOCKS_KEPT) * BLOCK_BYTES + 4096;
+        let page = rustix::param::page_size();
+        let kept = usize::from(BLOCKS_KEPT) * BLOCK_BYTES + page;
         let (resident, _) = burst(&mut table, 1024);
         assert!(resident > 1000 * BLOCK_BYTES, "{resident}");
         assert!(resident_bytes(&table) <= kept);
@@ -427,7 +431,7 @@ mod tests {
         let (_, taken) = burst(&mut table, 3);
         assert_eq!(taken, [0, 1, 2]);
         burst(&mut table, BLOCKS_KEPT);
-        assert!(resident_bytes(&table) > kept - 8192);
+        assert!(resident_bytes(&table) > kept - 2 * page);
     }
 
     fn table_with(ranges: &[(usize, usize)]) -> (Table<()>, u16, Result<Gathered, i32>) {

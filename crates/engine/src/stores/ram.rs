@@ -192,9 +192,7 @@ fn copy(memory: &Memory, op: &Op<'_>, mut at: *mut u8, direction: Direction) -> 
 
 /// Zeroes `len` bytes at `at`: whole pages are given back to the kernel, partial ones are written.
 fn clear(ram: Bytes, at: *mut u8, len: usize) {
-    let page = rustix::param::page_size();
-    let head = at.addr().wrapping_neg() % page;
-    let pages = len.saturating_sub(head) / page * page;
+    let (head, pages) = whole_pages(at.addr(), len, rustix::param::page_size());
     // SAFETY: all three parts lie in the range that the caller checked.
     unsafe {
         if pages > 0 && ram.private && drop_pages(at.add(head), pages) {
@@ -206,9 +204,36 @@ fn clear(ram: Bytes, at: *mut u8, len: usize) {
     }
 }
 
+/// Returns how many bytes of a range come before its first whole page, and how many its whole pages have.
+fn whole_pages(addr: usize, len: usize, page_bytes: usize) -> (usize, usize) {
+    let head = addr.wrapping_neg() % page_bytes;
+    (head, len.saturating_sub(head) / page_bytes * page_bytes)
+}
+
 /// Returns true if the pages were replaced by zeroes.
 fn drop_pages(at: *mut u8, len: usize) -> bool {
     // SAFETY: whole pages of the store's own private anonymous mapping; they stay mapped and read as
     // zero. Other threads access them as bytes only, without references.
     unsafe { rustix::mm::madvise(at.cast(), len, Advice::LinuxDontNeed) }.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_pages_of_a_range_are_found_whatever_a_page_is() {
+        for (addr, len, page_bytes, expected) in [
+            (0x1_3000, 0x5000, 0x1000, (0, 0x5000)),
+            (0x1_3000, 0x5000, 0x4000, (0x1000, 0x4000)),
+            (0x1_3000, 0x5000, 0x1_0000, (0xd000, 0)),
+            (0x1_3000, 0x2_0000, 0x1_0000, (0xd000, 0x1_0000)),
+            (0x1_0001, 0x1_0000, 0x1000, (0xfff, 0xf000)),
+            (0x2_0000, 0x3_ffff, 0x4000, (0, 0x3_c000)),
+            (0x2_0000, 0, 0x1_0000, (0, 0)),
+        ] {
+            let found = whole_pages(addr, len, page_bytes);
+            assert_eq!(found, expected, "{addr:#x} {len:#x} {page_bytes:#x}");
+        }
+    }
 }

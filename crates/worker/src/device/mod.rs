@@ -236,7 +236,8 @@ impl Device {
     /// Returns true if the disk is quiesced and nothing is in flight, nor left by an earlier daemon. Requests that are held, or
     /// wait for a retry, stay where they are.
     pub fn is_still(&self) -> bool {
-        self.unsettled_for().is_none() && self.registry.is_still()
+        // In this order: a worker that is still has noted before what an earlier daemon left.
+        self.registry.is_still() && self.unsettled_for().is_none()
     }
 
     /// Returns for how long the disk's server may still do what a daemon sent that was killed. `None`: nothing of that kind is
