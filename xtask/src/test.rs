@@ -20,7 +20,7 @@ pub(crate) struct Selection {
     /// Run only this guest case
     #[arg(value_parser = guest::names())]
     case: Option<String>,
-    /// Run everything but guests and measurements: two minutes after the build
+    /// Run everything but guests, measurements and packages: two minutes after the build
     #[arg(long, conflicts_with = "part")]
     quick: bool,
     #[command(flatten)]

@@ -103,8 +103,8 @@ struct Cli {
 enum Command {
     /// Serve a disk on a socket
     ///
-    /// Serves a disk to one guest at a time. On a listening socket frontends (VMMs) may come and go any number of times. A second one
-    /// may connect, and is served when the first has stopped.
+    /// Serves a disk to one guest at a time. On a listening socket VMMs may come and go any number of times. A second one may
+    /// connect, and is served when the first has stopped.
     #[command(after_long_help = serve::EXAMPLES, override_usage =
         "cleave serve (--socket-path <PATH> | --fd <N>) --disk <SPEC> [OPTIONS]")]
     Serve(Box<ServeArgs>),

@@ -208,7 +208,7 @@ disk_options! {
         /// interrupt: it sleeps whenever there is nothing to do. poll: it spins as long as the guest uses its vrings, which
         /// saves the wake-up and costs a CPU; if other threads want that CPU, it sleeps nevertheless. adaptive: it tries
         /// both on the current load, spins if that makes requests faster by enough to be worth the CPU time (--spin-worth),
-        /// and sleeps otherwise. An idle disk costs nothing.
+        /// and sleeps otherwise. An idle disk costs no CPU time.
         #[arg(long, value_name = "HOW")]
         completion: CompletionOption,
         /// Maximum CPU time that adaptive may spin without finding work, in per cent of one core, 0 to 25600
@@ -219,7 +219,7 @@ disk_options! {
         spin_cpu_max: Number<0, SPIN_MAX, { Tuning::SPIN_CPU_MAX }>,
         /// Maximum CPU time that adaptive may spin at all, also where it finds work [default: as much as pays]
         ///
-        /// In per cent of one core, 1 to 25600, for all workers of this daemon together. Refused in the same cases as
+        /// In per cent of one core, 1 to 25600, for all workers of the disk together. Refused in the same cases as
         /// --spin-cpu-max.
         #[arg(long, value_name = "PCT", hide_default_value = true)]
         spin_cpu_total: OrNone<Number<1, SPIN_MAX>>,

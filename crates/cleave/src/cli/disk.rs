@@ -183,7 +183,7 @@ pub(super) struct SnapshotArgs {
 pub(super) struct RemoveArgs {
     #[command(flatten)]
     one: OneArgs,
-    /// How a connected frontend is treated
+    /// How a connected VMM is treated
     ///
     /// safe: the disk is not removed while there is one. drain: it is disconnected when its requests are done, or after
     /// --stop-deadline. hard: it is disconnected at once.

@@ -41,7 +41,7 @@ HUP checks the size of the disk and reports growth to the guest.";
 #[derive(Debug, Clone, Args)]
 #[group(multiple = false)]
 pub(crate) struct EndpointArgs {
-    /// Make a socket for frontends here and listen on it
+    /// Make a socket for VMMs here and listen on it
     ///
     /// A stale socket file is replaced; one on which a program listens is not. The file is removed when cleave ends.
     #[arg(long, value_name = "PATH")]
