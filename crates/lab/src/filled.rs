@@ -11,6 +11,8 @@ use itertools::Itertools;
 /// Blocks that are looked at, evenly over the disk.
 const SAMPLES: u64 = 512;
 const SAMPLE_BYTES: u64 = 4096;
+/// Bytes at the beginning and at the end that are looked at too: there most formats begin.
+const END_BYTES: u64 = 1 << 20;
 /// Smaller files are filled too quickly to be worth a message.
 const QUIET_BYTES: u64 = 128 << 20;
 /// In bits a byte; random bytes reach 7.999 in so many samples.
@@ -72,6 +74,20 @@ pub(crate) fn check(path: &Path) -> Result {
     let bytes = file.seek(SeekFrom::End(0)).at(path)?;
     let blocks = sample(&file, bytes).at(path)?;
     judge(&blocks).map_err(|why| format!("{} {why}", path.display()))
+}
+
+/// Returns true if a disk holds a byte other than zero at its beginning, at its end, or in the blocks that are looked at.
+pub(crate) fn holds_bytes(path: &Path) -> Result<bool> {
+    let mut file = File::open(path).at(path)?;
+    let bytes = file.seek(SeekFrom::End(0)).at(path)?;
+    let mut blocks = sample(&file, bytes).at(path)?;
+    let end = bytes.min(END_BYTES);
+    for offset in [0, bytes - end] {
+        let mut block = vec![0; end as usize];
+        file.read_exact_at(&mut block, offset).at(path)?;
+        blocks.push(block);
+    }
+    Ok(blocks.iter().flatten().any(|byte| *byte != 0))
 }
 
 fn sample(file: &File, bytes: u64) -> std::io::Result<Vec<Vec<u8>>> {

@@ -7,6 +7,8 @@ use std::path::Path;
 use cleave_rig::{At, Result, quietly, setup};
 use itertools::Itertools;
 
+use crate::filled;
+
 /// Linux refuses to open a block device so while it is mounted anywhere, swapped to, or part of another device.
 const O_EXCL: i32 = 0o200;
 
@@ -28,12 +30,15 @@ pub(crate) fn refuse(disk: &Path, overwrite: Option<&Path>) -> Result {
             )),
         };
     }
-    match signatures(&path)? {
-        none if none.is_empty() => Ok(()),
-        found => Err(format!(
-            "{shown} is not written to: it holds {found}. `--overwrite {shown}` writes over that, and nothing brings it back"
-        )),
-    }
+    // Not everything has a signature: plain encryption, a raw database.
+    let found = match signatures(&path)? {
+        known if !known.is_empty() => known,
+        _ if filled::holds_bytes(&path)? => "bytes that are not zero".to_owned(),
+        _ => return Ok(()),
+    };
+    Err(format!(
+        "{shown} is not written to: it holds {found}. `--overwrite {shown}` writes over that, and nothing brings it back"
+    ))
 }
 
 /// Returns the kinds of everything that is known by a signature: file systems, partition tables, LVM, RAID, swap, LUKS.
@@ -206,6 +211,8 @@ mod tests {
             ("swap", swap, 1024),
             ("crypto_LUKS", luks, 0),
             // The magic number and the revision of a superblock.
+            ("bytes that are not zero", vec![1], 2 << 20),
+            ("bytes that are not zero", vec![1], (8 << 20) - 1),
             ("ext", vec![0x53, 0xef, 1, 0, 0, 0, 0, 0], 1024 + 56),
         ] {
             File::create(&path).unwrap().set_len(8 << 20).unwrap();
