@@ -19,6 +19,8 @@ const BUSY_LAP_NS: u64 = 400;
 const IDLE_LAP_NS: u64 = 300;
 /// A longer lap without work, for traces of minutes: such laps take most of the test's own time.
 const LONG_IDLE_LAP_NS: u64 = 1500;
+/// Time that a guest on the same core needs for a request.
+const GUEST_NS: u64 = 20 * US;
 /// Timeslice of the scheduler when another thread wants the core.
 const SLICE_NS: u64 = 3 * MS;
 
@@ -132,7 +134,7 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
         Guest::Answers { depth, .. } => asks.extend((0..depth).map(|n| Reverse(u64::from(n)))),
     }
     let (mut now_ns, mut cpu_ns, mut slice_ns) = (0_u64, 0_u64, 0_u64);
-    let mut waited_ns = 0;
+    let (mut waited_ns, mut is_awake) = (0, false);
     let mut spun_ns: Option<u64> = None;
     loop {
         let mut work = LapWork::default();
@@ -149,6 +151,9 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
         {
             asks.pop();
             work.arrived += 1;
+            if trace.shares && is_awake && matches!(trace.guest, Guest::Clock(_)) {
+                (now_ns, waited_ns) = (now_ns + GUEST_NS, waited_ns + GUEST_NS);
+            }
             match trace.device_ns {
                 0 => {
                     work.ended += 1;
@@ -186,7 +191,8 @@ fn run(trace: Trace<'_>, tuning: &Tuning) -> Outcome {
                 is_bound: trace.is_bound,
             })
         });
-        if pace == LapWait::Spin && !work.any() {
+        is_awake = pace == LapWait::Spin;
+        if is_awake && !work.any() {
             spun_ns = Some(now_ns);
         }
         let is_near = spun_ns.is_none_or(|spun_ns| now_ns > spun_ns + trace.places_ns);
@@ -429,6 +435,16 @@ fn a_guest_on_the_same_core_is_slept_for() {
         adaptive.cpu_ns * 100 <= slept.cpu_ns * 115,
         "{adaptive:?} {slept:?}"
     );
+    for per_second in [1000, 3000, 20_000] {
+        let moments = poisson(per_second, 6 * SECOND);
+        let trace = Trace {
+            shares: true,
+            ..Trace::of(Guest::Clock(&moments), 0, 6 * SECOND)
+        };
+        let [adaptive, slept] = [tuning(), asleep()].map(|tuning| run(trace, &tuning).after(4));
+        let cpu = adaptive.cpu_ns as f64 / slept.cpu_ns as f64;
+        assert!(cpu < 1.1, "{per_second}/s: CPU {cpu}");
+    }
 }
 
 #[test]
