@@ -202,9 +202,13 @@ impl Claimant {
     }
 
     /// Takes the disk before the first vring starts. `None`: another session has it; claim again after each
-    /// [`pause`](Claimant::pause). Fails if that session has taken the disk over from this one.
+    /// [`pause`](Claimant::pause). Fails if that session has taken the disk over from this one, or has had it hung up.
     pub(crate) fn claim(&self) -> Result<Option<Claim>, MessageRefusal> {
         let mut sessions = self.owners.lock();
+        // The owner, which does that under this lock, may be idle again.
+        if self.signals.is_hung_up() {
+            return Err(MessageRefusal::Gone);
+        }
         let is_owner = sessions.is_owner(&self.signals);
         let is_owned = sessions.are_owned_beside(&self.signals);
         let is_free = sessions.hold == Hold::Free;
