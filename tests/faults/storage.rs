@@ -573,8 +573,12 @@ fn flushed_data_survives_a_killed_program() {
     let image = scratch.image("disk", DISK);
     let mut random = seeded("killed program");
     let bytes = random.bytes(1 << 20);
+    let mut daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
     for round in 0..5u64 {
-        let mut daemon = Daemon::serve(&["--disk", image.to_str().unwrap()]);
+        if round > 0 {
+            // At the same socket, so that it waits for what the one before has in flight.
+            daemon = daemon.start_again().unwrap();
+        }
         let mut client = daemon.open(&small(2));
         let mut back = vec![0; 1 << 20];
         for before in 0..round {
