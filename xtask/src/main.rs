@@ -11,6 +11,7 @@ mod lab;
 mod markdown;
 mod optimised;
 mod sanitize;
+mod screens;
 mod step;
 mod suite;
 mod test;
@@ -61,6 +62,8 @@ enum Task {
     ///
     /// libFuzzer makes the inputs. Those that break something are kept in target/fuzz/finds.
     Fuzz(fuzz::FuzzArgs),
+    /// Draw what `cleave top` and `cleave doctor` show on a terminal, as the figures of README
+    Screens,
     /// Measure against qemu-storage-daemon and the bare disk
     Bench(lab::LabArgs),
     /// Measure a disk in guests, attached in every way that QEMU knows, at the same load
@@ -101,6 +104,7 @@ fn run(root: &Path, line: &[OsString], task: &Task) -> Result {
         Task::Conform(request) => optimised::conform(root, request),
         Task::Sanitize => sanitize::run(root),
         Task::Fuzz(request) => fuzz::run(root, request),
+        Task::Screens => screens::run(root),
         Task::Bench(_) | Task::GuestBench(_) | Task::Report(_) => {
             lab::replace_by(root, line.get(1..).unwrap_or_default())
         }
