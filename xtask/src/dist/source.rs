@@ -10,13 +10,15 @@ use serde_json::Value;
 
 use super::recipe::{self, Recipe, VERSION};
 use crate::step::step;
-use crate::tidy::packages::PLATFORM;
 
 /// List what is compiled: the programs, and the one that packs them; the driver, an example, which gets what tests get.
 const COMPILED: [&str; 2] = [
-    "cargo tree --locked --package cleave --package cleave-lab --package xtask --edges normal,build --prefix none --target {}",
-    "cargo tree --locked --package cleave-client --edges normal,build,dev --prefix none --target {}",
+    "cargo tree --locked --package cleave --package cleave-lab --package xtask --edges normal,build --prefix none",
+    "cargo tree --locked --package cleave-client --edges normal,build,dev --prefix none",
 ];
+
+/// The packages are built on either.
+const PLATFORMS: &str = "--target x86_64-unknown-linux-gnu --target aarch64-unknown-linux-gnu";
 
 /// The source of a crate that is not compiled. Its manifest stays, because cargo reads those of the whole lock file.
 const LEFT_OUT: &str = "// The source is left out: nothing of the package is built from it.\n";
@@ -92,8 +94,8 @@ impl SourcePackages<'_> {
     /// Returns the folders in `vendor` of what is compiled, and the names of our own packages.
     fn compiled(&self, wrapper: &str) -> Result<BTreeSet<String>> {
         let lists = COMPILED.map(|list| {
-            let line = format!("{wrapper}{list}");
-            quietly(&self.unpacked, &line, &[&PLATFORM])
+            let line = format!("{wrapper}{list} {PLATFORMS}");
+            quietly(&self.unpacked, &line, &[])
         });
         let listed = lists.into_iter().collect::<Result<String>>()?;
         let names = listed.lines().filter_map(|line| {
