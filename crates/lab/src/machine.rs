@@ -22,7 +22,7 @@ pub(crate) struct Circumstance {
     note: String,
 }
 
-/// What a circumstance means for a run.
+/// The effect of a circumstance on a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Fitness {

@@ -37,7 +37,7 @@ pub(crate) struct Parcel {
     pub(crate) sessions: Vec<Handover>,
     /// When the disk stopped being served, by CLOCK_MONOTONIC, which all processes of a host share.
     pub(crate) since: Option<Duration>,
-    /// What the buckets of its limits held then.
+    /// The levels of the buckets of its limits at that time.
     pub(crate) limit_levels: Option<LimitLevels>,
 }
 

@@ -28,6 +28,9 @@ const KEPT: &str = "cleave-";
 /// How long a message may wait for a manager whose queue is full. The control loop waits meanwhile.
 const SEND_MAX: Duration = Duration::from_millis(100);
 
+/// Shortest time between two signs of life.
+const WATCH_MIN: Duration = Duration::from_millis(1);
+
 /// The time between the deadline of a disk and the end of the process: the disk is closed, and the log written.
 const STOP_MARGIN: Duration = Duration::from_secs(5);
 
@@ -172,7 +175,8 @@ impl Manager {
             return;
         };
         tokio::spawn(async move {
-            let mut due = tokio::time::interval(interval / 2);
+            // Another process may have named any interval.
+            let mut due = tokio::time::interval((interval / 2).max(WATCH_MIN));
             loop {
                 due.tick().await;
                 let _ = socket.send(b"WATCHDOG=1");

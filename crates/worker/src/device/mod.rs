@@ -183,12 +183,12 @@ impl Device {
         nanoseconds(self.began)
     }
 
-    /// Returns what the buckets of its limits hold, for a process that goes on with the disk.
+    /// Returns the levels of its limits' buckets, for a process that goes on with the disk.
     pub fn limit_levels(&self) -> LimitLevels {
         self.throttle.group().levels()
     }
 
-    /// Goes on with its limits where another process was.
+    /// Raises its limits' buckets to the levels that they had in another process.
     pub fn fill_limits(&self, levels: &LimitLevels) {
         self.throttle.group().fill(levels);
     }

@@ -53,8 +53,7 @@ impl Demand {
     }
 }
 
-/// What the buckets of limits hold: of each kind, the units above what has leaked away, and those above what has leaked away at the
-/// burst's own rate.
+/// The levels of the buckets of each kind of limit: that of the limit, and that of its burst.
 pub type LimitLevels = [[f64; 2]; LimitKind::COUNT];
 
 /// Limits that several disks share: together they get what one disk would. A disk whose [`Device`](crate::Device) is not
@@ -97,12 +96,12 @@ impl LimitGroup {
         self.state().limits
     }
 
-    /// Returns what its buckets hold now.
+    /// Returns the levels of its buckets now.
     pub(crate) fn levels(&self) -> LimitLevels {
         self.state().levels(nanoseconds(self.0.began))
     }
 
-    /// Fills its buckets to what they held in another process, where that is more than they hold.
+    /// Raises its buckets to the levels that they had in another process. A bucket that is fuller stays as it is.
     pub(crate) fn fill(&self, levels: &LimitLevels) {
         self.state().fill(levels, nanoseconds(self.0.began));
     }

@@ -612,7 +612,7 @@ fn a_burst_that_was_used_is_not_had_again_in_the_next_process() {
         20,
         "what has leaked away since"
     );
-    // What other disks of the group have used meanwhile stays.
+    // A disk that comes later with lower levels leaves the buckets of its group as they are.
     next.group.state().fill(&Default::default(), 79 * SECOND);
     assert_eq!(admitted(&next, 79 * SECOND), 0);
 }
