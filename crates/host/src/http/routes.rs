@@ -177,23 +177,28 @@ pub(super) async fn remove(
 pub(super) async fn resize(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Answer {
     let disk = host.find(&path)?;
     served(&disk)?.possession.refuse_away()?;
+    let code = look_at_size(&disk).await?;
+    Ok(shown(code, &host, &disk))
+}
+
+/// Has the size of a disk looked at.
+async fn look_at_size(disk: &HostedDisk) -> Result<StatusCode, Refusal> {
     let (reply, checked) = oneshot::channel();
     // An order that is not taken drops the reply.
     disk.order(DiskRequest::CheckSize(Some(SizeAsker::Request(reply))))
         .await;
-    let code = match timeout(SIZE_TIME, checked).await {
-        Ok(Ok(Ok(()))) => StatusCode::OK,
-        Ok(Ok(Err(why))) => return Err(Refusal(ProblemKind::StorageFailed, why)),
+    match timeout(SIZE_TIME, checked).await {
+        Ok(Ok(Ok(()))) => Ok(StatusCode::OK),
+        Ok(Ok(Err(why))) => Err(Refusal(ProblemKind::StorageFailed, why)),
         Ok(Err(_)) => {
             let why = format!(
                 "the size of disk {} was not checked, because the disk ends or has too many orders: send the request again",
                 disk.id
             );
-            return Err(Refusal(ProblemKind::Busy, why));
+            Err(Refusal(ProblemKind::Busy, why))
         }
-        Err(_) => StatusCode::ACCEPTED,
-    };
-    Ok(shown(code, &host, &disk))
+        Err(_) => Ok(StatusCode::ACCEPTED),
+    }
 }
 
 /// Tries a disk that has failed again.
@@ -205,7 +210,13 @@ pub(super) async fn start(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Answ
 
 pub(super) async fn resume(Shared(host): Shared<Arc<Host>>, path: DiskId, body: Body) -> Answer {
     let body = read_body(body).await?;
-    let resumed = served(&*host.find(&path)?)?.resume(&body)?;
+    let disk = host.find(&path)?;
+    let status = served(&disk)?;
+    if status.is_short() {
+        // The watch may not have told yet that it was repaired. If the size cannot be had, requests beyond the end are held again.
+        let _ = look_at_size(&disk).await;
+    }
+    let resumed = status.resume(&body)?;
     Ok(answer(StatusCode::OK, &resumed))
 }
 

@@ -181,6 +181,11 @@ impl DiskStatus {
         streams.any(|stream| !has_left(&stream))
     }
 
+    /// Returns true if bytes are missing at the end of the disk.
+    pub(crate) fn is_short(&self) -> bool {
+        self.device.disk.short_bytes() > 0
+    }
+
     /// The socket of the frontends, as it is shown.
     pub(crate) fn endpoint(&self) -> &str {
         &self.endpoint
