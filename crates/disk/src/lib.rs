@@ -3,6 +3,8 @@
 //! of a modelled drive is here too, because its state belongs to the disk.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod children;
 mod detect;
 mod disk;
 mod format;

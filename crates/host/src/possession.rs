@@ -27,7 +27,7 @@ use cleave_api::{PossessionState, ProblemKind};
 use cleave_disk::{Disk, Locking, OpenError};
 use cleave_session::{Possession, Quota};
 use serde_json::{Value, json};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::problem::Refusal;
 
@@ -65,7 +65,8 @@ pub(crate) struct DiskPossession {
 #[derive(Debug)]
 struct Attempt {
     since: Instant,
-    outcome: Receiver<Result<(), OpenError>>,
+    /// The turn comes with it: if its thread dropped the turn only after this was received, the next attempt could find it taken.
+    outcome: Receiver<(Result<(), OpenError>, OwnedSemaphorePermit)>,
 }
 
 /// The state, and what is told of it.
@@ -163,10 +164,9 @@ impl DiskPossession {
         let (reply, outcome) = sync_channel(0);
         let disk = self.disk.clone();
         (self.run)(Box::new(move || {
-            if let Err(SendError(Ok(()))) = reply.send(disk.acquire()) {
+            if let Err(SendError((Ok(()), _turn))) = reply.send((disk.acquire(), turn)) {
                 release(&disk);
             }
-            drop(turn);
         }));
         let since = Instant::now();
         Some(Attempt { since, outcome })
@@ -248,7 +248,7 @@ impl Possession for DiskPossession {
                 Err(RecvTimeoutError::Timeout) if attempt.since.elapsed() < SLOW => {
                     return Ok(false);
                 }
-                outcome => outcome,
+                outcome => outcome.map(|(result, _)| result),
             },
             None => Err(RecvTimeoutError::Timeout),
         };

@@ -274,11 +274,14 @@ mod tests {
             .collect();
         let good = TcpListener::bind("127.0.0.1:0").unwrap();
         let targets = [at, good.local_addr().unwrap()].map(Target::Tcp);
-        let begun = Instant::now();
-        let time = Duration::from_secs(2);
-        let call = Call::place(&targets, begun + time, time);
-        assert!(call.is_ok(), "{call:?}");
-        assert!(begun.elapsed() >= Duration::from_millis(900), "not silent");
+        // A machine may be so late that the second address has no time left.
+        let connects = |seconds| {
+            let (begun, time) = (Instant::now(), Duration::from_secs(seconds));
+            let call = Call::place(&targets, begun + time, time);
+            assert!(begun.elapsed() >= time * 9 / 20, "not silent");
+            call.is_ok()
+        };
+        assert!([2, 20].into_iter().any(connects));
         drop(waiting);
     }
 }

@@ -15,8 +15,9 @@ use crate::state::SessionState;
 
 /// How often to ask for a disk that another host has.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
-/// Longest wait for the size of a disk that another host has, and how often the session looks if it has to end meanwhile.
-const LOOK_WITHIN: Duration = Duration::from_secs(2);
+/// Longest wait for the size of a disk that another host has, and how often the session looks if it has to end meanwhile. Longer in
+/// tests, whose machine may be late.
+const LOOK_WITHIN: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 2 });
 const LOOK: Duration = Duration::from_millis(20);
 /// Pause before workers are asked to flush once more.
 const FLUSH_AGAIN: Duration = Duration::from_millis(100);

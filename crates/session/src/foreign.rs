@@ -24,8 +24,8 @@ use crate::offload::Offload;
 const EVENTFD: &[u8] = b"anon_inode:[eventfd]";
 const STREAMS: [&[u8]; 2] = [b"pipe:[", b"socket:["];
 
-/// Maximum time for the server of a memory file to report the type of its file system.
-const FILE_WITHIN: Duration = Duration::from_secs(2);
+/// Maximum time for the server of a memory file to report the type of its file system. Longer in tests, whose machine may be late.
+const FILE_WITHIN: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 2 });
 /// `statfs` types (linux/magic.h) of file systems whose pages come from this host: ext4, XFS, Btrfs, F2FS,
 /// bcachefs, ZFS. Overlayfs is not one of them: its lower layer can be any file system.
 const LOCAL: [u64; 6] = [
@@ -296,7 +296,7 @@ mod tests {
         let foreign = Foreign::from(stream);
         let offload = foreign.offload.clone();
         drop(foreign);
-        let until = std::time::Instant::now() + Duration::from_secs(10);
+        let until = std::time::Instant::now() + Duration::from_secs(60);
         while !offload.is_idle() {
             assert!(std::time::Instant::now() < until, "the close waits");
             std::thread::sleep(Duration::from_millis(1));

@@ -9,7 +9,7 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use tempfile::TempDir;
 
 use super::*;
-use crate::{Direct, FileKind, Locking};
+use crate::{Direct, FileKind, Locking, children};
 
 const OPTIONS: OpenOptions = OpenOptions {
     read_only: false,
@@ -28,6 +28,7 @@ fn image(folder: &Path, name: &str, bytes: u64) -> PathBuf {
 }
 
 fn open(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
+    children::none_run();
     Disk::open(&DiskSpec::Path(path.to_owned()), options)
 }
 
@@ -533,12 +534,12 @@ struct Loop(PathBuf);
 
 impl Loop {
     fn attach(image: &Path, arguments: &[&str]) -> Option<Loop> {
-        let run = Command::new("losetup")
+        let mut losetup = Command::new("losetup");
+        losetup
             .args(["--find", "--show"])
             .args(arguments)
-            .arg(image)
-            .output();
-        match run {
+            .arg(image);
+        match children::run(&mut losetup) {
             Ok(done) if done.status.success() => {
                 Some(Loop(String::from_utf8(done.stdout).unwrap().trim().into()))
             }
@@ -556,10 +557,8 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        let _ = Command::new("losetup")
-            .arg("--detach")
-            .arg(&self.0)
-            .status();
+        let mut losetup = Command::new("losetup");
+        let _ = children::run(losetup.arg("--detach").arg(&self.0));
     }
 }
 
@@ -602,14 +601,9 @@ fn limits_of_a_block_device_are_correct() {
         .set_len(2 << 20)
         .unwrap();
     let disk = open(&device.0, &OPTIONS).unwrap();
-    assert!(
-        Command::new("losetup")
-            .arg("-c")
-            .arg(&device.0)
-            .status()
-            .unwrap()
-            .success()
-    );
+    let mut losetup = Command::new("losetup");
+    let looks_again = children::run(losetup.arg("-c").arg(&device.0));
+    assert!(looks_again.unwrap().status.success());
     assert_eq!(disk.refresh().unwrap(), Resized::Grown(2 << 20));
 }
 
@@ -784,6 +778,7 @@ fn a_block_device_is_acquired() {
         crate::qemu_lock::lock(&other, true).unwrap();
         assert!(holder(&disk).is_some());
         drop(other);
+        children::none_run();
         disk.acquire().unwrap();
         disk.release().unwrap();
     }

@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, Mode};
 use tempfile::TempDir;
 
 use super::*;
-use crate::{Direct, Disk, OpenOptions, Overwrite, StripeKind, create_stripe, qemu_lock};
+use crate::{Direct, Disk, OpenOptions, Overwrite, StripeKind, children, create_stripe, qemu_lock};
 
 const CHUNK: u32 = 64 << 10;
 
@@ -20,6 +20,7 @@ fn image(folder: &TempDir, name: &str, bytes: u64) -> PathBuf {
 }
 
 fn open(path: &Path, options: &OpenOptions) -> Disk {
+    children::none_run();
     Disk::open(&DiskSpec::Path(path.to_owned()), options).unwrap()
 }
 
@@ -55,6 +56,7 @@ fn flags(disk: &Disk) -> OFlags {
 
 /// Returns true for the lock of flock, and for those of QEMU, if anybody has them.
 fn locks(path: &Path) -> [bool; 2] {
+    children::none_run();
     let other = File::options().read(true).write(true).open(path).unwrap();
     let flock = rustix::fs::flock(&other, FlockOperation::NonBlockingLockExclusive);
     [flock, qemu_lock::lock(&other, false)].map(|taken| match taken {
@@ -120,7 +122,7 @@ struct Loop(PathBuf);
 impl Loop {
     fn attach(image: &Path) -> Option<Loop> {
         let mut losetup = Command::new("losetup");
-        match losetup.args(["--find", "--show"]).arg(image).output() {
+        match children::run(losetup.args(["--find", "--show"]).arg(image)) {
             Ok(done) if done.status.success() => {
                 Some(Loop(String::from_utf8(done.stdout).unwrap().trim().into()))
             }
@@ -135,7 +137,7 @@ impl Loop {
 impl Drop for Loop {
     fn drop(&mut self) {
         let mut losetup = Command::new("losetup");
-        let _ = losetup.arg("--detach").arg(&self.0).status();
+        let _ = children::run(losetup.arg("--detach").arg(&self.0));
     }
 }
 
@@ -146,6 +148,7 @@ fn a_block_device_is_claimed_all_the_time() {
         return;
     };
     let claim = || {
+        children::none_run();
         let flags = OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
         rustix::fs::open(&device.0, flags, Mode::empty()).map(drop)
     };
@@ -289,6 +292,7 @@ fn a_released_disk_changes_hands_and_is_acquired() {
     let other = open(&path, &OpenOptions::default());
     assert!(second.acquire().unwrap_err().holder().is_some());
     drop(other);
+    children::none_run();
     second.acquire().unwrap();
     assert_eq!(locks(&path), [true; 2]);
     second.release().unwrap();

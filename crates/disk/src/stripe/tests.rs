@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 use super::*;
+use crate::children;
 use crate::superblock::SUPERBLOCK_BYTES;
 
 const CHUNK: u32 = 64 << 10;
@@ -233,6 +234,7 @@ fn all_legs_are_acquired_or_none() {
         assert!(refused.to_string().contains(&held.to_string()), "{refused}");
         // Whatever comes before that leg is free again.
         drop(other);
+        children::none_run();
         source.acquire().unwrap();
         source.release().unwrap();
     }

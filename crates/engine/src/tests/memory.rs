@@ -224,23 +224,27 @@ fn dropping_waits_for_what_is_in_flight() {
 fn nothing_leaks_over_many_engines() {
     let (_dir, _path, disk, guest) = file_rig(Direct::Off);
     let open_files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    thread::scope(|scope| {
-        let work = scope.spawn(|| {
-            drop(engine(&disk, &guest));
-            let before = open_files();
-            for _ in 0..200 {
-                let mut engine = engine(&disk, &guest);
-                engine.watch(0, eventfd(true));
-                engine.set_bell(0, Some(eventfd(true)));
-                assert_eq!(
-                    run(&mut engine, op(READ, 0, 512, &[segment(0, 512)])),
-                    Ok(())
-                );
-            }
-            (before, open_files())
-        });
-        let (before, after) = work.join().unwrap();
-        // Other tests run at the same time.
-        assert!(after < before + 100, "{before} files before, {after} after");
-    });
+    let leaks = |_| {
+        thread::scope(|scope| {
+            let work = scope.spawn(|| {
+                drop(engine(&disk, &guest));
+                let before = open_files();
+                for _ in 0..200 {
+                    let mut engine = engine(&disk, &guest);
+                    engine.watch(0, eventfd(true));
+                    engine.set_bell(0, Some(eventfd(true)));
+                    assert_eq!(
+                        run(&mut engine, op(READ, 0, 512, &[segment(0, 512)])),
+                        Ok(())
+                    );
+                }
+                let after = open_files();
+                println!("{before} files before, {after} after");
+                after >= before + 100
+            });
+            work.join().unwrap()
+        })
+    };
+    // Other tests run at the same time, some of which open many files.
+    assert!(!(0..5).all(leaks));
 }

@@ -251,7 +251,7 @@ fn a_vring_stops_without_its_ring_although_an_earlier_daemon_left_requests() {
         }
         let thread = frontend.thread;
         drop(frontend.stream);
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + PATIENCE;
         while !thread.is_finished() {
             assert!(Instant::now() < until, "the session hangs");
             std::thread::sleep(Duration::from_millis(1));

@@ -195,7 +195,8 @@ fn a_chain_that_is_given_back_counts_among_what_a_lap_reads() {
     const ELSEWHERE: u64 = 0x8000_0000;
     let device = device(Split::Off);
     device.tune(Tuning {
-        limits: "iops-write=1".parse().unwrap(),
+        // The next write waits for a minute, longer than any delay of the machine.
+        limits: "bps-write=8".parse().unwrap(),
         ..Tuning::clone(&device.tuning())
     });
     let (mut long, mut short) = (Driver::new(), Driver::at(ELSEWHERE));

@@ -154,7 +154,7 @@ impl Recorded {
             });
         }
         let began = Instant::now();
-        while !self.flying.is_empty() && began.elapsed() < Duration::from_secs(10) {
+        while !self.flying.is_empty() && began.elapsed() < Duration::from_secs(60) {
             if self.is_tuned {
                 self.bench.device.resume();
             }

