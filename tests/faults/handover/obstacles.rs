@@ -282,7 +282,8 @@ pub(super) fn held(options: &DeviceOptions) -> (Service, Client) {
     let is_told = || service.manager.log().contains("has shrunk");
     assert!(wait_until(is_told));
     write_in_vain(&mut client, DISK - BLOCK as u64);
-    assert!(service.manager.log().contains("is held"));
+    let is_told = || service.manager.log().contains("is held");
+    assert!(wait_until(is_told), "{}", service.manager.log());
     (service, client)
 }
 
