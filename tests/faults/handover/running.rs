@@ -171,7 +171,7 @@ pub(super) fn frame(kind: u32, bytes: &[u8]) -> Vec<u8> {
 pub(super) const HELLO: u32 = 1;
 pub(super) const READY: u32 = 3;
 pub(super) const TAKEN: u32 = 5;
-const KEPT: u32 = 6;
+pub(super) const KEPT: u32 = 6;
 
 /// What another process does.
 type Step<'a> = &'a dyn Fn(&mut UnixStream);
