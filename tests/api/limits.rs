@@ -215,7 +215,7 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
 }
 
 /// The requests of each disk in a second, as a share of `rate`, while all have more to do than they may.
-fn shares(node: &Node, ids: &[&str], rate: f64) -> Vec<f64> {
+fn shares(node: &Node, ids: &[&str], rate: f64, lateness: &mut Lateness) -> Vec<f64> {
     let reads = || -> Vec<u64> {
         let reads = |id: &&str| node.disk(id)["totals"]["reads"].as_u64().unwrap();
         ids.iter().map(reads).collect()
@@ -232,6 +232,8 @@ fn shares(node: &Node, ids: &[&str], rate: f64) -> Vec<f64> {
         let (before, start) = (reads(), Instant::now());
         std::thread::sleep(Duration::from_millis(1200));
         let (after, seconds) = (reads(), start.elapsed().as_secs_f64());
+        // The clients, and the workers of the disks, end soon.
+        lateness.note();
         let done = after.iter().zip(before);
         done.map(|(after, before)| (after - before) as f64 / seconds / rate)
             .collect()
@@ -245,7 +247,7 @@ fn assert_shared(node: &Node, ids: &[&str], rate: f64) {
     let is_even = |share: &f64| (0.95..1.05).contains(&(share / even));
     let shared = unless_late("shares", Duration::from_millis(40), |lateness| {
         *lateness = Lateness::start(&[node.daemon.pid()]);
-        let shares = shares(node, ids, rate);
+        let shares = shares(node, ids, rate, lateness);
         let sum: f64 = shares.iter().sum();
         match (0.96..1.03).contains(&sum) && shares.iter().all(is_even) {
             true => Ok(()),
