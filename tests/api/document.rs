@@ -107,6 +107,18 @@ const CALLS: &[(&str, &str, &str, &str, u16)] = &[
     ("DELETE", "/v1/disks/{id}", "?mode=safe", "", 200),
 ];
 
+/// Returns true if this is a refusal, or has the line of each disk before the events.
+fn is_whole(answer: &Response) -> bool {
+    let first = answer.body.split_inclusive('\n').next();
+    let first = first.filter(|line| line.ends_with('\n'));
+    let first = first.and_then(|line| serde_json::from_str::<Value>(line).ok());
+    let disks = first.and_then(|line| line["disks"].as_u64());
+    match answer.status {
+        200 => disks.is_some_and(|disks| answer.body.matches('\n').count() as u64 > disks),
+        _ => serde_json::from_str::<Value>(&answer.body).is_ok(),
+    }
+}
+
 struct Api {
     node: Node,
     document: Value,
@@ -123,11 +135,15 @@ impl Api {
         if !url.contains("events") {
             return self.node.ask(method, url, body);
         }
-        // They have no end.
+        // They have no end, unless they are refused: it is what has come when no more comes.
         let request = format!("{method} {url} HTTP/1.0\r\nHost: node\r\n\r\n");
-        let time = Duration::from_secs(1);
-        let answer = converse(self.node.daemon.socket(), request.as_bytes(), time).unwrap();
-        Response::parse(&answer).unwrap()
+        for time in [1, 5, 25].map(Duration::from_secs) {
+            let answer = converse(self.node.daemon.socket(), request.as_bytes(), time).unwrap();
+            if let Some(answer) = Response::parse(&answer).filter(is_whole) {
+                return answer;
+            }
+        }
+        panic!("no whole answer to {method} {url}")
     }
 
     /// Checks that the document has the answer: its status, its type, and a schema that its body fits.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use cleave_client::Workload;
 use cleave_tests::http::{Response, fetch};
-use cleave_tests::{Daemon, Lateness, Node, Stopwatch, small, unless_late, wait_until};
+use cleave_tests::{Daemon, Lateness, Node, Stopwatch, ensure, small, unless_late, wait_until};
 use serde_json::{Value, json};
 
 use crate::prometheus::{parse, sum};
@@ -28,7 +28,8 @@ fn reached(control: &std::path::Path) -> (u64, f64, Instant) {
 
 const LIMIT: f64 = 2000.0;
 
-/// A late machine loses nothing: what could not be done in time may be done afterwards.
+/// What could not be done in time may be done afterwards, up to a tenth of a second's worth. A machine that was later than that is
+/// measured again.
 #[test]
 fn a_limit_is_kept_in_every_mode_and_taken_away_while_the_disk_is_served() {
     for completion in ["interrupt", "adaptive", "poll"] {
@@ -52,22 +53,27 @@ fn a_limit_is_kept_in_every_mode_and_taken_away_while_the_disk_is_served() {
             answer.json()["tuning"]["limits"],
             json!({"iops-total": 2000})
         );
-        // The first tenth of a second's worth comes at once.
-        reads(300);
-        let (before, cpu_before, start) = reached(&control);
-        reads(1500);
-        let (after, cpu_after, end) = reached(&control);
-        let seconds = end.duration_since(start).as_secs_f64();
-        let rate = (after - before) as f64 / seconds / LIMIT;
-        // As much as a tenth of a second's worth was saved while nothing was asked for before the start.
-        let most = 1.01 + 0.1 / seconds;
-        assert!(
-            (0.95..most).contains(&rate),
-            "{completion}: {rate} of the limit"
-        );
-        let cores = (cpu_after - cpu_before) / seconds;
-        let is_frugal = completion == "poll" || cores < 0.5;
-        assert!(is_frugal, "{completion}: {cores} cores for what waits");
+        let kept = unless_late("limit", Duration::from_millis(100), |lateness| {
+            *lateness = Lateness::start(&[daemon.pid()]);
+            // The first tenth of a second's worth comes at once.
+            reads(300);
+            let (before, cpu_before, start) = reached(&control);
+            reads(1500);
+            let (after, cpu_after, end) = reached(&control);
+            let seconds = end.duration_since(start).as_secs_f64();
+            let rate = (after - before) as f64 / seconds / LIMIT;
+            // As much as a tenth of a second's worth was saved while nothing was asked for before the start.
+            let most = 1.01 + 0.1 / seconds;
+            ensure((0.95..most).contains(&rate), || {
+                format!("{completion}: {rate} of the limit")
+            })?;
+            let cores = (cpu_after - cpu_before) / seconds;
+            let is_frugal = completion == "poll" || cores < 0.5;
+            ensure(is_frugal, || {
+                format!("{completion}: {cores} cores for what waits")
+            })
+        });
+        kept.unwrap();
 
         let shown = report(&control);
         let waited = shown["totals"]["throttled"].as_u64().unwrap();
@@ -113,17 +119,22 @@ fn a_limit_of_the_command_line_holds_writes_and_leaves_reads_and_flushes_alone()
         client.queue(0).flush().unwrap();
     }
     assert_eq!(report(&control)["totals"]["throttled"], 0);
-    // Two come at once, and one of each that follows waits for a twentieth of a second.
-    for number in 0..13_u64 {
-        client.queue(0).write(number * 4096, &data).unwrap();
-    }
+    // Two come at once, and each that follows within a twentieth of a second waits for the rest of it.
+    let mut writes = 0;
+    let throttled = || report(&control)["totals"]["throttled"].as_u64();
+    let are_held = wait_until(|| {
+        for number in 0..13_u64 {
+            client.queue(0).write(number * 4096, &data).unwrap();
+        }
+        writes += 13;
+        throttled() > Some(8)
+    });
+    assert!(are_held, "{:?} of {writes}", throttled());
     assert!(
-        start.elapsed() > Duration::from_millis(500),
-        "{:?}",
+        start.elapsed() > Duration::from_millis(50) * (writes - 3),
+        "{writes} in {:?}",
         start.elapsed()
     );
-    let throttled = report(&control)["totals"]["throttled"].as_u64();
-    assert!(throttled > Some(8), "{throttled:?}");
     drop(client);
     daemon.finish();
 }
@@ -204,7 +215,7 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
 }
 
 /// The requests of each disk in a second, as a share of `rate`, while all have more to do than they may.
-fn shares(node: &Node, ids: &[&str], rate: f64) -> Vec<f64> {
+fn shares(node: &Node, ids: &[&str], rate: f64, lateness: &mut Lateness) -> Vec<f64> {
     let reads = || -> Vec<u64> {
         let reads = |id: &&str| node.disk(id)["totals"]["reads"].as_u64().unwrap();
         ids.iter().map(reads).collect()
@@ -221,6 +232,8 @@ fn shares(node: &Node, ids: &[&str], rate: f64) -> Vec<f64> {
         let (before, start) = (reads(), Instant::now());
         std::thread::sleep(Duration::from_millis(1200));
         let (after, seconds) = (reads(), start.elapsed().as_secs_f64());
+        // The clients, and the workers of the disks, end soon.
+        lateness.note();
         let done = after.iter().zip(before);
         done.map(|(after, before)| (after - before) as f64 / seconds / rate)
             .collect()
@@ -234,7 +247,7 @@ fn assert_shared(node: &Node, ids: &[&str], rate: f64) {
     let is_even = |share: &f64| (0.95..1.05).contains(&(share / even));
     let shared = unless_late("shares", Duration::from_millis(40), |lateness| {
         *lateness = Lateness::start(&[node.daemon.pid()]);
-        let shares = shares(node, ids, rate);
+        let shares = shares(node, ids, rate, lateness);
         let sum: f64 = shares.iter().sum();
         match (0.96..1.03).contains(&sum) && shares.iter().all(is_even) {
             true => Ok(()),
@@ -294,7 +307,7 @@ fn a_limit_raised_by_another_disk_of_the_group_is_felt_at_once() {
     node.add("b", &disk);
     let mut client = node.open("a", &small(1));
     let load = Workload {
-        stop: cleave_client::Stop::Requests(20),
+        stop: cleave_client::Stop::Requests(60),
         ..Workload::reads(4096, 1, 1 << 30, Duration::ZERO)
     };
     let start = Instant::now();
@@ -305,10 +318,11 @@ fn a_limit_raised_by_another_disk_of_the_group_is_felt_at_once() {
         ));
         let raised = json!({"limits": {"iops-total": 10_000}}).to_string();
         assert_eq!(node.ask("PATCH", "/v1/disks/b", &raised).status, 200);
-        assert_eq!(all.join().unwrap().requests(), 20);
+        assert_eq!(all.join().unwrap().requests(), 60);
     });
+    // One a second otherwise.
     assert!(
-        start.elapsed() < Duration::from_secs(5),
+        start.elapsed() < Duration::from_secs(40),
         "{:?}",
         start.elapsed()
     );

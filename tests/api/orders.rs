@@ -171,7 +171,7 @@ fn a_resume_says_whether_the_disk_was_quiet_until_then() {
     assert!(!is_quiet());
     let both = json!({"quiet": "a", "held": true}).to_string();
     assert_eq!(node.ask("POST", "/v1/disks/d1/resume", &both).status, 400);
-    assert_eq!(post("quiesce", &json!({"seconds": 1}))["state"], "quiesced");
+    assert_eq!(post("quiesce", &json!({"seconds": 3}))["state"], "quiesced");
     assert!(wait_until(|| !is_quiet()));
     assert_eq!(post("resume", &json!({})), over);
     node.daemon.finish();

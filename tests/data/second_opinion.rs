@@ -42,18 +42,24 @@ enum Operation {
 }
 
 impl Other {
-    fn open(daemon: &Daemon, features: VirtioFeatureFlags, polling: bool, queues: usize) -> Other {
+    /// `None`: the daemon has refused it.
+    fn try_open(
+        daemon: &Daemon,
+        features: VirtioFeatureFlags,
+        polling: bool,
+        queues: usize,
+    ) -> Option<Other> {
         let socket = daemon.socket().to_str().unwrap();
         let block_features = 0xffff; // all feature bits of the block device
-        let transport = VhostUser::new(socket, features.bits() | block_features).unwrap();
+        let transport = VhostUser::new(socket, features.bits() | block_features).ok()?;
         let mut transport: Box<VirtioBlkTransport> = Box::new(transport);
         let memory = GuestMemory::new(&[RegionOptions::new(0, (DEPTH * BLOCK) as u64)]).unwrap();
         let region = memory.region(0);
         let fd = memory.fd(0).as_raw_fd();
         transport
             .map_mem_region(region.user_addr as usize, region.len_bytes as usize, fd, 0)
-            .unwrap();
-        let queues = VirtioBlkQueue::setup_queues(transport.as_mut(), queues, 128).unwrap();
+            .ok()?;
+        let queues = VirtioBlkQueue::setup_queues(transport.as_mut(), queues, 128).ok()?;
         let mut other = Other {
             queues,
             transport,
@@ -63,7 +69,7 @@ impl Other {
         for queue in &mut other.queues {
             queue.set_used_notif_enabled(!polling);
         }
-        other
+        Some(other)
     }
 
     /// Runs the same operation on many blocks in parallel; `model` is the expected contents of the disk.
@@ -236,22 +242,18 @@ fn open_patiently(
     queues: usize,
 ) -> Other {
     let end = Instant::now() + TIMEOUT;
-    while VhostUser::<virtio_driver::VirtioBlkConfig, virtio_driver::VirtioBlkReqBuf>::new(
-        daemon.socket().to_str().unwrap(),
-        features.bits(),
-    )
-    .is_err()
-    {
+    loop {
+        if let Some(other) = Other::try_open(daemon, features, polling, queues) {
+            return other;
+        }
         assert!(Instant::now() < end, "the daemon refused every connection");
         std::thread::sleep(Duration::from_millis(2));
     }
-    std::thread::sleep(Duration::from_millis(20));
-    Other::open(daemon, features, polling, queues)
 }
 
 fn both_drivers_read_the_same_configuration() {
     let daemon = Daemon::serve(&["--disk", "ram:64M", "--queues", "5"]);
-    let other = Other::open(&daemon, VirtioFeatureFlags::VERSION_1, false, 1);
+    let other = open_patiently(&daemon, VirtioFeatureFlags::VERSION_1, false, 1);
     let config = other.transport.get_config().unwrap();
     assert_eq!(u64::from(config.capacity) * 512, 64 << 20);
     assert_eq!(u16::from(config.num_queues), 5);

@@ -136,6 +136,15 @@ fn round(end: End, number: u64, restarts: u64, random: &mut Random, sums: &mut S
     };
     let mut client = connect(|| Client::open(&socket, &options));
     let mut guest = Survivor::new(&mut client);
+    let keeps = options.protocol_features & protocol::INFLIGHT_SHMFD != 0;
+    // For the case that it is killed, if the VMM knows what is in flight then.
+    let is_kept = |manager: &mut ServiceManager| {
+        wait_until(|| {
+            manager.settle();
+            manager.kept.len() == usize::from(keeps)
+        })
+    };
+    assert!(is_kept(&mut manager));
     for restart in 0..restarts {
         let life = Duration::from_micros(random.below(LIFE_MAX_US));
         guest.work(&mut client, random, life);
@@ -165,14 +174,7 @@ fn round(end: End, number: u64, restarts: u64, random: &mut Random, sums: &mut S
         guest.await_all(&mut client, restart % 2 == 0);
         guest.verify(&mut client, (restart + 1) % WHOLE_EVERY == 0);
         manager.hears("READY=1");
-        manager.settle();
-        let keeps = options.protocol_features & protocol::INFLIGHT_SHMFD != 0;
-        // For the case that it is killed, if the VMM knows what is in flight then.
-        let is_kept = || {
-            manager.settle();
-            manager.kept.len() == usize::from(keeps)
-        };
-        assert!(wait_until(is_kept));
+        assert!(is_kept(&mut manager));
         sums.restarts += 1;
     }
     guest.verify(&mut client, true);

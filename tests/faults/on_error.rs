@@ -236,7 +236,7 @@ fn a_held_vring_costs_nothing_and_the_others_continue() {
         client.queue(0).set_timeout(Duration::from_millis(500));
         let stuck = client.queue(0).read(BEYOND, &mut [0; 4096]);
         assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
-        assert!(holds(&control));
+        assert!(wait_until(|| holds(&control)), "{}", daemon.log());
         for turn in 0..100 {
             client
                 .queue(1)
@@ -353,7 +353,7 @@ fn a_vring_that_was_reset_with_a_held_request_has_no_position() {
     client.queue(0).set_timeout(Duration::from_millis(300));
     let stuck = client.queue(0).write(BEYOND, &[7; 4096]);
     assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
-    assert!(holds(&control));
+    assert!(wait_until(|| holds(&control)), "{}", daemon.log());
     client.frontend().set_status(0).unwrap();
     // With the position at which it started, the guest's writes would be done once more.
     let result = client.frontend().vring_base(0);
@@ -367,7 +367,6 @@ fn the_policy_is_changed_while_the_disk_is_served() {
     let (daemon, control, _) = cut_disk(&scratch, "report");
     let mut client = daemon.open(&small(1));
     let queue = client.queue(0);
-    queue.set_timeout(Duration::from_millis(300));
     assert!(io_error(&queue.read(BEYOND, &mut [0; 512])));
     let set = |policy: &str, shown: &str| {
         let body = json!({ "on_error": policy }).to_string();
@@ -377,9 +376,11 @@ fn the_policy_is_changed_while_the_disk_is_served() {
     };
     set("read=hold", "read=hold,write=report,enospc=report");
     assert!(io_error(&queue.write(BEYOND, &[0; 512])));
+    queue.set_timeout(Duration::from_millis(300));
     let stuck = queue.read(BEYOND, &mut [0; 512]);
     assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
-    assert!(holds(&control));
+    queue.set_timeout(TIMEOUT);
+    assert!(wait_until(|| holds(&control)), "{}", daemon.log());
     set("report", "report");
     let answer = fetch(&control, "POST", "/v1/disks/disk/resume", "");
     assert_eq!(

@@ -275,6 +275,7 @@ fn a_disk_that_is_removed_does_not_wait_for_its_last_flush() {
     drop(client);
     let gone = node.ask("DELETE", "/v1/disks/d?mode=drain", "");
     assert_eq!(gone.status, 200, "{}", gone.body);
+    assert!(wait_until(|| server.flushes() > 0));
     assert_eq!(server.flushes(), 1);
     node.add("d", &body);
     let mut back = [0; 512];

@@ -90,7 +90,12 @@ fn a_parked_frontend_that_leaves_ends_no_wait_for_another_host() {
         assert!(wait_until(|| daemon.log_has(left)), "{}", daemon.log());
         other.finish();
         exercise(&mut waiting.join().unwrap()).unwrap();
-        assert_eq!(next("possession")["possession"], "active");
+        let mut told = next("possession")["possession"].clone();
+        // A first attempt that takes long is told of before the program that has the disk.
+        while told == "waiting" {
+            told = next("possession")["possession"].clone();
+        }
+        assert_eq!(told, "active");
     });
     daemon.finish();
 }
@@ -197,7 +202,7 @@ fn parked_frontends_that_come_and_go_leave_the_first_alone() {
     // The first of them has everything allocated that is allocated only once.
     drop(parked(&daemon));
     let (fds, threads) = (daemon.fds_at_rest(), daemon.threads());
-    let mut served = 0;
+    let (since, mut served) = (Instant::now(), 0);
     std::thread::scope(|scope| {
         let others = scope.spawn(|| (0..scale(200)).for_each(|_| drop(parked(&daemon))));
         while !others.is_finished() {
@@ -213,7 +218,9 @@ fn parked_frontends_that_come_and_go_leave_the_first_alone() {
     daemon.fds_settle_at(fds).unwrap();
     daemon.threads_settle_at(threads).unwrap();
     let lines = daemon.log().matches("parked").count();
-    assert!(lines < 60, "{lines} lines\n{}", daemon.log_tail());
+    // Some at once, and then one a second of each kind.
+    let most = 60 + 3 * since.elapsed().as_secs() as usize;
+    assert!(lines < most, "{lines} lines\n{}", daemon.log_tail());
     exercise(&mut first).unwrap();
     daemon.finish();
 }

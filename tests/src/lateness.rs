@@ -16,6 +16,8 @@ pub struct Lateness {
     pids: Vec<u32>,
     stolen: Duration,
     waited: Duration,
+    /// What was noted so far.
+    noted: Duration,
 }
 
 impl Lateness {
@@ -32,14 +34,21 @@ impl Lateness {
             stolen: stolen(),
             waited: waited(&pids),
             pids,
+            noted: Duration::ZERO,
         }
     }
 
-    /// How late the machine has been since the start. The waits of a thread that has exited are lost, so the true
-    /// value may be higher.
+    /// Notes how late the machine has been, before threads exit whose waits are lost then.
+    pub fn note(&mut self) {
+        self.noted = self.so_far();
+    }
+
+    /// How late the machine has been since the start. The waits of a thread that has exited are lost, unless they were noted, so
+    /// the true value may be higher.
     pub fn so_far(&self) -> Duration {
         let waited = waited(&self.pids).saturating_sub(self.waited);
-        stolen().saturating_sub(self.stolen) + waited
+        let now = stolen().saturating_sub(self.stolen) + waited;
+        now.max(self.noted)
     }
 }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use cleave_client::{Base, Client};
 use cleave_tests::http::{converse, fetch, get};
 use cleave_tests::{
-    Case, Killed, Random, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, closes_within, connect,
-    disk_socket, has_listener, outliving, program_path, run_to_exit, seeded, wait_until,
+    Case, Killed, Random, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, connect, disk_socket,
+    has_listener, outliving, program_path, run_to_exit, seeded, wait_until,
 };
 use serde_json::{Value, json};
 
@@ -121,7 +121,8 @@ impl Guests {
     fn verify(&mut self, sleeps: bool) -> usize {
         let mut lost = 0;
         for (socket, client, guest) in &mut self.0 {
-            if closes_within(client.frontend().socket(), Duration::from_millis(1)) {
+            // Its end may come a little later than the next answer of the interface.
+            if client.frontend().features().is_err() {
                 connect(|| client.reconnect(socket, &outliving(), Base::Used));
                 lost += 1;
             }
@@ -148,8 +149,8 @@ fn no_request_is_lost_when_a_node_is_taken_over() {
         assert_eq!(guests.verify(round % 2 == 0), 0);
         node = next;
     }
-    let pauses = Pauses::told(&std::fs::read_to_string(place.log()).unwrap());
-    assert_eq!(pauses.0.len(), 10 * DISKS.len());
+    let log = || std::fs::read_to_string(place.log()).unwrap();
+    let pauses = Pauses::told_of(10 * DISKS.len(), log);
     println!(
         "10 take-overs of a node with {} disks: pause {pauses}",
         DISKS.len()

@@ -7,7 +7,7 @@ use cleave_client::{Client, DeviceOptions};
 use cleave_tests::nbd::{Export, NbdServer};
 use cleave_tests::{
     Case, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, closes_within, exercise_queue, http,
-    seeded,
+    seeded, wait_until,
 };
 use rustix::fs::{FlockOperation, flock};
 
@@ -40,7 +40,7 @@ fn a_disk_is_locked_until_its_manager_lets_go() {
     // The service is stopped for good.
     service.manager.kept.clear();
     assert!(closes_within(client.frontend().socket(), TIMEOUT));
-    assert!(!is_locked(&service));
+    assert!(wait_until(|| !is_locked(&service)));
     service.start_again();
     exercise_queue(&mut service.open(&DeviceOptions::default()), 0).unwrap();
 }

@@ -38,6 +38,12 @@ fn size(daemon: &Killed) -> [usize; 2] {
     last
 }
 
+/// Waits until it has at most so many descriptors and threads: what a session leaves ends when its threads get to run, and threads that
+/// the kernel lends to io_uring end after some seconds.
+fn settles_at(daemon: &Killed, [descriptors, threads]: [usize; 2]) -> bool {
+    wait_until(|| count(daemon, "fd") <= descriptors && count(daemon, "task") <= threads)
+}
+
 /// Memory of guests that it has open or mapped.
 fn guest_memory(daemon: &Killed) -> Vec<String> {
     let process = format!("/proc/{}", daemon.0.id());
@@ -74,19 +80,20 @@ fn nothing_stays_of_a_frontend_that_was_taken_over() {
         service.restart();
         exercise_queue(&mut client, 3).unwrap();
     }
-    let [descriptors, threads] = size(&service.daemon);
     // The log, and our copy of it.
+    let most = [served[0] + 2, served[1]];
     assert!(
-        descriptors <= served[0] + 2 && threads <= served[1],
-        "{descriptors}, {threads} after {served:?}"
+        settles_at(&service.daemon, most),
+        "{:?} after {served:?}",
+        size(&service.daemon)
     );
     drop(client);
     let is_gone = || guest_memory(&service.daemon).is_empty();
     assert!(wait_until(is_gone), "{:?}", guest_memory(&service.daemon));
-    let left = size(&service.daemon);
     assert!(
-        left[0] <= alone[0] && left[1] <= alone[1],
-        "{left:?} after {alone:?}"
+        settles_at(&service.daemon, alone),
+        "{:?} after {alone:?}",
+        size(&service.daemon)
     );
 }
 

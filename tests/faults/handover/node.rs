@@ -81,10 +81,8 @@ pub(super) fn no_request_of_a_node_is_lost_or_repeated_by_restarts() {
             disk.guest
                 .verify(&mut disk.client, (restart + 1) % 100 == 0);
         }
-        let log = node.manager.log();
-        let taken = Pauses::told(&log[told..]);
-        assert_eq!(taken.0.len(), disks, "{}", &log[told..]);
-        pauses.0.extend(taken.0);
+        let log = || node.manager.log()[told..].to_owned();
+        pauses.0.extend(Pauses::told_of(disks, log).0);
     }
     for disk in &mut all {
         disk.guest.verify(&mut disk.client, true);

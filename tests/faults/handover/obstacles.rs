@@ -3,13 +3,13 @@
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cleave_client::message::{VERSION, config_space, message, request};
 use cleave_client::{Base, Client, DeviceOptions, Error};
 use cleave_tests::{
-    Case, Requirement, Scratch, TIMEOUT, UnresponsiveFs, closes_within, connect, disk_socket,
-    exercise_queue, http, outliving, scale, seeded, wait_until,
+    Case, Outcome, Requirement, Scratch, TIMEOUT, UnresponsiveFs, closes_within, connect,
+    disk_socket, exercise_queue, http, outliving, scale, seeded, unless_late, wait_until,
 };
 use rustix::fs::{FlockOperation, flock};
 
@@ -101,8 +101,15 @@ fn the_next_process_waits_for_the_lock_of_the_one_before() {
     exercise_queue(&mut client, 0).unwrap();
 }
 
-/// What the daemon has read of it would be lost.
+/// What the daemon has read of it would be lost. It waits for half a second for the rest.
 fn a_message_that_has_begun_is_served_first() {
+    let served = unless_late("begun-message", Duration::from_millis(100), |_| {
+        is_served_with_the_rest()
+    });
+    served.unwrap();
+}
+
+fn is_served_with_the_rest() -> Outcome {
     let mut service = served(&[]);
     let mut client = service.open(&DeviceOptions::default());
     let bytes = message(
@@ -116,31 +123,44 @@ fn a_message_that_has_begun_is_served_first() {
     std::thread::sleep(Duration::from_millis(20));
     terminate(&mut service.daemon);
     std::thread::sleep(Duration::from_millis(20));
-    client.frontend().socket().send_raw(rest, &[]).unwrap();
+    let sent = client.frontend().socket().send_raw(rest, &[]);
     assert_eq!(service.manager.awaits(&mut service.daemon).code(), Some(0));
     service.start_again();
-    let answer = client.frontend().socket().recv().unwrap();
+    let answer = sent.and_then(|()| client.frontend().socket().recv());
+    let answer = answer.map_err(|error| format!("it was not served: {error}"))?;
     assert_eq!(answer.payload[12..20], (DISK / 512).to_le_bytes());
-    exercise_queue(&mut client, 0).unwrap();
+    exercise_queue(&mut client, 0)
 }
 
-/// Sends requests without reading, until the daemon waits for room for its answers.
-fn ask_until_full(mut stream: &UnixStream) {
+/// Returns true if all threads of the daemon sleep.
+fn is_asleep(service: &Service) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", service.daemon.0.id())).unwrap();
+    let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).ok();
+    tasks
+        .flatten()
+        .filter_map(stat)
+        .all(|stat| stat.contains(") S "))
+}
+
+/// Sends requests without reading, until there is no room for more and the daemon sleeps: it waits for room for its answers.
+fn ask_until_full(service: &Service, mut stream: &UnixStream) {
     stream.set_nonblocking(true).unwrap();
     let asks = message(request::GET_FEATURES, VERSION, &[]).repeat(100);
-    let (mut at, mut last) = (0, Instant::now());
-    while last.elapsed() < Duration::from_millis(200) {
-        match stream.write(&asks[at..]) {
-            Ok(count) => (at, last) = ((at + count) % asks.len(), Instant::now()),
-            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+    let mut at = 0;
+    let waits = wait_until(|| match stream.write(&asks[at..]) {
+        Ok(count) => {
+            at = (at + count) % asks.len();
+            false
         }
-    }
+        Err(_) => is_asleep(service),
+    });
+    assert!(waits, "it reads on");
 }
 
 /// A frontend that does not go on keeps no daemon from its end, as without a manager.
 fn a_frontend_that_hangs_ends_with_its_daemon() {
     for hangs in [
-        |client: &mut Client| {
+        |_: &Service, client: &mut Client| {
             let begun = message(request::GET_CONFIG, VERSION, &[0; 20]);
             client
                 .frontend()
@@ -149,11 +169,13 @@ fn a_frontend_that_hangs_ends_with_its_daemon() {
                 .unwrap();
             std::thread::sleep(Duration::from_millis(20));
         },
-        |client: &mut Client| ask_until_full(client.frontend().socket().stream()),
+        |service: &Service, client: &mut Client| {
+            ask_until_full(service, client.frontend().socket().stream());
+        },
     ] {
         let mut service = served(&[]);
         let mut client = service.open(&DeviceOptions::default());
-        hangs(&mut client);
+        hangs(&service, &mut client);
         service.stop();
         service.start_again();
         client
@@ -282,7 +304,8 @@ pub(super) fn held(options: &DeviceOptions) -> (Service, Client) {
     let is_told = || service.manager.log().contains("has shrunk");
     assert!(wait_until(is_told));
     write_in_vain(&mut client, DISK - BLOCK as u64);
-    assert!(service.manager.log().contains("is held"));
+    let is_told = || service.manager.log().contains("is held");
+    assert!(wait_until(is_told), "{}", service.manager.log());
     (service, client)
 }
 

@@ -134,9 +134,13 @@ fn what_is_no_parcel_is_refused() {
     keep(&mut service, parcel_of(&version));
     service.start_again();
     exercise_queue(&mut client, 0).unwrap();
+    let refused = || {
+        let log = service.manager.log();
+        log.matches("its frontends have to connect again").count()
+    };
+    wait_until(|| refused() >= 4);
     let log = service.manager.log();
-    let refused = log.matches("its frontends have to connect again").count();
-    assert_eq!(refused, 4, "{log}");
+    assert_eq!(refused(), 4, "{log}");
     assert!(log.contains("version 2, by cleave 9.9"), "{log}");
 }
 
@@ -155,6 +159,11 @@ fn a_parcel_of_another_version_costs_its_frontend_a_connection() {
             let mut service = Service::serve_in(scratch, image.to_str().unwrap(), &[]);
             let mut client = service.open(&outliving());
             let mut guest = Survivor::new(&mut client);
+            let is_kept = || {
+                service.manager.settle();
+                service.manager.kept.len() == 1
+            };
+            assert!(wait_until(is_kept));
             guest.work(&mut client, &mut random, WORK);
             guest.submit(&mut client, &mut random);
             match is_killed {

@@ -3,19 +3,29 @@
 use std::fmt;
 use std::time::Duration;
 
+use cleave_tests::wait_until;
+
 /// How long guests waited.
 #[derive(Default)]
 pub(super) struct Pauses(pub(super) Vec<Duration>);
 
 impl Pauses {
     /// Those that a log tells of.
-    pub(super) fn told(log: &str) -> Pauses {
+    fn told(log: &str) -> Pauses {
         let pause = |line: &str| {
             let (_, rest) = line.split_once("was taken over after a pause of ")?;
             let ms: f64 = rest.split(' ').next()?.parse().ok()?;
             Some(Duration::from_secs_f64(ms / 1e3))
         };
         Pauses(log.lines().filter_map(pause).collect())
+    }
+
+    /// Those that a log tells of, when there are so many: a daemon may write its log later than it serves.
+    pub(super) fn told_of(count: usize, log: impl Fn() -> String) -> Pauses {
+        wait_until(|| Pauses::told(&log()).0.len() >= count);
+        let pauses = Pauses::told(&log());
+        assert_eq!(pauses.0.len(), count, "{}", log());
+        pauses
     }
 }
 

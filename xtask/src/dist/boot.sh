@@ -55,11 +55,11 @@ trap end EXIT
 trap 'exit 1' TERM INT
 
 until_true() {
-    for _ in $(seq 200); do
+    for _ in $(seq 600); do
         "$@" >/dev/null 2>&1 && return
         sleep 0.1
     done
-    fail "after 20 s still not: $*; $(cat "$work.log"); $(inside journalctl --no-pager -n 30 2>&1 || true)"
+    fail "after 60 s still not: $*; $(cat "$work.log"); $(inside journalctl --no-pager -n 30 2>&1 || true)"
 }
 first() { init=$(cat "/proc/$outer/task/$outer/children") && init=${init% } && [ -n "$init" ]; }
 until_true first
@@ -224,8 +224,9 @@ kill_it cleave
 goes_on "after 2 kills"
 was=$(pid cleave@a) was_node=$(pid cleave)
 inside dpkg -i /cleave.deb >"$work.log" 2>&1 || fail "$(cat "$work.log")"
-is_another cleave@a "$was" >/dev/null || fail "cleave@a is not upgraded: $(cat "$work.log")"
-is_another cleave "$was_node" >/dev/null || fail "cleave is not upgraded: $(cat "$work.log")"
+# systemd may hear of the new process after the end of a reload.
+until_true is_another cleave@a "$was"
+until_true is_another cleave "$was_node"
 goes_on "after an upgrade"
 end_guest
 
@@ -233,21 +234,21 @@ end_guest
 begin_drive --socket /run/cleave/a/disk.sock
 was=$(pid cleave@a)
 inside dpkg -i /cleave.deb >"$work.log" 2>&1 || fail "$(cat "$work.log")"
-is_another cleave@a "$was" >/dev/null || fail "cleave@a is not upgraded: $(cat "$work.log")"
+until_true is_another cleave@a "$was"
 end_drive cleave@a 1
 begin_drive $three
 was=$(pid cleave)
 inside dpkg -i /cleave.deb >"$work.log" 2>&1 || fail "$(cat "$work.log")"
-is_another cleave "$was" >/dev/null || fail "cleave is not upgraded: $(cat "$work.log")"
+until_true is_another cleave "$was"
 end_drive cleave 3
 inside mkdir -p /run/systemd/system/cleave.service.d
-inside sh -c "printf '[Service]\nWatchdogSec=1s\n' >/run/systemd/system/cleave.service.d/watchdog.conf"
+inside sh -c "printf '[Service]\nWatchdogSec=5s\n' >/run/systemd/system/cleave.service.d/watchdog.conf"
 inside systemctl daemon-reload
 inside systemctl restart cleave
 # The next process gives signs of life too.
 reload cleave 1
 was=$(pid cleave)
-inside /drive --socket /run/cleave/d1/disk.sock --seconds 3 >/dev/null
+inside /drive --socket /run/cleave/d1/disk.sock --seconds 8 >/dev/null
 [ "$(pid cleave)" = "$was" ] || fail "systemd has killed a node that was taken over: $(inside journalctl --no-pager -n 30 -u cleave)"
 inside kill -STOP "$was"
 until_true is_another cleave "$was"

@@ -79,7 +79,7 @@ stops() {
     took=$((($(date +%s%N) - stopped) / 1000000))
     exec 9>&-
     grep -q 'a daemon closed its connection' "$work.drive" || fail "the driver of $1: $(cat "$work.drive")"
-    [ $took -lt 2000 ] || fail "the driver of $1 has noticed its end only after $took ms"
+    [ $took -lt 10000 ] || fail "the driver of $1 has noticed its end only after $took ms"
     keeps_nothing "$1" || fail "systemd keeps descriptors of $1, which was stopped"
     inside journalctl --sync
     inside journalctl --cursor-file=/tmp/cursor --output=cat --unit="$1" >"$work.log"

@@ -13,11 +13,11 @@ end() {
 trap end EXIT
 trap 'exit 1' TERM INT
 until_true() {
-    for _ in $(seq 200); do
+    for _ in $(seq 600); do
         "$@" >/dev/null 2>&1 && return
         sleep 0.05
     done
-    fail "after 10 s still not: $*; $(cat log)"
+    fail "after 30 s still not: $*; $(cat log)"
 }
 
 grep -q "image: localhost/cleave:$version\$" "$manifests/daemonset.yaml" || fail "the DaemonSet is of another version"
@@ -86,8 +86,8 @@ curl --silent --fail --unix-socket host/metrics/metrics.sock http://node/metrics
 finish
 begin
 until_true test -S "$run/a/disk.sock"
-until_true inside disk list
-inside disk list | grep -q serving || fail "the next pod does not serve the disk: $(inside disk list)"
+is_served() { inside disk list | grep -q serving; }
+until_true is_served
 serves "$run/a/disk.sock"
 finish
 echo "umoci unpacked it, and runc ran serve and the node of the DaemonSet"

@@ -69,15 +69,18 @@ impl SessionKeeper {
 
     fn put(&mut self, parcel: Parcel) -> io::Result<()> {
         let packed = parcel.pack().map_err(|failed| failed.1)?;
-        let (ours, _) = match &self.pair {
-            Some(pair) => pair,
-            None => {
-                let (ours, theirs) = UnixStream::pair()?;
-                self.manager.keep(&self.name, &theirs)?;
-                self.pair.insert((ours, theirs))
-            }
+        let send = |ours: &UnixStream| {
+            link::send_parcel(ours.try_clone()?, &packed, Instant::now() + TIME)
         };
-        link::send_parcel(ours.try_clone()?, &packed, Instant::now() + TIME)
+        if let Some((ours, _)) = &self.pair {
+            return send(ours);
+        }
+        let pair = UnixStream::pair()?;
+        // Before the manager has the other end, so that it never keeps one in which nothing waits yet.
+        send(&pair.0)?;
+        self.manager.keep(&self.name, &pair.1)?;
+        self.pair = Some(pair);
+        Ok(())
     }
 }
 

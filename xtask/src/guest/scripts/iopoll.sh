@@ -33,8 +33,20 @@ leave() {
     leave_start=$(uptime)
     wait "$daemon"
     check "$1-exit" "${2:-0}" $?
-    run "$1-time" test $(($(uptime) - leave_start)) -le 4
+    # A disk that hangs is waited for for two seconds, and this machine may be late.
+    run "$1-time" test $(($(uptime) - leave_start)) -le 10
 }
+
+# The daemon wakes nobody for a second. What it did before may be late.
+idles() {
+    drive --socket /tmp/d.sock --idle 1 >/tmp/idle 2>&1
+    grep -q '"daemon_wakes":0,.*"daemon_cpu_ns":0}' /tmp/idle
+}
+
+# fails_more COUNT: more requests have failed than that.
+fails_more() { [ "$(stat_of failed)" -gt "$1" ]; }
+
+hangs() { cleave stats --control /tmp/d.ctl 2>/tmp/no-stats | grep -q ' 8 in flight'; }
 
 if [ "$(cat /sys/block/vda/queue/io_poll)" = 0 ]; then
     cleave serve --socket-path /tmp/r.sock --disk /dev/vda --iopoll on >/tmp/refusal 2>&1
@@ -56,8 +68,7 @@ for device in nvme0n1 vda; do
     run "$device-requests" test "$requests" -gt 50
     run "$device-polled" test "$(stat_of polled)" -ge "$requests"
     check "$device-shown" true "$(stat_of iopoll)"
-    drive --socket /tmp/d.sock --idle 1 >/tmp/idle 2>&1
-    check "$device-idle-wakes-nobody" 1 "$(grep -c '"daemon_wakes":0,.*"daemon_cpu_ns":0}' /tmp/idle)"
+    run "$device-idle-wakes-nobody" until_true 5 idles
     load --mix 50
     leave "$device-term"
     kill "$driver"
@@ -103,11 +114,8 @@ serve --disk /dev/nvme0n1
 load --mix 50
 check pulled-in-flight 0 "$(stat_of failed)"
 echo 1 >/sys/block/nvme0n1/device/device/remove
-sleep 1
-failed=$(stat_of failed)
-run pulled-fails test "$failed" -gt 0
-sleep 1
-run pulled-goes-on test "$(stat_of failed)" -gt "$failed"
+run pulled-fails until_true 30 fails_more 0
+run pulled-goes-on until_true 30 fails_more "$(stat_of failed)"
 leave pulled-term
 run pulled-left grep -q 'the frontend was disconnected' /tmp/daemon
 kill "$driver"
@@ -120,18 +128,18 @@ serve --disk "/dev/$late"
 run late-errors drive $on --span 32768
 failed=$(stat_of failed)
 run late-errors-failed test "$failed" -gt 0
-run late-errors-logged grep -q 'Read of 4096 bytes at .* failed' /tmp/daemon
+run late-errors-logged until_true 30 grep -q 'Read of 4096 bytes at .* failed' /tmp/daemon
 run late-goes-on drive $on --span 4096
 check late-goes-on-well "$failed" "$(stat_of failed)"
 run late-polled test "$(stat_of polled)" -ge "$(stat_of reads)"
 load --write
+run hung-in-flight until_true 30 hangs
 oldest=$(stat_of oldest_seconds)
 # Asked ever less often, it leaves the core to others.
 ticks() { cut -d' ' -f14,15 "/proc/$daemon/stat" | tr ' ' +; }
 before=$(ticks)
 sleep 2
 run hung-naps test $(($(ticks) - ($before))) -lt 100
-check hung-in-flight 1 "$(cleave stats --control /tmp/d.ctl | grep -c ' 8 in flight')"
 run hung-oldest-grows test "$(stat_of oldest_seconds | cut -d. -f1)" -gt "${oldest%.*}"
 leave hung-term 1
 # The drive may end one of them while the daemon waits.
