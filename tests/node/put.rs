@@ -18,7 +18,8 @@ fn the_session_of_the_manual_works_as_it_stands() {
     let image = scratch.image("a.img", 1 << 20);
     let manual = include_str!("../../docs/node.md");
     let (_, rest) = manual.split_once("```sh\n").unwrap();
-    let (session, _) = rest.split_once("```").unwrap();
+    let (session, after) = rest.split_once("```").unwrap();
+    assert!(!after.contains("```sh"), "only the first block is pasted");
     let shown = |path: &Path| path.to_str().unwrap().to_owned();
     let (state, run) = (shown(&scratch.join("state")), shown(&scratch.join("run")));
     let session = session

@@ -113,6 +113,9 @@ fn run(root: &Path, line: &[OsString], task: &Task) -> Result {
 
 #[cfg(test)]
 mod tests {
+    use clap::error::ErrorKind;
+    use cleave_rig::pages::{Shown, commands_of};
+
     use super::*;
 
     #[test]
@@ -131,6 +134,21 @@ mod tests {
                 .err()
                 .map_or(String::new(), |error| error.to_string());
             assert!(why.contains(said), "{line}: {why}");
+        }
+    }
+
+    #[test]
+    fn the_commands_of_the_pages_are_understood() {
+        let commands = commands_of(&cleave_rig::root(), "cargo xtask");
+        assert!(commands.len() > 50, "only {}", commands.len());
+        for command in commands {
+            let error =
+                Cli::try_parse_from(line(command.words.iter().map(OsString::from).collect())).err();
+            let error = error.filter(clap::Error::use_stderr);
+            // A sentence may name the beginning of a line.
+            let is_begun = |error: &clap::Error| error.kind() == ErrorKind::MissingRequiredArgument;
+            let error = error.filter(|error| command.shown != Shown::Sentence || !is_begun(error));
+            assert!(error.is_none(), "{}: {error:?}", command.at());
         }
     }
 }

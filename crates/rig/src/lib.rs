@@ -1,12 +1,13 @@
-//! Runs the programs that tests and measurements need: builds by cargo, daemons, and guests in QEMU. This crate forbids judging:
-//! it says how a program ended and what it said. Which of that is a fault is for the tests of `xtask`, and what it is worth for
-//! the measurements of `lab`.
+//! Runs the programs that tests and measurements need: builds by cargo, daemons, and guests in QEMU; and reads the commands of the
+//! pages. This crate forbids judging: it says how a program ended and what it said. Which of that is a fault is for the tests of
+//! `xtask`, and what it is worth for the measurements of `lab`.
 #![forbid(unsafe_code)]
 
 pub mod built;
 mod command;
 pub mod daemon;
 pub mod guest;
+pub mod pages;
 pub mod setup;
 
 use std::path::{Path, PathBuf};

@@ -4,6 +4,7 @@ mod circles;
 mod imports;
 mod names;
 pub(crate) mod packages;
+mod pages;
 mod tree;
 mod words;
 
@@ -77,6 +78,9 @@ pub(crate) fn check(root: &Path) -> Result<String> {
         }
         if *path == index::INDEX {
             faults.extend(index::faults(root, &text, &paths));
+        }
+        if *path == pages::TABLE {
+            faults.extend(pages::faults(root, &text, &paths));
         }
         let lines = code_lines(&text);
         let is_test = path.contains("tests/") || path.ends_with("tests.rs");

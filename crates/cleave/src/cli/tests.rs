@@ -1,9 +1,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use cleave_config::{Names, SplitOption, Storage};
+use clap::error::{ContextKind, ContextValue};
+use cleave_config::{Change, Names, SplitOption, Storage};
 use cleave_disk::{Direct, Overwrite, StripeKind};
 use cleave_host::{Endpoint, SocketSettings};
+use cleave_rig::pages::{Shown, commands_of};
 use tracing::level_filters::LevelFilter;
 
 use super::*;
@@ -463,6 +465,58 @@ fn options_page_says_what_the_parser_does() {
         written == markdown(),
         "docs/options.md is out of date: cargo run -- --help-markdown > docs/options.md"
     );
+}
+
+#[test]
+fn the_commands_of_the_pages_are_understood() {
+    let commands = commands_of(&cleave_rig::root(), "cleave");
+    assert!(commands.len() > 200, "only {}", commands.len());
+    let faults = commands.iter().filter_map(|command| {
+        let line: Vec<_> = command.words.iter().map(OsString::from).collect();
+        let opens_file = command.words.iter().any(|word| word == "--config");
+        let why = match command.shown {
+            // That file is the reader's.
+            Shown::Script | Shown::Session if opens_file => read(&line).err()?.to_string(),
+            Shown::Script | Shown::Session => parse(line).err()?.to_string(),
+            // It may be the beginning of a line, with words in capitals for values.
+            Shown::Sentence => read(&line)
+                .err()
+                .filter(|error| !is_begun(error))?
+                .to_string(),
+        };
+        Some(format!("{}: {why}", command.at()))
+    });
+    let faults: Vec<_> = faults.collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn the_bodies_of_the_pages_are_understood() {
+    for command in commands_of(&cleave_rig::root(), "curl") {
+        let after = |option: &str| {
+            let at = command.words.iter().position(|word| word == option)?;
+            command.words.get(at + 1).map(String::as_str)
+        };
+        let read = match (after("-X"), after("-d").unwrap_or_default().as_bytes()) {
+            (Some("PUT"), body) => DiskConfig::from_json(body).map(drop),
+            (Some("PATCH"), body) => Change::from_json(body).map(drop),
+            (_, []) => Ok(()),
+            _ => Err("a body of neither PUT nor PATCH".to_owned()),
+        };
+        assert_eq!(read, Ok(()), "{}", command.at());
+    }
+}
+
+/// Returns true if what was read is understood, except for values that are missing or placeholders.
+fn is_begun(error: &clap::Error) -> bool {
+    let value = error.get(ContextKind::InvalidValue);
+    match error.kind() {
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue => {
+            matches!(value, Some(ContextValue::String(value)) if !value.contains(char::is_lowercase))
+        }
+        ErrorKind::MissingRequiredArgument | ErrorKind::MissingSubcommand => true,
+        _ => !error.use_stderr(),
+    }
 }
 
 #[test]
