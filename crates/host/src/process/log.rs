@@ -19,9 +19,9 @@ use tracing_subscriber::fmt::{MakeWriter, format};
 /// Lines that may wait for a slow stderr; a burst of a start or an end is far smaller.
 const LINES_MAX: usize = 256;
 
-/// How long the end of the program waits for stderr to take the last lines. On a busy machine the log thread may wait that long
-/// for a CPU.
-const FLUSH_MAX: Duration = Duration::from_millis(500);
+/// How long the end of the program waits for stderr to take the last lines. On a busy machine the log thread may wait for a CPU, and
+/// a file for its disk.
+const FLUSH_MAX: Duration = Duration::from_secs(2);
 
 /// A message to the log thread.
 enum Entry {
