@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cleave_client::Base;
-use cleave_tests::{Case, Requirement, Survivor, scale, seeded, wait_until};
+use cleave_tests::{Case, Requirement, Survivor, scale, seeded};
 
 use super::service::{LIFE_MAX_US, Release, Service, device};
 
@@ -77,11 +77,8 @@ fn a_frontend_that_was_kept_for_a_kill_is_free_after_a_stop() {
         service.start(Release::This);
         let mut client = service.open(&options);
         let mut guest = Survivor::new(&mut client);
-        let is_kept = || {
-            service.manager.settle();
-            service.manager.kept.len() == 1
-        };
-        assert!(wait_until(is_kept));
+        client.frontend().features().unwrap();
+        assert!(service.manager.keeps_one());
         let life = Duration::from_micros(random.below(LIFE_MAX_US));
         guest.work(&mut client, &mut random, life);
         guest.submit(&mut client, &mut random);

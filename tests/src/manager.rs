@@ -12,12 +12,16 @@ use std::thread;
 use std::time::Duration;
 
 use command_fds::{CommandFdExt as _, FdMapping};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::io::ioctl_fionread;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg};
 
-use crate::{Killed, Scratch, TIMEOUT, program_path};
+use crate::{Killed, Scratch, TIMEOUT, program_path, wait_until};
 
 /// Pause between two looks at a service.
 const PAUSE: Duration = Duration::from_micros(100);
+
+/// How the names of sessions begin that are kept for the case that the service is killed.
+const SESSION: &str = "cleave-session-";
 
 /// A manager and what it keeps.
 pub struct ServiceManager {
@@ -53,8 +57,17 @@ impl ServiceManager {
 
     /// Returns how many descriptors are kept, apart from those for the case that the service is killed.
     pub fn disks(&self) -> usize {
-        let is_disk = |(name, _): &&(String, OwnedFd)| !name.starts_with("cleave-session-");
+        let is_disk = |(name, _): &&(String, OwnedFd)| !name.starts_with(SESSION);
         self.kept.iter().filter(is_disk).count()
+    }
+
+    /// Waits until one session is kept for the case that the service is killed, and nothing else. It is not while it handles a
+    /// message, so its frontend has to have the answer to its last one.
+    pub fn keeps_one(&mut self) -> bool {
+        wait_until(|| {
+            self.settle();
+            matches!(&self.kept[..], [(name, parcel)] if name.starts_with(SESSION) && is_whole(parcel))
+        })
     }
 
     /// Starts `cleave ARGS` with what is kept.
@@ -143,6 +156,16 @@ impl ServiceManager {
         }
         Some(text)
     }
+}
+
+/// Returns true if a parcel waits in this socket: its kind, its length and the number of its descriptors, as much text, and a byte
+/// with the descriptors, of which a session has fewer than go with one.
+fn is_whole(parcel: &OwnedFd) -> bool {
+    let mut header = [[0; 4]; 3];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let read = recv(parcel, header.as_flattened_mut(), flags);
+    let [_, length, _] = header.map(|number| u64::from(u32::from_le_bytes(number)));
+    read.is_ok_and(|(_, bytes)| bytes == 12) && ioctl_fionread(parcel).unwrap() == 12 + length + 1
 }
 
 impl Drop for ServiceManager {

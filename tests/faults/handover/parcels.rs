@@ -159,11 +159,8 @@ fn a_parcel_of_another_version_costs_its_frontend_a_connection() {
             let mut service = Service::serve_in(scratch, image.to_str().unwrap(), &[]);
             let mut client = service.open(&outliving());
             let mut guest = Survivor::new(&mut client);
-            let is_kept = || {
-                service.manager.settle();
-                service.manager.kept.len() == 1
-            };
-            assert!(wait_until(is_kept));
+            client.frontend().features().unwrap();
+            assert!(service.manager.keeps_one());
             guest.work(&mut client, &mut random, WORK);
             guest.submit(&mut client, &mut random);
             match is_killed {

@@ -47,15 +47,6 @@ fn served(options: &[&str]) -> Service {
     Service::serve_in(scratch, image.to_str().unwrap(), options)
 }
 
-/// Waits until one session is kept for the case of a crash, and nothing else.
-fn one_is_kept(service: &mut Service) {
-    let is_kept = || {
-        service.manager.settle();
-        service.manager.kept.len() == 1 && service.manager.disks() == 0
-    };
-    assert!(wait_until(is_kept));
-}
-
 fn restarts_and_take_overs_follow_one_another() {
     let mut random = seeded("take-over-store");
     let mut service = served(&["--queues", "4"]);
@@ -71,7 +62,7 @@ fn restarts_and_take_overs_follow_one_another() {
         }
         guest.await_all(&mut client, round % 4 < 2);
         guest.verify(&mut client, false);
-        one_is_kept(&mut service);
+        assert!(service.manager.keeps_one());
     }
     guest.verify(&mut client, true);
     let pauses = Pauses::told_of(rounds, || service.manager.log());
@@ -87,7 +78,7 @@ fn a_crash_after_take_overs_finds_one_session() {
         service.take_over();
         service.take_over();
         guest.work(&mut client, &mut random, Duration::from_millis(5));
-        one_is_kept(&mut service);
+        assert!(service.manager.keeps_one());
         guest.submit(&mut client, &mut random);
         service.daemon.kill();
         service.start_again();
