@@ -100,7 +100,7 @@ fn check_threads_of(daemon: &Daemon, opening: &dyn Fn(&str) -> u64) -> Vec<Strin
     found.into_iter().map(|(name, _)| name).collect()
 }
 
-/// Runs `check` while requests are in flight on two vrings.
+/// Runs `check` while requests are in flight on two vrings. The daemon needs `--workers 2`: a host of one CPU has one worker.
 fn under_load<T>(daemon: &Daemon, check: impl FnOnce() -> T) -> T {
     let mut client = daemon.open(&small(2));
     let mix = Workload {
@@ -273,7 +273,7 @@ fn a_node_gives_nothing_up_with_sandbox_off() {
 
 #[test]
 fn nothing_is_given_up_with_sandbox_off() {
-    let daemon = Daemon::serve(&["--disk", "ram:64M", "--sandbox", "off"]);
+    let daemon = Daemon::serve(&["--disk", "ram:64M", "--workers", "2", "--sandbox", "off"]);
     assert!(
         wait_until(|| daemon.log_has("--sandbox off")),
         "{}",
@@ -349,7 +349,11 @@ fn it_becomes_another_user_once_the_disk_is_open() {
     let scratch = Scratch::in_memory();
     let image = scratch.image("disk", 64 << 20);
     let control = scratch.join("control");
-    let daemon = as_nobody(&scratch, &image, &["--control", control.to_str().unwrap()]);
+    let daemon = as_nobody(
+        &scratch,
+        &image,
+        &["--control", control.to_str().unwrap(), "--workers", "2"],
+    );
     for socket in [daemon.socket(), &control] {
         // It listens before it gives the sockets away.
         let owner = || fs::metadata(socket).map(|found| (found.uid(), found.gid()));
