@@ -28,8 +28,7 @@ fn reached(control: &std::path::Path) -> (u64, f64, Instant) {
 
 const LIMIT: f64 = 2000.0;
 
-/// What could not be done in time may be done afterwards, up to a tenth of a second's worth. A machine that was later than that is
-/// measured again.
+/// Reads that the machine delays by up to a tenth of a second are made up for. If it was later, it is measured again.
 #[test]
 fn a_limit_is_kept_in_every_mode_and_taken_away_while_the_disk_is_served() {
     for completion in ["interrupt", "adaptive", "poll"] {

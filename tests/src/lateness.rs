@@ -16,7 +16,7 @@ pub struct Lateness {
     pids: Vec<u32>,
     stolen: Duration,
     waited: Duration,
-    /// What was noted so far.
+    /// The lateness at the last note.
     noted: Duration,
 }
 

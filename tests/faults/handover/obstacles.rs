@@ -101,7 +101,7 @@ fn the_next_process_waits_for_the_lock_of_the_one_before() {
     exercise_queue(&mut client, 0).unwrap();
 }
 
-/// What the daemon has read of it would be lost. It waits for half a second for the rest.
+/// The next process could not have the part that was read. So the daemon waits half a second for the rest.
 fn a_message_that_has_begun_is_served_first() {
     let served = unless_late("begun-message", Duration::from_millis(100), |_| {
         is_served_with_the_rest()
