@@ -211,12 +211,12 @@ pub(super) async fn start(Shared(host): Shared<Arc<Host>>, path: DiskId) -> Answ
 pub(super) async fn resume(Shared(host): Shared<Arc<Host>>, path: DiskId, body: Body) -> Answer {
     let body = read_body(body).await?;
     let disk = host.find(&path)?;
-    let status = served(&disk)?;
-    if status.is_short() {
+    if served(&disk)?.is_short() {
         // The watch may not have told yet that it was repaired. If the size cannot be had, requests beyond the end are held again.
         let _ = look_at_size(&disk).await;
     }
-    let resumed = status.resume(&body)?;
+    // It may have ended meanwhile.
+    let resumed = served(&disk)?.resume(&body)?;
     Ok(answer(StatusCode::OK, &resumed))
 }
 
