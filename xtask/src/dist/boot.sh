@@ -1,8 +1,8 @@
-# Boots a copy of this system with a systemd of its own, in namespaces of its own, and uses the packages there as docs/install.md says.
-# Nothing of it reaches the system. $1 is an empty folder, $2 the .deb, $3 the program that drives a disk as a guest would, $4 a folder
-# with what a guest boots, which is /guest in the copy. The other words are the command that boots it there.
+# Boots a copy of a system with a systemd of its own, in namespaces of its own, and uses the packages there as docs/install.md says.
+# Nothing of it reaches the system. $1 is an empty folder, $2 the root of the system, $3 the .deb, $4 the program that drives a disk as a
+# guest would, $5 a folder with what a guest boots, which is /guest in the copy. The other words are the command that boots it there.
 set -eu
-work=$1 deb=$2 drive=$3 guest=$4
+work=$1 system=$2 deb=$3 drive=$4 guest=$5
 fail() { echo "$*" >&2; exit 1; }
 
 # The second call of this script: the new system's first process, until systemd takes over.
@@ -10,11 +10,11 @@ if [ -n "${IS_INSIDE-}" ]; then
     mount -t tmpfs tmpfs "$work"
     root=$work/root
     mkdir "$work/upper" "$work/work" "$root"
-    mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work" "$root"
+    mount -t overlay overlay -o "lowerdir=$system,upperdir=$work/upper,workdir=$work/work" "$root"
     cp "$deb" "$root/cleave.deb"
     cp "$drive" "$root/drive"
     cp -r "$guest" "$root/guest"
-    # A group that this system has already would hide that the package makes none.
+    # A group that the system has already would hide that the package makes none.
     sed -i '/^cleave:/d' "$root/etc/group"
     mount -t proc proc "$root/proc"
     mount -t sysfs sysfs "$root/sys"
@@ -30,7 +30,7 @@ if [ -n "${IS_INSIDE-}" ]; then
     mkdir -p mnt
     pivot_root . mnt
     umount -l /mnt
-    # Not the services of this system.
+    # Not the services of the system.
     exec env -i container=cleave PATH=/usr/sbin:/usr/bin:/sbin:/bin \
         /lib/systemd/systemd --unit=basic.target --log-target=console --show-status=0 </dev/null
 fi
@@ -81,7 +81,7 @@ reaches_no_socket_but_its_own() {
 }
 is_another() { [ "$(pid "$1")" != 0 ] && [ "$(pid "$1")" != "$2" ] && inside systemctl is-active "$1"; }
 
-shift 4
+shift 5
 
 inside apt-get install --yes --no-install-recommends /cleave.deb >"$work.log" 2>&1 || fail "$(cat "$work.log")"
 

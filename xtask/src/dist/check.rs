@@ -1,4 +1,4 @@
-//! Installs the `.deb` in overlays of this system's root, in namespaces of their own: once to check the installed files, and
+//! Installs the `.deb` in overlays of a system's root, which is usually that of this one, in namespaces of their own: once to check the installed files, and
 //! once under a systemd that is booted there, which starts the units. Runs the image for containers as Kubernetes would. Nothing
 //! of it reaches the system. Builds the source packages where there is no network.
 
@@ -12,6 +12,7 @@ use cleave_rig::setup;
 use cleave_rig::{At, Result, empty_folder, execute, quietly, words};
 
 use super::image::OciImage;
+use super::recipe::VERSION;
 use crate::step::step;
 
 /// Script of the guest whose daemons end.
@@ -37,8 +38,10 @@ const CONTAINER_PROGRAMS: [&str; 4] = [
     "/usr/lib/python3/dist-packages/yaml/__init__.py",
 ];
 
-/// Installs the packages in `out`, and runs the image, as root.
-pub(super) fn run(root: &Path, out: &Path, image: &OciImage<'_>, version: &str) -> Result {
+/// Installs the packages in `out` in copies of the system in a folder, and runs the image, as root.
+pub(super) fn run(root: &Path, out: &Path, image: &OciImage<'_>, system: &Path) -> Result {
+    let system = std::path::absolute(system).at(system)?;
+    let system = system.display();
     if cfg!(not(target_arch = "x86_64")) {
         return Err("the check boots an x86-64 guest and needs an x86-64 machine".to_owned());
     }
@@ -53,8 +56,8 @@ pub(super) fn run(root: &Path, out: &Path, image: &OciImage<'_>, version: &str) 
         empty_folder(&folder)?;
         let script = root.join("xtask/src/dist/check.sh");
         let (script, folder) = (script.display(), folder.display());
-        let line = "unshare --mount sh {} {} {}";
-        let said = quietly(out, line, &[&script, &folder, &version])?;
+        let line = "unshare --mount sh {} {} {} {}";
+        let said = quietly(out, line, &[&script, &folder, &system, &VERSION])?;
         Ok(said.trim().replace('\n', "; "))
     })?;
     let [_, drive] = built::programs(root)?;
@@ -64,13 +67,13 @@ pub(super) fn run(root: &Path, out: &Path, image: &OciImage<'_>, version: &str) 
         empty_folder(&folder)?;
         let script = root.join("xtask/src/dist/boot.sh");
         let architecture = quietly(root, "dpkg --print-architecture", &[])?;
-        let deb = out.join(format!("cleave_{version}-1_{}.deb", architecture.trim()));
+        let deb = out.join(format!("cleave_{VERSION}-1_{}.deb", architecture.trim()));
         let guest = root.join("target/guest/units");
         let booted = guest_in(root, &guest)?;
         let (folder, deb, guest) = (folder.display(), deb.display(), guest.display());
-        let line = "sh {} {} {} {} {}";
-        let values: [&dyn Display; 5] =
-            [&script.display(), &folder, &deb, &drive.display(), &guest];
+        let line = "sh {} {} {} {} {} {}";
+        let (script, drive) = (script.display(), drive.display());
+        let values: [&dyn Display; 6] = [&script, &folder, &system, &deb, &drive, &guest];
         let said = execute(out, &[words(line, &values), booted].concat())?;
         Ok(said.trim().replace('\n', "; "))
     })?;
@@ -92,7 +95,7 @@ pub(super) fn run(root: &Path, out: &Path, image: &OciImage<'_>, version: &str) 
             &script,
             &folder,
             &file,
-            &version,
+            &VERSION,
             &drive,
             &manifests.display(),
         ];

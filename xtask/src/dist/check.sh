@@ -1,12 +1,12 @@
-# In a mount namespace of its own, in the folder of the packages: installs the .deb over a copy of this system and checks
-# it. $1 is an empty folder, $2 the version.
+# In a mount namespace of its own, in the folder of the packages: installs the .deb over a copy of a system and checks it.
+# $1 is an empty folder, $2 the root of the system, $3 the version.
 set -eu
-work=$1 version=$2
+work=$1 system=$2 version=$3
 deb=$(echo cleave_"$version"-*.deb) lab=$(echo cleave-lab_"$version"-*.deb)
 mount -t tmpfs tmpfs "$work"
 root=$work/root
 mkdir "$work/upper" "$work/work" "$root"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work" "$root"
+mount -t overlay overlay -o "lowerdir=$system,upperdir=$work/upper,workdir=$work/work" "$root"
 mount -t proc proc "$root/proc"
 mount --bind /dev "$root/dev"
 mount -t tmpfs tmpfs "$root/run"
@@ -14,7 +14,7 @@ mount -t tmpfs tmpfs "$root/tmp"
 cp "$deb" "$root/tmp/cleave.deb"
 cp "$lab" "$root/tmp/lab.deb"
 in_root() { chroot "$root" env PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 "$@"; }
-# A group that this system has already would hide that the package makes none.
+# A group that the system has already would hide that the package makes none.
 sed -i '/^cleave:/d' "$root/etc/group"
 fail() { echo "$*" >&2; exit 1; }
 

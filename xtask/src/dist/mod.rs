@@ -45,6 +45,14 @@ pub(crate) struct DistArgs {
     /// --source, build the source packages, and check what comes of them
     #[arg(long)]
     check: bool,
+    /// Install it in a copy of the system in this folder instead, such as one that debootstrap has made
+    #[arg(
+        long,
+        value_name = "DIR",
+        requires = "check",
+        conflicts_with = "source"
+    )]
+    system: Option<PathBuf>,
 }
 
 /// The part of the release that a source package is built into.
@@ -174,7 +182,10 @@ pub(crate) fn run(root: &Path, request: &DistArgs) -> Result {
     step("image", "see above", || release.image().write(&release.out))?;
     step("sums", "see above", || release.sums())?;
     match request.check {
-        true => check::run(root, &release.out, &release.image(), VERSION),
+        true => {
+            let system = request.system.as_deref().unwrap_or(Path::new("/"));
+            check::run(root, &release.out, &release.image(), system)
+        }
         false => Ok(()),
     }
 }
