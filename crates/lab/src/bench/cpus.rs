@@ -39,6 +39,11 @@ impl Cpus {
         }
     }
 
+    /// Returns their numbers where each side has one.
+    pub(super) fn pair(&self) -> Option<[usize; 2]> {
+        Some([self.driver.parse().ok()?, self.daemon.parse().ok()?])
+    }
+
     fn among(allowed: &BTreeSet<u32>, siblings: &BTreeSet<u32>) -> Result<Cpus> {
         let mut rest = allowed.iter();
         let (Some(driver), Some(second)) = (rest.next(), rest.next()) else {

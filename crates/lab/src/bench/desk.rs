@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use cleave_rig::daemon::DaemonProcess;
 use cleave_rig::setup::MissingProgram;
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::bare;
 use super::cpus::Cpus;
+use super::distance;
 use super::load::{Case, RandomLoad};
 use super::options::{BenchOptions, Suite};
 use super::subject::{BARE, QSD, QSD_IO_THREAD, SOCKET, SPDK, ServedDisk, Spdk, line};
@@ -235,12 +237,14 @@ impl Desk {
                     order.reverse();
                 }
                 for case in order {
+                    let before = self.exchange(served);
                     let result = self.measure(case, &mut running)?;
                     if served == DaemonLifetime::Anew {
                         end(std::mem::take(&mut running))?;
                         Spdk::clean(self.run.folder());
                     }
-                    self.note(suite, case, round, &result)?;
+                    let distance = distance::facts(before, self.exchange(served));
+                    self.note(suite, case, round, &result, &distance)?;
                 }
             }
             if self.pace != BenchPace::Smoke {
@@ -250,7 +254,21 @@ impl Desk {
         end(running)
     }
 
-    fn note(&mut self, suite: &str, case: &Case, round: u32, result: &Value) -> Result {
+    /// Returns how far its CPUs are from each other while no daemon can spin on one of them.
+    fn exchange(&self, served: DaemonLifetime) -> Option<Duration> {
+        let pair = self.cpus.pair();
+        let pair = pair.filter(|_| served == DaemonLifetime::Anew && self.pace != BenchPace::Smoke);
+        pair.and_then(distance::exchange)
+    }
+
+    fn note(
+        &mut self,
+        suite: &str,
+        case: &Case,
+        round: u32,
+        result: &Value,
+        distance: &Value,
+    ) -> Result {
         let mut line = json!({
             "round": round, "is_warm_up": round == 0, "point": case.point, "subject": case.subject, "result": result,
         });
@@ -259,7 +277,8 @@ impl Desk {
             line["command"] = json!(case.daemons.first());
             line["driver"] = json!(case.load.words());
         }
-        let line = merged(merged(line, &json!(case.load)), &case.facts);
+        let line = merged(merged(line, &json!(case.load)), distance);
+        let line = merged(line, &case.facts);
         self.run.note(suite, &line)
     }
 

@@ -4,6 +4,7 @@
 mod bare;
 mod cpus;
 mod desk;
+mod distance;
 mod instructions;
 mod load;
 mod network;

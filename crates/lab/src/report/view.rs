@@ -130,6 +130,7 @@ impl SectionView {
         let subtitle = self.subtitle.as_ref().map_or_else(|| machine(run), told);
         let tables = self.table.iter();
         let tables = tables.filter_map(|view| Some(view.table(&of(&view.suite)?)));
+        let tables = tables.filter(|table| !table.rows.is_empty());
         let figures = self.figure.iter();
         let figures = figures.filter_map(|view| Some(view.figures(&of(&view.suite)?, &subtitle)));
         Some(Section {
@@ -266,7 +267,7 @@ impl VerdictView {
 
 /// Returns the subject at a point that others are compared with: by its name, or the one that is best there, as in `most iops of
 /// qemu*|spdk`; none where nothing fits.
-fn base(asked: &str, rounds: &Rounds<'_>, point: &str) -> Option<String> {
+pub(super) fn base(asked: &str, rounds: &Rounds<'_>, point: &str) -> Option<String> {
     let (sign, rest) = match asked.split_once(' ') {
         Some(("most", rest)) => (-1.0, rest),
         Some(("least", rest)) => (1.0, rest),
