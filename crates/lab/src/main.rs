@@ -56,8 +56,14 @@ enum Task {
     /// From a file that `cleave probe --json FILE` wrote, draws throughput against block size as FILE.svg.
     Report {
         /// Folders of runs, and files of probes
-        #[arg(required = true, value_name = "PATH")]
+        #[arg(required_unless_present_any = ["check", "write"], value_name = "PATH")]
         paths: Vec<PathBuf>,
+        /// Compare the ratios that the pages of the checkout quote with the runs that are recorded in it
+        #[arg(long, conflicts_with = "paths")]
+        check: bool,
+        /// Put what those runs say into the pages, where it is another ratio
+        #[arg(long, conflicts_with_all = ["paths", "check"])]
+        write: bool,
     },
     /// Write the man pages to a folder
     #[command(hide = true)]
@@ -83,7 +89,9 @@ fn run(task: &Task) -> Result {
         Task::WritePages { folder } => {
             clap_mangen::generate_to(<Cli as CommandFactory>::command(), folder).at(folder)
         }
-        Task::Report { paths } => {
+        Task::Report { check: true, .. } => report::quoted::check(Equipment::find()?.sources()?),
+        Task::Report { write: true, .. } => report::quoted::write(Equipment::find()?.sources()?),
+        Task::Report { paths, .. } => {
             let drawn = report::draw_all(paths)?;
             drawn.iter().for_each(|path| println!("{}", path.display()));
             Ok(())

@@ -5,6 +5,7 @@
 mod figure;
 mod page;
 mod probe;
+pub(crate) mod quoted;
 mod rounds;
 mod verdict;
 mod view;
