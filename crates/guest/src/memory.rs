@@ -38,7 +38,7 @@ impl Spot<'_> {
     }
 }
 
-/// A worker's hold of one memory table. Everything that refers to guest memory has a clone (a vring, a
+/// A worker's counted reference to one memory table. Everything that refers to guest memory has a clone (a vring, a
 /// request in flight, an op), and the table stays mapped until the last clone is dropped. Clones are counted
 /// without an atomic, so an epoch stays on its thread.
 #[derive(Debug, Clone)]
