@@ -44,7 +44,7 @@ pub(super) struct ProbeArgs {
     /// (two with --writes), and each figure is a little less certain.
     #[arg(long)]
     full: bool,
-    /// Most time that the whole probe may take, in seconds: 1 to 86400
+    /// Maximum time of the whole probe, in seconds: 1 to 86400
     #[arg(long, value_name = "N", conflicts_with = "full",
           value_parser = clap::value_parser!(u64).range(1..=86400))]
     seconds: Option<u64>,
