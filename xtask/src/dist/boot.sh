@@ -276,6 +276,8 @@ until_true inside cleave disk remove d1
 
 inside apt-get purge --yes cleave >"$work.log" 2>&1 || fail "$(cat "$work.log")"
 ! inside systemctl is-active --quiet cleave cleave@a cleave@a.socket || fail "a unit runs after the package was removed"
+# cleave@nope and others had failed.
+! inside systemctl list-units --state=failed --plain --no-legend 'cleave*' | grep . >&2 || fail "systemd lists units of a package that is gone"
 for left in /etc/cleave /var/lib/cleave /run/cleave; do
     ! inside test -e $left || fail "$left is left after a purge"
 done
