@@ -124,7 +124,8 @@ fn a_probe_refuses_what_would_mislead_or_destroy() {
     }
     let daemon = Daemon::serve(&["--disk", text(&image)]);
     let busy = probe(&[]);
-    assert!(busy.contains("in use"), "{busy}");
+    let says = "in use by another cleave; stop the daemon that serves it, or probe a copy";
+    assert!(busy.contains(says), "{busy}");
     daemon.finish();
     assert!(
         fs::read(&image).unwrap() == before,

@@ -288,6 +288,44 @@ fn an_image_that_the_unit_may_not_write_to_is_named() {
 }
 
 #[test]
+fn an_image_that_the_user_of_the_unit_may_not_open_is_a_problem() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 1 << 20);
+    let ask = |properties: &str| {
+        // In place of systemctl.
+        let script = format!("#!/bin/sh\nprintf 'LoadState=loaded\\nPrivateTmp=no\\n{properties}'\n");
+        install(&scratch, "systemctl", &script);
+        let path = std::env::var("PATH").unwrap();
+        let socket = ["--socket-path", "/run/cleave/no-such-disk/disk.sock"];
+        let output = Command::new(cleave_tests::program_path())
+            .args(["doctor", "--json"])
+            .args(socket)
+            .arg("--disk")
+            .arg(&image)
+            .env("PATH", format!("{}:{path}", scratch.path().display()))
+            .output()
+            .unwrap();
+        findings(&String::from_utf8(output.stdout).unwrap(), "disk")
+    };
+    allow(scratch.path(), 0o755);
+    allow(&image, 0o600);
+    let bound = format!("User={NOBODY}\\nCapabilityBoundingSet=\\n");
+    let found = ask(&bound);
+    let says = "the unit cleave, which runs as ";
+    let is_named = |(level, line): &(String, String)| {
+        level == "problem" && line.starts_with(says) && line.contains("chown ")
+    };
+    assert!(found.iter().any(is_named), "{says:?} is not in {found:?}");
+    allow(&image, 0o666);
+    let found = ask(&bound);
+    assert!(found.iter().all(|(level, _)| level == "ok"), "{found:?}");
+    // Modes do not bind it.
+    allow(&image, 0o600);
+    let found = ask("User=\\nCapabilityBoundingSet=cap_chown cap_dac_override\\n");
+    assert!(found.iter().all(|(level, _)| level == "ok"), "{found:?}");
+}
+
+#[test]
 fn a_listener_whose_socket_was_renamed_is_found() {
     let node = Node::start();
     let scratch = Scratch::new();

@@ -27,7 +27,7 @@ impl Failure {
 
     /// A disk that cannot be opened. Bad input, unless it may be there later, or its server may answer: a service manager then tries again.
     pub fn open(error: OpenError) -> Failure {
-        let line = format!("{error}{}", unit::remedy(&error));
+        let line = unit::explain(&error);
         match error.may_pass() {
             true => Failure::run(line),
             false => Failure::input(line),

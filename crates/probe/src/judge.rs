@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::matrix::{Matrix, Measured, OUTSTANDING_MAX, Point};
 
 /// With less gain a request is better left whole: its ops cost CPU time, and the gain may be noise.
-const GAIN_MIN: f64 = 1.05;
+pub(crate) const GAIN_MIN: f64 = 1.05;
 /// Chunks whose rate is this close to the best one count as equal, and the largest of them is chosen because it
 /// needs the fewest ops. Points are known to ±3 %.
 const AS_GOOD: f64 = 0.97;
@@ -29,8 +29,10 @@ pub struct Recommendation {
 /// Findings of a matrix for its direction.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Judgement {
-    /// By size class; only classes whose row was measured.
+    /// By size class; only classes whose row was measured, and is known.
     pub chunks: Vec<Recommendation>,
+    /// Number of size classes whose row was measured and is not known to ±10 %.
+    pub unknown: usize,
     /// Number of in-flight ops beyond which the disk gets no faster. `None`: not measured.
     pub useful_depth: Option<u32>,
     /// True if some class gains from splitting.
@@ -42,6 +44,11 @@ impl Judgement {
     pub fn best(&self) -> Option<&Recommendation> {
         let split = self.chunks.iter().filter(|r| r.chunk_bytes > 0);
         split.max_by(|a, b| a.gain.total_cmp(&b.gain))
+    }
+
+    /// Returns the largest gain of all classes, whether it is worth splitting or not.
+    pub(crate) fn gain_max(&self) -> Option<f64> {
+        self.chunks.iter().map(|r| r.gain).max_by(f64::total_cmp)
     }
 }
 
@@ -55,10 +62,15 @@ impl Judgement {
 pub fn judge(matrix: &Matrix) -> Judgement {
     let classes = std::iter::successors(Some(SPLIT_MIN_BYTES), |size| Some(size * 2))
         .take_while(|size| *size <= OUTSTANDING_MAX);
-    let chunks: Vec<_> = classes.filter_map(|size| recommend(matrix, size)).collect();
+    let measured: Vec<u64> = classes
+        .filter(|size| class(matrix, *size, |_| true).is_some())
+        .collect();
+    let known = measured.iter().filter_map(|size| recommend(matrix, *size));
+    let chunks: Vec<_> = known.collect();
     Judgement {
         pays: chunks.iter().any(|r| r.chunk_bytes > 0),
         useful_depth: useful_depth(matrix),
+        unknown: measured.len() - chunks.len(),
         chunks,
     }
 }
@@ -87,10 +99,23 @@ fn is_split(point: Point) -> bool {
         && (u64::from(CHUNK_MIN_BYTES)..=u64::from(CHUNK_MAX_BYTES)).contains(&point.block_bytes())
 }
 
+/// Returns the points of a size class that `counts` accepts: that of a whole request, and those of its pieces, by depth.
+fn class(
+    matrix: &Matrix,
+    request_bytes: u64,
+    counts: fn(&Measured) -> bool,
+) -> Option<(&Measured, Vec<&Measured>)> {
+    let row: Vec<&Measured> = matrix
+        .row(request_bytes)
+        .filter(|m| counts(m))
+        .collect();
+    let whole = *row.iter().find(|m| m.point.depth == 1)?;
+    let split: Vec<_> = row.into_iter().filter(|m| is_split(m.point)).collect();
+    (!split.is_empty()).then_some((whole, split))
+}
+
 fn recommend(matrix: &Matrix, request_bytes: u64) -> Option<Recommendation> {
-    let whole = matrix.row(request_bytes).find(|m| m.point.depth == 1)?;
-    let row = matrix.row(request_bytes);
-    let split: Vec<&Measured> = row.filter(|m| is_split(m.point)).collect();
+    let (whole, split) = class(matrix, request_bytes, Measured::is_known)?;
     let best = split
         .iter()
         .map(|m| m.bytes_per_second())
@@ -120,23 +145,27 @@ fn useful_depth(matrix: &Matrix) -> Option<u32> {
     let block_bytes = sizes
         .filter(|size| *size >= u64::from(CHUNK_MIN_BYTES))
         .min()?;
-    let column = || {
-        matrix
-            .measured
-            .iter()
-            .filter(move |m| m.point.block_bytes() == block_bytes)
-    };
-    // A shorter column may end before the rate stops growing.
-    if column().count() < 4 {
+    let column: Vec<&Measured> = matrix
+        .measured
+        .iter()
+        .filter(|m| m.point.block_bytes() == block_bytes)
+        .collect();
+    let known = || column.iter().filter(|m| m.is_known());
+    // A shorter column may end before the rate stops growing, and so may one whose deepest point is not known.
+    if known().count() < 4 || !column.last()?.is_known() {
         return None;
     }
-    let best = column()
-        .map(Measured::requests_per_second)
+    let best = known()
+        .map(|m| m.requests_per_second())
         .max_by(f64::total_cmp)?;
-    column()
-        .filter(|m| m.requests_per_second() >= best * USEFUL)
-        .map(|m| m.point.depth)
-        .min()
+    let reaches = |m: &&Measured| m.is_known() && m.requests_per_second() >= best * USEFUL;
+    let at = column.iter().position(reaches)?;
+    // One before it that is not known may reach the rate too.
+    let before = column.get(at.wrapping_sub(1));
+    if before.is_some_and(|m| !m.is_known()) {
+        return None;
+    }
+    column.get(at).map(|m| m.point.depth)
 }
 
 #[cfg(test)]
@@ -225,13 +254,74 @@ pub(crate) mod tests {
 
     #[test]
     fn a_gain_within_the_error_is_ignored() {
-        for (error, splits) in [(0.03, true), (0.2, true), (0.3, false), (1.0, false)] {
-            let rate = |p: Point| if p.depth == 1 { 1e9 } else { 1.4e9 };
+        for (error, splits) in [(0.03, true), (0.06, true), (0.08, false), (0.1, false)] {
+            let rate = |p: Point| if p.depth == 1 { 1e9 } else { 1.1e9 };
             let mut matrix = recorded(DataDirection::Read, rate);
             for m in &mut matrix.measured {
                 m.error = error;
             }
-            assert_eq!(judge(&matrix).pays, splits, "{error}");
+            let judged = judge(&matrix);
+            assert_eq!((judged.pays, judged.unknown), (splits, 0), "{error}");
+        }
+    }
+
+    /// Few requests were made, in a slow moment, so that pieces seem to be fifty times as fast.
+    #[test]
+    fn nothing_is_concluded_from_points_that_are_not_known() {
+        let is_whole = |p: Point| (p.outstanding_bytes, p.depth) == (32 << 10, 1);
+        let rate = |p: Point| if is_whole(p) { 1e7 } else { 5e8 };
+        let mut matrix = recorded(DataDirection::Read, rate);
+        assert!(judge(&matrix).best().unwrap().gain > 40.0);
+        for m in &mut matrix.measured {
+            if is_whole(m.point) {
+                m.error = 1.0;
+            }
+        }
+        let judged = judge(&matrix);
+        assert_eq!((judged.chunks.len(), judged.unknown), (7, 1));
+        assert!(!judged.pays, "{judged:?}");
+        // Pieces of 8 KiB seem to be ten times as fast as they are.
+        let known = judge(&recorded(DataDirection::Read, p3700));
+        let rate = |p: Point| match p.block_bytes() {
+            8192 => 10.0 * p3700(p),
+            _ => p3700(p),
+        };
+        let mut matrix = recorded(DataDirection::Read, rate);
+        for m in &mut matrix.measured {
+            if m.point.block_bytes() == 8 << 10 {
+                m.error = 0.5;
+            }
+        }
+        let judged = judge(&matrix);
+        assert_eq!((judged.chunks.len(), judged.unknown), (8, 0));
+        assert!(judged.chunks.iter().all(|r| r.chunk_bytes != 8 << 10));
+        assert_eq!(judged.useful_depth, known.useful_depth);
+        for m in &mut matrix.measured {
+            m.error = 0.11;
+        }
+        let judged = judge(&matrix);
+        assert_eq!((judged.chunks.len(), judged.unknown), (0, 8));
+        assert_eq!(judged.useful_depth, None);
+    }
+
+    /// 64 reads of 4 KiB in flight are as fast as any number beyond.
+    #[test]
+    fn a_useful_depth_is_known_with_its_neighbours_only() {
+        let none: &[u32] = &[];
+        for (unknown, wanted) in [
+            (none, Some(64)),
+            (&[4, 128], Some(64)),
+            (&[32], None),
+            (&[64], None),
+            (&[1024], None),
+        ] {
+            let mut matrix = recorded(DataDirection::Read, p3700);
+            for m in &mut matrix.measured {
+                if m.point.block_bytes() == 4096 && unknown.contains(&m.point.depth) {
+                    m.error = 0.5;
+                }
+            }
+            assert_eq!(judge(&matrix).useful_depth, wanted, "{unknown:?}");
         }
     }
 

@@ -9,6 +9,10 @@ pub(crate) const OUTSTANDING_MAX: u64 = 4 << 20;
 /// The row that the study discusses, which is measured first.
 pub(crate) const ROW_OF_INTEREST: u64 = 512 << 10;
 
+/// Largest error of a point whose rate is known. Others are shown, and nothing is concluded from them: their rate may be many times as
+/// large.
+pub(crate) const KNOWN_ERROR_MAX: f64 = 0.1;
+
 /// A number of bytes outstanding, in requests of equal size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Point {
@@ -48,6 +52,11 @@ impl Measured {
     /// Returns the requests a second.
     pub fn requests_per_second(&self) -> f64 {
         self.requests as f64 * 1e9 / self.elapsed_ns.max(1) as f64
+    }
+
+    /// Returns true if its rate is known well enough to conclude anything from it.
+    pub(crate) fn is_known(&self) -> bool {
+        self.error <= KNOWN_ERROR_MAX
     }
 
     /// Returns the mean time of one request, by Little's law, since `depth` requests were always in flight.

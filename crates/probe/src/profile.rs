@@ -12,6 +12,7 @@ use cleave_worker::{DataDirection, Prior};
 use serde::Deserialize;
 
 use crate::device::DiskIdentity;
+use crate::judge::Judgement;
 use crate::report::ProbeReport;
 
 /// Version of the file. An unknown version is refused.
@@ -242,6 +243,12 @@ direct = {}
                  # gain: throughput of the best chunk over that of whole requests, at depth 1.\n"
             );
         }
+        if side.judgement.unknown > 0 {
+            let _ = write!(
+                text,
+                "# Sizes that are not listed are not known to ±10 %; the splitter learns them while serving.\n"
+            );
+        }
         for chunk in &side.judgement.chunks {
             let _ = write!(
                 text,
@@ -254,9 +261,11 @@ direct = {}
 }
 
 /// Returns true if splitting is ruled out. Requires that the rotational flag agrees with the measurement, because virtual disks
-/// and loop devices set it too, and that the measurement is complete.
+/// and loop devices set it too, and that the measurement is complete and known.
 fn is_never(report: &ProbeReport) -> bool {
-    report.rotational && !report.partial && report.sides.iter().all(|side| !side.judgement.pays)
+    let gains_nothing = |judged: &Judgement| !judged.pays && judged.unknown == 0;
+    let mut sides = report.sides.iter();
+    report.rotational && !report.partial && sides.all(|side| gains_nothing(&side.judgement))
 }
 
 /// Returns a TOML basic string.
@@ -435,5 +444,13 @@ mod tests {
             (report.rotational, report.partial) = (rotational, partial);
             assert_eq!(is_never(&report), never);
         }
+        // A size that is not known rules nothing out.
+        let mut matrix = recorded(DataDirection::Read, |_| 5e8);
+        for m in &mut matrix.measured {
+            m.error = 0.5;
+        }
+        let mut report = report(vec![matrix]);
+        report.rotational = true;
+        assert!(!is_never(&report));
     }
 }

@@ -5,15 +5,13 @@ use std::fs;
 use cleave_worker::DataDirection;
 use serde::Serialize;
 
-use crate::judge::{Judgement, judge};
-use crate::matrix::{Matrix, word};
+use crate::judge::{GAIN_MIN, Judgement, judge};
+use crate::matrix::{KNOWN_ERROR_MAX, Matrix, word};
 use crate::size::long;
 use crate::{DiskIdentity, Extent, Pace};
 
 /// Version of the JSON.
 const VERSION: u32 = 1;
-/// Points with a larger error are mentioned.
-const VAGUE: f64 = 0.1;
 
 /// The machine that ran the probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -157,12 +155,12 @@ impl ProbeReport {
             ));
         }
         let all = || self.sides.iter().flat_map(|side| &side.matrix.measured);
-        let vague = all().filter(|m| m.error > VAGUE).count();
+        let vague = all().filter(|m| !m.is_known()).count();
         if vague > 0 {
             doubts.push(format!(
                 "{vague} of {} points are known to no better than ±{:.0} %: allow more time, or use a quieter host.",
                 all().count(),
-                VAGUE * 100.0
+                KNOWN_ERROR_MAX * 100.0
             ));
         }
         for side in &self.sides {
@@ -185,24 +183,38 @@ impl ProbeReport {
 pub(crate) fn sentences(judged: &Judgement, direction: DataDirection) -> Vec<String> {
     let way = word(direction);
     let mut sentences = Vec::new();
-    if judged.chunks.is_empty() {
-        return vec![format!(
-            "Too little was measured to say whether splitting {way}s pays."
-        )];
+    let known = judged.chunks.len();
+    if judged.unknown > 0 {
+        sentences.push(format!(
+            "Only at {known} of {} sizes are {way}s known to ±{:.0} %: allow more time (--seconds), or use a quieter host.",
+            known + judged.unknown,
+            KNOWN_ERROR_MAX * 100.0
+        ));
     }
-    sentences.push(match judged.best() {
-        Some(best) => format!(
+    sentences.push(match (judged.best(), judged.gain_max()) {
+        (Some(best), _) => format!(
             "Splitting {way}s pays: at depth 1 a request of {} gains most, {:.2}×, as pieces of {}.",
             long(best.request_bytes),
             best.gain,
             long(u64::from(best.chunk_bytes)),
         ),
-        None => format!("Splitting {way}s does not pay: no size gains 5 % by it."),
+        (None, Some(gain)) if known >= judged.unknown => match gain < GAIN_MIN {
+            true => format!(
+                "Splitting {way}s does not pay: the best gain is {:.2}×, and less than {GAIN_MIN}× counts as none.",
+                // Not rounded to what would count.
+                gain.min(GAIN_MIN - 0.01)
+            ),
+            false => format!(
+                "Splitting {way}s does not pay: the best gain, {gain:.2}×, is within the error of its points."
+            ),
+        },
+        _ if judged.unknown > 0 => format!("That is too little to say whether splitting {way}s pays."),
+        _ => format!("Too little was measured to say whether splitting {way}s pays."),
     });
     // Adjacent classes with the same chunk share a sentence.
-    let runs = judged
-        .chunks
-        .chunk_by(|a, b| a.chunk_bytes == b.chunk_bytes);
+    let runs = judged.chunks.chunk_by(|a, b| {
+        a.chunk_bytes == b.chunk_bytes && b.request_bytes == 2 * a.request_bytes
+    });
     for run in runs.filter(|_| judged.pays) {
         let (Some(first), Some(last)) = (run.first(), run.last()) else {
             continue;
@@ -286,13 +298,76 @@ pub(crate) mod tests {
         assert_eq!(
             flat,
             [
-                "Splitting reads does not pay: no size gains 5 % by it.",
+                "Splitting reads does not pay: the best gain is 1.00×, and less than 1.05× counts as none.",
                 "The disk serves one read at a time; more in flight gain nothing."
             ]
         );
+        let nearly = sentences(&|p| if p.depth == 1 { 1e9 } else { 1.047e9 });
+        assert!(nearly[0].contains("the best gain is 1.04×"), "{nearly:?}");
         for line in split.iter().chain(&flat) {
             assert!(line.chars().count() <= 100, "{line}");
         }
+    }
+
+    #[test]
+    fn what_is_not_known_is_said_first_and_nothing_is_concluded_from_it() {
+        // All points of these sizes are off by as much.
+        let sentences = |sizes: &[u64], error: f64, rate: &dyn Fn(crate::Point) -> f64| {
+            let mut matrix = recorded(DataDirection::Read, rate);
+            for m in &mut matrix.measured {
+                if sizes.contains(&m.point.outstanding_bytes) {
+                    m.error = error;
+                }
+            }
+            let report = report(vec![matrix]);
+            let told = sentences(&report.sides[0].judgement, DataDirection::Read);
+            for line in &told {
+                assert!(line.chars().count() <= 100, "{line}");
+            }
+            told
+        };
+        let classes: Vec<u64> = (15..=22).map(|log| 1 << log).collect();
+        let remedy = "sizes are reads known to ±10 %: allow more time (--seconds), or use a quieter host.";
+        // A whole request of 32 KiB seems to take fifty times as long as its pieces.
+        let slow = |p: crate::Point| match (p.outstanding_bytes, p.depth) {
+            (32_768, 1) => 1e7,
+            _ => 5e8,
+        };
+        let told = sentences(&classes[..1], 1.0, &slow);
+        assert_eq!(told[0], format!("Only at 7 of 8 {remedy}"));
+        assert!(told[1].starts_with("Splitting reads does not pay: "), "{told:?}");
+        let told = sentences(&classes[..5], 0.5, &|_| 5e8);
+        assert_eq!(told[0], format!("Only at 3 of 8 {remedy}"));
+        assert_eq!(told[1], "That is too little to say whether splitting reads pays.");
+        let told = sentences(&classes, 0.2, &p3700);
+        assert_eq!(
+            told,
+            [
+                &*format!("Only at 0 of 8 {remedy}"),
+                "That is too little to say whether splitting reads pays."
+            ]
+        );
+        // A gain at the sizes that are known is one.
+        let told = sentences(&classes[..6], 0.5, &p3700);
+        assert_eq!(told[0], format!("Only at 2 of 8 {remedy}"));
+        assert!(told[1].starts_with("Splitting reads pays: "), "{told:?}");
+        // Sizes on both sides of one that is not known are named apart.
+        let told = sentences(&classes[1..2], 0.5, &|p| match (p.block_bytes(), p.depth) {
+            (16_384, 2..) => 2e9,
+            _ => 1e9,
+        });
+        for (at, says) in [
+            (2, "Split reads of 32 KiB into 16 KiB: "),
+            (3, "Split reads of 128 KiB to 1 MiB into 16 KiB: "),
+        ] {
+            assert!(told[at].starts_with(says), "{told:?}");
+        }
+        // Known, but not well enough for so small a gain.
+        let told = sentences(&classes, 0.1, &|p| if p.depth == 1 { 1e9 } else { 1.1e9 });
+        assert_eq!(
+            told[0],
+            "Splitting reads does not pay: the best gain, 1.10×, is within the error of its points."
+        );
     }
 
     #[test]

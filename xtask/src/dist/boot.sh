@@ -112,6 +112,24 @@ inside truncate -s 16M /srv/a.img
 ! inside cleave doctor --user root --socket-path /run/cleave/a/disk.sock --disk /srv/a.img >"$work.log" ||
     fail "doctor has not seen that the unit may only read /srv: $(cat "$work.log")"
 grep -q 'systemctl edit cleave@, \[Service\] ReadWritePaths=/srv$' "$work.log" || fail "doctor: $(cat "$work.log")"
+
+# A unit that may not open its image names what lets it, before any other remedy, and so does doctor.
+inside sh -c "printf 'DISK=/srv/a.img\n' >/etc/cleave/srv.conf"
+! inside systemctl start cleave@srv 2>/dev/null || fail "cleave@srv started"
+inside systemctl status --no-pager --full cleave@srv >"$work.log" || true
+grep -q 'cleave@srv is the reason: systemctl edit cleave@srv, \[Service\] ReadWritePaths=/srv; else' "$work.log" ||
+    fail "the status of cleave@srv does not begin with its line: $(cat "$work.log")"
+inside truncate -s 16M /var/lib/images/o.img
+inside chown nobody /var/lib/images/o.img
+inside sh -c "printf 'DISK=/var/lib/images/o.img\n' >/etc/cleave/o.conf"
+! inside systemctl start cleave@o 2>/dev/null || fail "cleave@o started"
+inside systemctl status --no-pager --full cleave@o >"$work.log" || true
+grep -q 'chown root:root /var/lib/images/o.img, or systemctl edit cleave@o' "$work.log" ||
+    fail "the status of cleave@o does not name its owner: $(cat "$work.log")"
+! inside cleave doctor --user root --socket-path /run/cleave/o/disk.sock --disk /var/lib/images/o.img >"$work.log" ||
+    fail "doctor has not seen that cleave@o may not write: $(cat "$work.log")"
+grep -q "^problem  disk .*: chown root:root '/var/lib/images/o.img', or systemctl edit cleave@o" "$work.log" || fail "doctor: $(cat "$work.log")"
+
 reload cleave@a 1
 was=$(pid cleave@a)
 inside systemctl kill --signal=KILL cleave@a
@@ -258,6 +276,8 @@ until_true inside cleave disk remove d1
 
 inside apt-get purge --yes cleave >"$work.log" 2>&1 || fail "$(cat "$work.log")"
 ! inside systemctl is-active --quiet cleave cleave@a cleave@a.socket || fail "a unit runs after the package was removed"
+# cleave@nope and others had failed.
+! inside systemctl list-units --state=failed --plain --no-legend 'cleave*' | grep . >&2 || fail "systemd lists units of a package that is gone"
 for left in /etc/cleave /var/lib/cleave /run/cleave; do
     ! inside test -e $left || fail "$left is left after a purge"
 done

@@ -96,6 +96,9 @@ impl Recipe {
 mod tests {
     use super::*;
 
+    /// What both kinds of packages do about units that had failed, before their files are removed.
+    const FORGOTTEN: &str = "\nsystemctl reset-failed 'cleave@*' cleave.service 2>/dev/null || true\n";
+
     #[test]
     fn every_blank_of_the_templates_is_filled() {
         let folder = std::env::temp_dir().join(format!("cleave-recipe-{}", std::process::id()));
@@ -116,6 +119,8 @@ mod tests {
             ("cleave.spec", format!("\nVersion: {VERSION}\n")),
             ("cleave.spec", "SOURCE_DATE_EPOCH=86400 ".to_owned()),
             ("cleave.spec", "\n%post\n#!/bin/sh\n".to_owned()),
+            ("cleave.spec", FORGOTTEN.to_owned()),
+            ("prerm", FORGOTTEN.to_owned()),
         ] {
             assert!(text(name).contains(&line), "{name}: {line:?}");
             let blanks = [

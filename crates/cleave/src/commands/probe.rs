@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cleave_disk::{Disk, OpenOptions};
+use cleave_disk::{Disk, OpenError, OpenOptions};
 use cleave_engine::Reactor;
 use cleave_host::{Failure, open_storage, runtime};
 use cleave_probe::{
@@ -42,7 +42,7 @@ pub(crate) fn run(probe: &Probe) -> Result<(), Failure> {
         discard: false,
         ..OpenOptions::default()
     };
-    let disk = Arc::new(open_storage(&probe.disk, &options, Vec::new()).map_err(Failure::open)?);
+    let disk = Arc::new(open_storage(&probe.disk, &options, Vec::new()).map_err(unopened)?);
     check_writes(probe, &disk)?;
     let stored = check_thin(probe, &disk)?;
     let source = measured(probe, &disk);
@@ -78,6 +78,25 @@ pub(crate) fn run(probe: &Probe) -> Result<(), Failure> {
         )),
         false => Ok(()),
     }
+}
+
+/// Returns the failure of a disk that cannot be opened. A probe serves nothing, so remedies are others than those of a daemon.
+fn unopened(error: OpenError) -> Failure {
+    let remedy = match &error {
+        OpenError::InUse(_) => "stop the daemon that serves it, or probe a copy",
+        OpenError::InUseByQemu(_) => "stop that one, or probe a copy",
+        // Of a probe that is to write.
+        OpenError::NoWrite(_)
+        | OpenError::WriteProtected(_)
+        | OpenError::ReadOnlyFileSystem(_)
+        | OpenError::Claimed(_)
+        | OpenError::ReadOnlyExport(_)
+        | OpenError::Snapshot(_) => "leave --writes out, or probe another disk",
+        _ => return Failure::open(error),
+    };
+    let line = error.to_string();
+    let what = line.rsplit_once("; ").map_or(&*line, |(what, _)| what);
+    Failure::input(format!("{what}; {remedy}"))
 }
 
 /// Writing at random destroys what is there.
@@ -175,5 +194,38 @@ async fn measure(disk: Arc<Disk>, source: ProbeSettings) -> Result<(Ended, bool)
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `--read-only` is an option of a daemon.
+    #[test]
+    fn a_disk_that_cannot_be_opened_has_a_remedy_that_a_probe_can_follow() {
+        let of: [fn(String) -> OpenError; 8] = [
+            OpenError::InUse,
+            OpenError::InUseByQemu,
+            OpenError::NoWrite,
+            OpenError::WriteProtected,
+            OpenError::ReadOnlyFileSystem,
+            OpenError::Claimed,
+            OpenError::ReadOnlyExport,
+            OpenError::Snapshot,
+        ];
+        for of in of {
+            let line = unopened(of("/a; b".to_owned())).to_string();
+            assert!(line.contains("/a; b"), "{line}");
+            assert!(line.contains(", or probe "), "{line}");
+            assert!(!line.contains("--read-only"), "{line}");
+        }
+        let in_use = unopened(OpenError::InUse("/d".to_owned())).to_string();
+        assert_eq!(
+            in_use,
+            "disk /d is in use by another cleave; stop the daemon that serves it, or probe a copy"
+        );
+        let missing = unopened(OpenError::Missing("/d".to_owned())).to_string();
+        assert!(missing.contains("truncate"), "{missing}");
     }
 }

@@ -4,20 +4,57 @@ use std::env;
 use std::error::Error;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::OnceLock;
 
 use cleave_disk::OpenError;
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
-/// The unit's remedy for a disk that cannot be opened, to follow the error. Nothing outside of a unit.
-pub(crate) fn remedy(error: &OpenError) -> String {
-    let Some(unit) = name() else {
-        return String::new();
+/// Returns the line about a disk that cannot be opened. Inside of a unit the unit's remedy comes first, because the others treat a disk
+/// that is well outside of the unit as faulty.
+pub(crate) fn explain(error: &OpenError) -> String {
+    match name() {
+        Some(unit) => explain_in(unit, error, foreign(error)),
+        None => error.to_string(),
+    }
+}
+
+/// Returns the line about a disk that cannot be opened in `unit`. `foreign`: its image, if that cannot be opened because of its user.
+fn explain_in(unit: &str, error: &OpenError, foreign: Option<ForeignImage<'_>>) -> String {
+    let told = error.to_string();
+    let Some(line) = line(error) else {
+        return told;
     };
-    line(error).map_or_else(String::new, |line| {
-        format!("; or the unit {unit} forbids it: systemctl edit {unit}, [Service] {line}")
-    })
+    let edit = format!("systemctl edit {unit}, [Service] {line}");
+    match (told.split_once("; "), foreign) {
+        (Some((what, _)), Some(ForeignImage { path, uid })) => {
+            format!("{what}; it belongs to user {uid}: chown root:root {path}, or {edit}")
+        }
+        (Some((what, remedy)), None) => {
+            format!("{what}; if the unit {unit} is the reason: {edit}; else {remedy}")
+        }
+        (None, _) => format!("{told}; if the unit {unit} is the reason: {edit}"),
+    }
+}
+
+/// An image that belongs to another user than the daemon's.
+#[derive(Debug, Clone, Copy)]
+struct ForeignImage<'a> {
+    path: &'a str,
+    uid: u32,
+}
+
+/// Returns the image that root may not open because it belongs to another user: without capabilities, modes bind root too.
+fn foreign(error: &OpenError) -> Option<ForeignImage<'_>> {
+    let (OpenError::NoRead(path) | OpenError::NoWrite(path)) = error else {
+        return None;
+    };
+    let found = fs::metadata(path).ok()?;
+    let uid = found.uid();
+    // A device gets its user back when it is attached again.
+    (geteuid().is_root() && found.is_file() && uid != 0).then_some(ForeignImage { path, uid })
 }
 
 /// The name of the unit, without its type.
@@ -31,11 +68,11 @@ fn name() -> Option<&'static str> {
     name.as_deref()
 }
 
-/// The service that a list of control groups names: `0::/system.slice/system-cleave.slice/cleave@a.service`.
+/// The service whose control group this is: `0::/system.slice/system-cleave.slice/cleave@a.service`. A terminal runs below the service
+/// of a user's systemd, which forbids nothing.
 fn service_of(groups: &str) -> Option<&str> {
     let line = groups.lines().find(|line| line.starts_with("0::"))?;
-    line.rsplit('/')
-        .find_map(|part| part.strip_suffix(".service"))
+    line.rsplit('/').next()?.strip_suffix(".service")
 }
 
 /// The line of a unit that may permit it.
@@ -88,11 +125,66 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_unit_is_the_last_service_of_the_control_group() {
+    fn the_unit_is_the_service_of_the_control_group() {
         let groups = "1:name=systemd:/x\n0::/system.slice/system-cleave.slice/cleave@a.service\n";
         assert_eq!(service_of(groups), Some("cleave@a"));
         assert_eq!(service_of("0::/user.slice/session-1.scope\n"), None);
+        let terminal = "0::/user.slice/user@1000.service/app.slice/vte-spawn-1.scope\n";
+        assert_eq!(service_of(terminal), None);
         assert_eq!(service_of(""), None);
+    }
+
+    /// The file system is mostly writable outside of the unit, and root's image is served without any change of the unit.
+    #[test]
+    fn the_remedy_of_the_unit_comes_first() {
+        let image = "/srv/a.img";
+        let anothers = ForeignImage {
+            path: image,
+            uid: 1000,
+        };
+        for (error, foreign, wanted) in [
+            (
+                OpenError::ReadOnlyFileSystem(image.into()),
+                None,
+                "disk /srv/a.img is on a read-only file system; if the unit cleave@a is the reason: systemctl edit cleave@a, \
+                 [Service] ReadWritePaths=/srv; else serve it with --read-only",
+            ),
+            (
+                OpenError::NoWrite(image.into()),
+                Some(anothers),
+                "no permission to open disk /srv/a.img for reading and writing; it belongs to user 1000: chown root:root \
+                 /srv/a.img, or systemctl edit cleave@a, [Service] User= or SupplementaryGroups= that may open it",
+            ),
+            (
+                OpenError::NoRead(image.into()),
+                None,
+                "no permission to open disk /srv/a.img for reading; if the unit cleave@a is the reason: systemctl edit \
+                 cleave@a, [Service] User= or SupplementaryGroups= that may open it; else give this user access",
+            ),
+            (
+                OpenError::WriteProtected(image.into()),
+                None,
+                "disk /srv/a.img is a write-protected device; serve it with --read-only",
+            ),
+        ] {
+            assert_eq!(explain_in("cleave@a", &error, foreign), wanted);
+        }
+    }
+
+    #[test]
+    fn only_root_is_told_to_take_an_image_of_another_user() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        fs::write(&path, "").unwrap();
+        let error = OpenError::NoWrite(path.display().to_string());
+        assert!(foreign(&error).is_none());
+        // Only root can give a file away.
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
+            assert_eq!(foreign(&error).unwrap().uid, 65_534);
+        }
+        assert!(foreign(&OpenError::NoWrite("/dev/null".into())).is_none());
+        assert!(foreign(&OpenError::Missing(path.display().to_string())).is_none());
     }
 
     #[test]

@@ -5,13 +5,15 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+use cleave_host::is_home;
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::finding::Finding;
+use super::unit::{self, DiskUnit};
 use super::users::{self, User};
 
 /// Permission bits, as those for others in a mode.
@@ -19,16 +21,74 @@ pub(super) const READ: u32 = 4;
 pub(super) const WRITE: u32 = 2;
 const ENTER: u32 = 1;
 
+/// The kind of thing that a user is to reach.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sought {
+    /// The check that looks for it.
+    pub(super) check: &'static str,
+    /// The remedy where it is below a home, which is not to be opened to others.
+    pub(super) in_home: &'static str,
+}
+
+/// A folder or a file whose mode keeps a user from a path.
+#[derive(Debug, Clone, Copy)]
+struct Obstacle<'a> {
+    path: &'a Path,
+    user: &'a User,
+    /// The permissions that the user lacks there.
+    wanted: u32,
+    owner: u32,
+    gid: u32,
+    mode: u32,
+    is_device: bool,
+}
+
 /// Checks that `user` can get to `path` and has the permissions `wanted` there. Nothing is returned if so.
-pub(super) fn check(check: &'static str, path: &Path, user: &User, wanted: u32) -> Option<Finding> {
+pub(super) fn check(sought: Sought, path: &Path, user: &User, wanted: u32) -> Option<Finding> {
+    find(sought, path, user, wanted, &|obstacle| {
+        obstacle.of_user(sought)
+    })
+}
+
+/// Checks the same for the daemon of a unit, which runs as `user` and is bound by modes.
+pub(super) fn check_unit(
+    sought: Sought,
+    path: &Path,
+    (unit, user): (&DiskUnit, &User),
+    wanted: u32,
+) -> Option<Finding> {
+    find(sought, path, user, wanted, &|obstacle| {
+        obstacle.of_unit(sought, &unit.name)
+    })
+}
+
+/// Looks for the first obstacle on the way to a path, and returns what `judge` says of it.
+fn find(
+    sought: Sought,
+    path: &Path,
+    user: &User,
+    wanted: u32,
+    judge: &dyn Fn(&Obstacle<'_>) -> Finding,
+) -> Option<Finding> {
     // Links are followed where that is possible; where not, the walk finds the reason.
     let path = path.canonicalize().or_else(|_| std::path::absolute(path));
     let path = path.unwrap_or_default();
     let folders = path.ancestors().skip(1).collect::<Vec<_>>();
     let folders = folders.into_iter().rev().map(|folder| (folder, ENTER));
-    folders
-        .chain([(&*path, wanted)])
-        .find_map(|(path, wanted)| refusal(check, path, user, wanted))
+    let mut steps = folders.chain([(&*path, wanted)]);
+    steps.find_map(|(path, wanted)| match fs::metadata(path) {
+        Err(error) => Some(unseen(sought.check, path, &error)),
+        Ok(found) if may(&found, user, wanted) => None,
+        Ok(found) => Some(judge(&Obstacle {
+            path,
+            user,
+            wanted,
+            owner: found.uid(),
+            gid: found.gid(),
+            mode: found.mode(),
+            is_device: found.file_type().is_block_device(),
+        })),
+    })
 }
 
 /// Returns true if the mode gives the user these permissions.
@@ -42,65 +102,115 @@ fn may(found: &fs::Metadata, user: &User, wanted: u32) -> bool {
     granted & wanted == wanted
 }
 
-fn refusal(check: &'static str, path: &Path, user: &User, wanted: u32) -> Option<Finding> {
-    let shown = path.display();
-    let found = match fs::metadata(path) {
-        Ok(found) => found,
-        Err(error) => return Some(unseen(check, path, &error)),
-    };
-    if may(&found, user, wanted) {
-        return None;
-    }
-    let (owner, group) = (found.uid(), users::group_name(found.gid()));
-    let name = &user.name;
-    let what = format!(
-        "{name} may not {} {shown} (mode {:04o}, user {owner}, group {group}{})",
-        action(wanted),
-        found.mode() & 0o7777,
-        match has_acl(path) {
-            true => ", and an access control list that was not read: getfacl shows it",
-            false => "",
-        },
-    );
-    let remedy = remedy(path, user, (found.gid(), found.mode()), wanted);
-    Some(match overrides(user) {
-        false => Finding::problem(check, what, remedy),
-        true => Finding::warning(
-            check,
-            format!(
-                "{what}, except with CAP_DAC_OVERRIDE, which this process has and cleave@.service drops"
+impl Obstacle<'_> {
+    /// Returns the finding about a VMM, or about this process.
+    fn of_user(&self, sought: Sought) -> Finding {
+        let what = self.what(&self.user.name);
+        match overrides(self.user) {
+            false => Finding::problem(sought.check, what, self.remedy(sought)),
+            true => Finding::warning(
+                sought.check,
+                format!(
+                    "{what}, except with CAP_DAC_OVERRIDE, which this process has and cleave@.service drops"
+                ),
+                match self.is_home() {
+                    true => sought.in_home.to_owned(),
+                    false => format!("{}, or run the service as its owner (User=)", self.opened()),
+                },
             ),
-            format!("chown {name} '{shown}', or run the service as its owner (User=)"),
-        ),
-    })
-}
+        }
+    }
 
-/// The commands after which the user has the permissions, for a file of this group and mode.
-fn remedy(path: &Path, user: &User, (gid, mode): (u32, u32), wanted: u32) -> String {
-    let (shown, name) = (path.display(), &user.name);
-    let bits = if wanted == ENTER { "x" } else { "rw" };
-    let is_member = user.gids.contains(&gid);
-    let mut steps = Vec::new();
-    // Membership in the group of root would give far more than this.
-    let is_given = gid == 0 && !is_member;
-    if is_given {
-        steps.push(format!("chgrp cleave '{shown}'"));
+    /// Returns the finding about the daemon of a unit.
+    fn of_unit(&self, sought: Sought, unit: &str) -> Finding {
+        let what = self.what(&format!("the unit {unit}, which runs as {},", self.user.name));
+        let action = action(self.wanted);
+        let edit = format!(
+            "systemctl edit {unit}, [Service] User= or SupplementaryGroups= that may {action} it"
+        );
+        let remedy = match () {
+            () if self.is_home() => sought.in_home.to_owned(),
+            // It gets its owner back when it is attached again.
+            () if self.is_device => edit,
+            () => format!("{}, or {edit}", self.opened()),
+        };
+        Finding::problem(sought.check, what, remedy)
     }
-    if mode >> 3 & wanted != wanted {
-        steps.push(format!("chmod g+{bits} '{shown}'"));
+
+    fn what(&self, subject: &str) -> String {
+        format!(
+            "{subject} may not {} {} (mode {:04o}, user {}, group {}{})",
+            action(self.wanted),
+            self.path.display(),
+            self.mode & 0o7777,
+            self.owner,
+            users::group_name(self.gid),
+            match has_acl(self.path) {
+                true => ", and an access control list that was not read: getfacl shows it",
+                false => "",
+            },
+        )
     }
-    if !is_member {
+
+    /// Returns true for a folder in a home.
+    fn is_home(&self) -> bool {
+        self.wanted == ENTER && is_home(self.path)
+    }
+
+    /// The command after which a daemon gets past.
+    fn opened(&self) -> String {
+        let (shown, user) = (self.path.display(), self.user);
+        let is_own = self.owner == user.uid;
+        match () {
+            () if self.wanted == ENTER => {
+                format!("chmod {}+x '{shown}'", if is_own { "u" } else { "o" })
+            }
+            () if is_own => format!("chmod u+rw '{shown}'"),
+            () if user.uid == 0 => format!("chown root:root '{shown}'"),
+            () => format!("chown {} '{shown}'", user.name),
+        }
+    }
+
+    /// The commands after which a VMM gets past.
+    fn remedy(&self, sought: Sought) -> String {
+        let (shown, name) = (self.path.display(), &self.user.name);
+        let (gid, wanted) = (self.gid, self.wanted);
+        let is_member = self.user.gids.contains(&gid);
+        // Membership in the group of root would give far more than this.
+        let is_given = gid == 0 && !is_member;
         let group = match is_given {
             true => "cleave".to_owned(),
             false => users::group_name(gid),
         };
-        steps.push(format!("usermod -aG {group} {name}"));
-    }
-    let group = steps.join(" && ");
-    match wanted {
-        _ if is_member => group,
-        ENTER => format!("chmod o+x '{shown}', or {group}"),
-        _ => format!("{group}, and start its programs again"),
+        let joined = format!("usermod -aG {group} {name}");
+        let again = "and start its programs again";
+        if self.is_home() {
+            return sought.in_home.to_owned();
+        }
+        // A unit sets the modes and groups of its folder and its socket when it starts.
+        if self.path.starts_with(unit::SOCKETS) {
+            return match is_member {
+                true => "restart its daemon, which sets the mode as configured".to_owned(),
+                false => format!("{joined}, {again}"),
+            };
+        }
+        let bits = if wanted == ENTER { "x" } else { "rw" };
+        let mut steps = Vec::new();
+        if is_given {
+            steps.push(format!("chgrp cleave '{shown}'"));
+        }
+        if self.mode >> 3 & wanted != wanted {
+            steps.push(format!("chmod g+{bits} '{shown}'"));
+        }
+        if !is_member {
+            steps.push(joined);
+        }
+        let steps = steps.join(" && ");
+        match wanted {
+            _ if is_member => steps,
+            ENTER => format!("chmod o+x '{shown}', or {steps}"),
+            _ => format!("{steps}, {again}"),
+        }
     }
 }
 
@@ -152,41 +262,119 @@ pub(super) fn folder(path: &Path) -> PathBuf {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
+    use super::super::finding;
     use super::*;
+
+    const SOUGHT: Sought = Sought {
+        check: "thing",
+        in_home: "move it",
+    };
+
+    fn user(name: &str, uid: u32, gid: u32) -> User {
+        User {
+            name: name.to_owned(),
+            uid,
+            gids: vec![gid],
+        }
+    }
+
+    /// What keeps `user` from `path`, which another user owns.
+    fn obstacle<'a>(
+        path: &'a str,
+        user: &'a User,
+        (gid, mode): (u32, u32),
+        wanted: u32,
+    ) -> Obstacle<'a> {
+        Obstacle {
+            path: Path::new(path),
+            user,
+            wanted,
+            owner: 1234,
+            gid,
+            mode,
+            is_device: false,
+        }
+    }
 
     #[test]
     fn the_remedy_is_everything_that_is_missing() {
-        let user = User {
-            name: "vmm".to_owned(),
-            uid: 1000,
-            gids: vec![7],
-        };
-        let remedy = |gid, mode, wanted| remedy(Path::new("/s"), &user, (gid, mode), wanted);
+        let vmm = user("vmm", 1000, 7);
         let again = ", and start its programs again";
-        for (gid, mode, wanted, says) in [
-            (7, 0o600, WRITE, "chmod g+rw '/s'".to_owned()),
+        let home = Path::new("/home").join("a").display().to_string();
+        let joined = format!("usermod -aG cleave vmm{again}");
+        for (path, gid, mode, wanted, says) in [
+            ("/s", 7, 0o600, WRITE, "chmod g+rw '/s'".to_owned()),
             (
+                "/s",
                 0,
                 0o755,
                 WRITE,
-                format!("chgrp cleave '/s' && chmod g+rw '/s' && usermod -aG cleave vmm{again}"),
+                format!("chgrp cleave '/s' && chmod g+rw '/s' && {joined}"),
             ),
             (
+                "/s",
                 0,
                 0o770,
                 WRITE,
-                format!("chgrp cleave '/s' && usermod -aG cleave vmm{again}"),
+                format!("chgrp cleave '/s' && {joined}"),
             ),
             (
+                "/s",
                 0,
                 0o700,
                 ENTER,
                 "chmod o+x '/s', or chgrp cleave '/s' && chmod g+x '/s' && usermod -aG cleave vmm"
                     .to_owned(),
             ),
+            // The unit would undo any other.
+            ("/run/cleave/a", 0, 0o750, ENTER, joined.clone()),
+            ("/run/cleave/a/disk.sock", 0, 0o600, WRITE, joined),
+            (
+                "/run/cleave/a",
+                7,
+                0o700,
+                ENTER,
+                "restart its daemon, which sets the mode as configured".to_owned(),
+            ),
+            // Others must not come into a home.
+            ("/root", 0, 0o700, ENTER, "move it".to_owned()),
+            (&home, 1234, 0o700, ENTER, "move it".to_owned()),
         ] {
-            assert_eq!(remedy(gid, mode, wanted), says, "{gid} {mode:o}");
+            let remedy = obstacle(path, &vmm, (gid, mode), wanted).remedy(SOUGHT);
+            assert_eq!(remedy, says, "{path} {gid} {mode:o}");
         }
+    }
+
+    #[test]
+    fn a_unit_that_may_not_open_its_image_is_a_problem() {
+        let [root, vm] = [("root", 0), ("vm", 1000)].map(|(name, uid)| user(name, uid, 990));
+        let is_said = |obstacle: Obstacle<'_>, remedy: &str| {
+            let found = obstacle.of_unit(SOUGHT, "cleave@a");
+            let line = finding::lines(&[found]);
+            assert!(line.starts_with("problem "), "{line}");
+            assert!(line.contains("the unit cleave@a, which runs as "), "{line}");
+            assert!(line.contains(remedy), "{remedy} is not in {line}");
+        };
+        let edit = "systemctl edit cleave@a, [Service] User= or SupplementaryGroups= that may read";
+        let image = |user| obstacle("/i", user, (5, 0o600), READ);
+        is_said(image(&root), &format!("): chown root:root '/i', or {edit} it\n"));
+        is_said(image(&vm), &format!("): chown vm '/i', or {edit} it\n"));
+        let read_only = Obstacle {
+            owner: 0,
+            wanted: READ | WRITE,
+            ..image(&root)
+        };
+        is_said(read_only, &format!("): chmod u+rw '/i', or {edit} and write it\n"));
+        let device = Obstacle {
+            is_device: true,
+            ..image(&root)
+        };
+        is_said(device, &format!("): {edit} it\n"));
+        is_said(
+            obstacle("/s", &root, (5, 0o700), ENTER),
+            "): chmod o+x '/s', or ",
+        );
+        is_said(obstacle("/root", &vm, (0, 0o700), ENTER), "): move it\n");
     }
 
     #[test]
@@ -195,11 +383,6 @@ mod tests {
         let path = folder.path().join("image");
         fs::write(&path, "").unwrap();
         let found = fs::metadata(&path).unwrap();
-        let user = |uid, gid| User {
-            name: "a".to_owned(),
-            uid,
-            gids: vec![gid],
-        };
         let (owner, group) = (found.uid(), found.gid());
         for (mode, uid, gid, reads, writes) in [
             (0o600, owner, group, true, true),
@@ -210,7 +393,8 @@ mod tests {
         ] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             let found = fs::metadata(&path).unwrap();
-            let may = [READ, READ | WRITE].map(|wanted| may(&found, &user(uid, gid), wanted));
+            let user = user("a", uid, gid);
+            let may = [READ, READ | WRITE].map(|wanted| may(&found, &user, wanted));
             assert_eq!(may, [reads, writes], "{mode:o}");
         }
     }

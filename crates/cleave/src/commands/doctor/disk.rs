@@ -13,12 +13,17 @@ use cleave_host::lock_record;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::access::{self, READ, WRITE};
-use super::finding::Finding;
+use super::access::{self, READ, Sought, WRITE};
+use super::finding::{Finding, Severity};
 use super::mounts;
+use super::unit::DiskUnit;
 use super::users::User;
 
 const CHECK: &str = "disk";
+const SOUGHT: Sought = Sought {
+    check: CHECK,
+    in_home: "move it elsewhere, such as to /var/lib/images",
+};
 
 /// How long a server may take.
 const OPEN_TIME: Duration = Duration::from_secs(20);
@@ -57,26 +62,23 @@ fn other(spec: &DiskSpec) -> Finding {
 
 /// Checks an image or a block device.
 fn file(spec: &DiskSpec, path: &Path, user: &User, socket: Option<&Path>) -> Vec<Finding> {
-    let shown = path.display();
-    let mut findings = Vec::new();
-    let unreadable = access::check(CHECK, path, user, READ);
-    let is_readable = unreadable.is_none();
-    match unreadable.or_else(|| access::check(CHECK, path, user, READ | WRITE)) {
-        Some(refusal) => findings.push(refusal),
-        None => findings.push(Finding::ok(
-            CHECK,
-            format!("{} may read and write {shown}", user.name),
-        )),
-    }
+    let unit = DiskUnit::of(socket);
+    let daemon = unit.as_ref().and_then(|unit| Some((unit, unit.user()?)));
+    let mut permission = permission(path, user, daemon.as_ref());
     let Ok(found) = fs::metadata(path) else {
-        return findings;
+        return vec![permission];
     };
     let mut holders = holders(&found);
     let server = socket.and_then(|socket| served(socket, &found, &mut holders));
     let is_served = server.is_some();
+    // Its daemon has it open. The next one could not open it.
+    if is_served && permission.level == Severity::Problem {
+        permission.level = Severity::Warning;
+    }
+    let mut findings = vec![permission];
     findings.extend(server);
     if !is_served {
-        findings.extend(mounts::check(CHECK, path, socket));
+        findings.extend(unit.as_ref().and_then(|unit| mounts::check(CHECK, path, unit)));
     }
     if found.file_type().is_block_device() && !is_served {
         findings.extend(claimed(path));
@@ -95,11 +97,33 @@ fn file(spec: &DiskSpec, path: &Path, user: &User, socket: Option<&Path>) -> Vec
             CHECK,
             "it can be locked, and no process that can be seen has it open",
         )),
+        Err(OpenError::NoRead(_)) if daemon.is_some() => findings.push(Finding::warning(
+            CHECK,
+            format!("{} may not open it, so its locks were not tried", user.name),
+            "run this command as root",
+        )),
         // Already said, with the folder or the mode.
-        Err(_) if !is_readable => {}
+        Err(OpenError::NoRead(_)) if access::check(SOUGHT, path, user, READ).is_some() => {}
         Err(error) => findings.push(unopened(&error, &holders)),
     }
     findings
+}
+
+/// Checks the modes of an image and of its folders for the daemon of a unit, or else for this process.
+fn permission(path: &Path, user: &User, daemon: Option<&(&DiskUnit, User)>) -> Finding {
+    let refused = |wanted| match daemon {
+        Some((unit, theirs)) => access::check_unit(SOUGHT, path, (*unit, theirs), wanted),
+        None => access::check(SOUGHT, path, user, wanted),
+    };
+    let (wanted, action) = match daemon {
+        Some((unit, _)) if unit.only_reads => (READ, "read"),
+        _ => (READ | WRITE, "read and write"),
+    };
+    let name = daemon.map_or(&user.name, |(_, theirs)| &theirs.name);
+    let permitted = || Finding::ok(CHECK, format!("{name} may {action} {}", path.display()));
+    refused(READ)
+        .or_else(|| refused(wanted))
+        .unwrap_or_else(permitted)
 }
 
 /// Takes the daemon out of `holders` that serves the file `found` at `socket`. It has the socket's lock file open, which names the disk:

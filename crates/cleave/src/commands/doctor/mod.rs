@@ -8,6 +8,7 @@ mod limits;
 mod listeners;
 mod mounts;
 mod socket;
+mod unit;
 mod users;
 
 use std::path::PathBuf;

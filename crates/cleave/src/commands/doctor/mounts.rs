@@ -1,61 +1,29 @@
 //! The systemd unit that would serve an image: which folders it hides from the daemon, or lets it only read.
 
 use std::path::Path;
-use std::process::Command;
 
 use cleave_host::is_home;
 
 use super::access;
 use super::finding::Finding;
-
-/// Where the units have the sockets of their disks, and where those of single disks are configured.
-const SOCKETS: &str = "/run/cleave";
-const SETTINGS: &str = "/etc/cleave";
+use super::unit::{self, Choice, DiskUnit};
 
 /// These stay as they are under ProtectSystem=strict.
 const SPARED: [&str; 3] = ["/dev", "/proc", "/sys"];
 
-/// Checks that the unit which serves disks at `socket` may write to an image; without a socket, that a unit which was not changed may.
-/// Nothing is returned if so, and if there is no such unit.
-pub(super) fn check(check: &'static str, image: &Path, socket: Option<&Path>) -> Option<Finding> {
-    let unit = unit_of(socket, Path::new(SETTINGS))?;
-    let shown = Command::new("systemctl")
-        .args(["show", "--property"])
-        .arg("LoadState,Environment,ProtectSystem,ProtectHome,PrivateTmp,TemporaryFileSystem,BindPaths,ReadWritePaths")
-        .arg(format!("{unit}.service"))
-        .output()
-        .ok()?;
+/// Checks that a unit may write to an image. Nothing is returned if so, and if there is no such unit.
+pub(super) fn check(check: &'static str, image: &Path, unit: &DiskUnit) -> Option<Finding> {
     let image = image.canonicalize().ok()?;
-    let shown = String::from_utf8_lossy(&shown.stdout);
-    let (what, lines) = hindrance(&shown, &unit, &image)?;
-    let edited = match unit.split_once('@') {
-        Some((template, _)) => format!("{template}@"),
-        None => unit.clone(),
-    };
-    let found = format!("the unit {unit} {what} {}", image.display());
-    let remedy = format!("systemctl edit {edited}, [Service] {lines}");
-    Some(match socket {
-        Some(_) => Finding::problem(check, found, remedy),
-        // Perhaps none of the units is meant to serve it.
-        None => Finding::warning(
+    let (what, lines) = hindrance(&unit.properties, &unit.name, &image)?;
+    let found = format!("the unit {} {what} {}", unit.name, image.display());
+    let remedy = format!("systemctl edit {}, [Service] {lines}", unit.edited());
+    Some(match unit.choice {
+        Choice::BySocket => Finding::problem(check, found, remedy),
+        Choice::Any => Finding::warning(
             check,
             found,
             format!("if it is to serve this disk, {remedy}"),
         ),
-    })
-}
-
-/// The unit of a socket; that of any single disk if no socket is in question.
-fn unit_of(socket: Option<&Path>, settings: &Path) -> Option<String> {
-    let Some(socket) = socket else {
-        return Some("cleave@NAME".to_owned());
-    };
-    let folder = access::folder(socket);
-    let name = folder.strip_prefix(SOCKETS).ok()?.to_str()?;
-    let is_disk = !name.is_empty() && !name.contains('/');
-    is_disk.then(|| match settings.join(format!("{name}.conf")).exists() {
-        true => format!("cleave@{name}"),
-        false => "cleave".to_owned(),
     })
 }
 
@@ -72,9 +40,7 @@ fn hindrance(properties: &str, unit: &str, image: &Path) -> Option<(&'static str
 
 /// Returns the line that has the node of the packaged unit open an image, if none of the folders that it is given holds it.
 fn unlisted(properties: &str, image: &Path) -> Option<String> {
-    let environment = properties
-        .lines()
-        .find_map(|line| line.strip_prefix("Environment="))?;
+    let environment = unit::told(properties, "Environment")?;
     let words = environment.split([' ', '"', '=']);
     let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
     let folders = words.windows(2).filter_map(|pair| match pair {
@@ -93,11 +59,7 @@ fn unlisted(properties: &str, image: &Path) -> Option<String> {
 
 /// Returns what a unit with these properties does to an image, and the lines that change it.
 fn withheld(properties: &str, image: &Path) -> Option<(&'static str, String)> {
-    let value = |key: &str| {
-        let mut lines = properties.lines();
-        let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-        value.unwrap_or_default()
-    };
+    let value = |key: &str| unit::told(properties, key).unwrap_or_default();
     let is_in = |folder: &str| image.starts_with(folder);
     let is_listed = |key: &str| {
         let mut folders = value(key).split_whitespace();
@@ -194,18 +156,5 @@ mod tests {
         // Without the option it opens any.
         let found = hindrance(PACKAGED, "cleave", Path::new("/srv/vm/a.img"));
         assert_eq!(found, None);
-    }
-
-    #[test]
-    fn the_folder_of_a_socket_tells_its_unit() {
-        let settings = tempfile::tempdir().unwrap();
-        std::fs::write(settings.path().join("a.conf"), "").unwrap();
-        let unit = |socket| unit_of(Some(Path::new(socket)), settings.path());
-        assert_eq!(unit("/run/cleave/a/disk.sock").as_deref(), Some("cleave@a"));
-        assert_eq!(unit("/run/cleave/b/disk.sock").as_deref(), Some("cleave"));
-        assert_eq!(unit("/run/cleave/control.sock"), None);
-        assert_eq!(unit("/tmp/disk.sock"), None);
-        let any = unit_of(None, settings.path());
-        assert_eq!(any.as_deref(), Some("cleave@NAME"));
     }
 }

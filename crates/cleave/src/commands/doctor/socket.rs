@@ -4,12 +4,16 @@ use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
-use super::access::{self, WRITE};
+use super::access::{self, Sought, WRITE};
 use super::finding::Finding;
 use super::listeners;
 use super::users::User;
 
 const CHECK: &str = "socket";
+const SOUGHT: Sought = Sought {
+    check: CHECK,
+    in_home: "add --user with the user that runs QEMU; a QEMU of another user needs the socket elsewhere, such as in /run/cleave/NAME",
+};
 
 /// Checks the socket for the VMM's user. Nothing connects to it: a frontend that connects and leaves is logged.
 pub(super) fn check(path: &Path, vmm: &User) -> Vec<Finding> {
@@ -27,7 +31,7 @@ pub(super) fn check(path: &Path, vmm: &User) -> Vec<Finding> {
         )];
     }
     let is_root = vmm.uid == 0;
-    let refused = access::check(CHECK, path, vmm, WRITE).filter(|_| !is_root);
+    let refused = access::check(SOUGHT, path, vmm, WRITE).filter(|_| !is_root);
     let reached = refused
         .unwrap_or_else(|| Finding::ok(CHECK, format!("{} may connect to {shown}", vmm.name)));
     let listening = match listeners::listens(path) {
@@ -44,7 +48,7 @@ pub(super) fn check(path: &Path, vmm: &User) -> Vec<Finding> {
 /// There is no socket: nothing runs, or the path or its folder is wrong.
 fn absent(path: &Path, vmm: &User) -> Finding {
     let folder = access::folder(path);
-    let refused = access::check(CHECK, &folder, vmm, access::READ >> 2);
+    let refused = access::check(SOUGHT, &folder, vmm, access::READ >> 2);
     refused.unwrap_or_else(|| {
         Finding::problem(
             CHECK,
