@@ -16,8 +16,7 @@ Examples:
   A node with its folders in the usual places:
       cleave node
   A disk, added to it:
-      curl --unix-socket /run/cleave/control.sock -X PUT http://node/v1/disks/d1 \\
-          -d '{\"disk\": [\"/var/lib/images/a.img\"], \"serial\": \"a\"}'
+      cleave disk add d1 --disk /var/lib/images/a.img --serial a
 
 Signals: TERM and INT finish the requests in flight of all disks at once, and exit 0. If a disk hangs, they exit 1
 after its stop_deadline. HUP checks the size of all disks.";

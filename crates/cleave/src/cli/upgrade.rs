@@ -15,8 +15,8 @@ Examples:
   Daemons with their control sockets elsewhere:
       cleave upgrade --control /run/vm1/a.ctl --control /run/vm1/b.ctl
 
-Exit codes: 0 no VMM has to connect again (--check), or every daemon runs the installed program and every guest has its disk;
-1 otherwise, or no daemon was found; 2 bad input.";
+Exit codes: 0 each daemon can be restarted and no VMM has to connect again (--check), or every daemon runs the installed program
+and every guest has its disk; 1 otherwise, or no daemon was found; 2 bad input.";
 
 /// `cleave upgrade`.
 #[derive(Debug, Clone, Args)]
