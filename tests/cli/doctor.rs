@@ -293,7 +293,8 @@ fn an_image_that_the_user_of_the_unit_may_not_open_is_a_problem() {
     let image = scratch.image("disk", 1 << 20);
     let ask = |properties: &str| {
         // In place of systemctl.
-        let script = format!("#!/bin/sh\nprintf 'LoadState=loaded\\nPrivateTmp=no\\n{properties}'\n");
+        let script =
+            format!("#!/bin/sh\nprintf 'LoadState=loaded\\nPrivateTmp=no\\n{properties}'\n");
         install(&scratch, "systemctl", &script);
         let path = std::env::var("PATH").unwrap();
         let socket = ["--socket-path", "/run/cleave/no-such-disk/disk.sock"];

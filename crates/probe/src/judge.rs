@@ -105,10 +105,7 @@ fn class(
     request_bytes: u64,
     counts: fn(&Measured) -> bool,
 ) -> Option<(&Measured, Vec<&Measured>)> {
-    let row: Vec<&Measured> = matrix
-        .row(request_bytes)
-        .filter(|m| counts(m))
-        .collect();
+    let row: Vec<&Measured> = matrix.row(request_bytes).filter(|m| counts(m)).collect();
     let whole = *row.iter().find(|m| m.point.depth == 1)?;
     let split: Vec<_> = row.into_iter().filter(|m| is_split(m.point)).collect();
     (!split.is_empty()).then_some((whole, split))

@@ -212,9 +212,9 @@ pub(crate) fn sentences(judged: &Judgement, direction: DataDirection) -> Vec<Str
         _ => format!("Too little was measured to say whether splitting {way}s pays."),
     });
     // Adjacent classes with the same chunk share a sentence.
-    let runs = judged.chunks.chunk_by(|a, b| {
-        a.chunk_bytes == b.chunk_bytes && b.request_bytes == 2 * a.request_bytes
-    });
+    let runs = judged
+        .chunks
+        .chunk_by(|a, b| a.chunk_bytes == b.chunk_bytes && b.request_bytes == 2 * a.request_bytes);
     for run in runs.filter(|_| judged.pays) {
         let (Some(first), Some(last)) = (run.first(), run.last()) else {
             continue;
@@ -327,7 +327,8 @@ pub(crate) mod tests {
             told
         };
         let classes: Vec<u64> = (15..=22).map(|log| 1 << log).collect();
-        let remedy = "sizes are reads known to ±10 %: allow more time (--seconds), or use a quieter host.";
+        let remedy =
+            "sizes are reads known to ±10 %: allow more time (--seconds), or use a quieter host.";
         // A whole request of 32 KiB seems to take fifty times as long as its pieces.
         let slow = |p: crate::Point| match (p.outstanding_bytes, p.depth) {
             (32_768, 1) => 1e7,
@@ -335,10 +336,16 @@ pub(crate) mod tests {
         };
         let told = sentences(&classes[..1], 1.0, &slow);
         assert_eq!(told[0], format!("Only at 7 of 8 {remedy}"));
-        assert!(told[1].starts_with("Splitting reads does not pay: "), "{told:?}");
+        assert!(
+            told[1].starts_with("Splitting reads does not pay: "),
+            "{told:?}"
+        );
         let told = sentences(&classes[..5], 0.5, &|_| 5e8);
         assert_eq!(told[0], format!("Only at 3 of 8 {remedy}"));
-        assert_eq!(told[1], "That is too little to say whether splitting reads pays.");
+        assert_eq!(
+            told[1],
+            "That is too little to say whether splitting reads pays."
+        );
         let told = sentences(&classes, 0.2, &p3700);
         assert_eq!(
             told,

@@ -97,7 +97,8 @@ mod tests {
     use super::*;
 
     /// What both kinds of packages do about units that had failed, before their files are removed.
-    const FORGOTTEN: &str = "\nsystemctl reset-failed 'cleave@*' cleave.service 2>/dev/null || true\n";
+    const FORGOTTEN: &str =
+        "\nsystemctl reset-failed 'cleave@*' cleave.service 2>/dev/null || true\n";
 
     #[test]
     fn every_blank_of_the_templates_is_filled() {

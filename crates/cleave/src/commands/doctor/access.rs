@@ -123,7 +123,10 @@ impl Obstacle<'_> {
 
     /// Returns the finding about the daemon of a unit.
     fn of_unit(&self, sought: Sought, unit: &str) -> Finding {
-        let what = self.what(&format!("the unit {unit}, which runs as {},", self.user.name));
+        let what = self.what(&format!(
+            "the unit {unit}, which runs as {},",
+            self.user.name
+        ));
         let action = action(self.wanted);
         let edit = format!(
             "systemctl edit {unit}, [Service] User= or SupplementaryGroups= that may {action} it"
@@ -357,14 +360,20 @@ mod tests {
         };
         let edit = "systemctl edit cleave@a, [Service] User= or SupplementaryGroups= that may read";
         let image = |user| obstacle("/i", user, (5, 0o600), READ);
-        is_said(image(&root), &format!("): chown root:root '/i', or {edit} it\n"));
+        is_said(
+            image(&root),
+            &format!("): chown root:root '/i', or {edit} it\n"),
+        );
         is_said(image(&vm), &format!("): chown vm '/i', or {edit} it\n"));
         let read_only = Obstacle {
             owner: 0,
             wanted: READ | WRITE,
             ..image(&root)
         };
-        is_said(read_only, &format!("): chmod u+rw '/i', or {edit} and write it\n"));
+        is_said(
+            read_only,
+            &format!("): chmod u+rw '/i', or {edit} and write it\n"),
+        );
         let device = Obstacle {
             is_device: true,
             ..image(&root)

@@ -78,7 +78,10 @@ fn file(spec: &DiskSpec, path: &Path, user: &User, socket: Option<&Path>) -> Vec
     let mut findings = vec![permission];
     findings.extend(server);
     if !is_served {
-        findings.extend(unit.as_ref().and_then(|unit| mounts::check(CHECK, path, unit)));
+        findings.extend(
+            unit.as_ref()
+                .and_then(|unit| mounts::check(CHECK, path, unit)),
+        );
     }
     if found.file_type().is_block_device() && !is_served {
         findings.extend(claimed(path));

@@ -119,7 +119,10 @@ fn user_of(
         0 => bounding,
         _ => value("AmbientCapabilities"),
     };
-    if granted.split_whitespace().any(|name| EXEMPT.contains(&name)) {
+    if granted
+        .split_whitespace()
+        .any(|name| EXEMPT.contains(&name))
+    {
         return None;
     }
     let number = |name: &str| name.parse().ok().or_else(|| group(name));
@@ -192,15 +195,27 @@ mod tests {
             (&[vm], Some((1000, vec![100, 36]))),
             (&[("User=\n", "User=vm\n")], Some((1000, vec![990, 36]))),
             (&[("User=\n", "User=no-such\n")], None),
-            (&[(bounding, "CapabilityBoundingSet=cap_chown cap_dac_override")], None),
-            (&[(bounding, "CapabilityBoundingSet=cap_chown")], Some((0, vec![990]))),
+            (
+                &[(bounding, "CapabilityBoundingSet=cap_chown cap_dac_override")],
+                None,
+            ),
+            (
+                &[(bounding, "CapabilityBoundingSet=cap_chown")],
+                Some((0, vec![990])),
+            ),
             // What a unit without this line has.
             (
                 &[vm, (bounding, "CapabilityBoundingSet=cap_dac_override")],
                 Some((1000, vec![100, 36])),
             ),
             (
-                &[vm, ("AmbientCapabilities=", "AmbientCapabilities=cap_dac_read_search")],
+                &[
+                    vm,
+                    (
+                        "AmbientCapabilities=",
+                        "AmbientCapabilities=cap_dac_read_search",
+                    ),
+                ],
                 None,
             ),
             (&[("=loaded", "=not-found")], None),
