@@ -244,9 +244,9 @@ direct = {}
             );
         }
         if side.judgement.unknown > 0 {
-            let _ = write!(
+            let _ = writeln!(
                 text,
-                "# Sizes that are not listed are not known to ±10 %; the splitter learns them while serving.\n"
+                "# Sizes that are not listed are not known to ±10 %; the splitter learns them while serving."
             );
         }
         for chunk in &side.judgement.chunks {

@@ -122,9 +122,13 @@ async fn connect(serving: &mut Serving) -> Result<Client, Failure> {
             Err(error) if tries == 0 || serving.has_ended() => {
                 return Err(serving.blame("connecting", &error.to_string()));
             }
-            Err(_) if !serving.socket().exists() => tries -= 1,
-            // Between making its socket and listening there.
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::ConnectionRefused => {
+            // It makes its socket, and listens a moment later.
+            Err(Error::Io { source, .. })
+                if matches!(
+                    source.kind(),
+                    ErrorKind::NotFound | ErrorKind::ConnectionRefused
+                ) =>
+            {
                 tries -= 1
             }
             Err(error) => return Err(serving.blame("connecting", &error.to_string())),
