@@ -7,6 +7,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::figure::{Figure, Look, Marks, Panel, Series};
+use crate::style::{GREY, SHAPES, Style, VERMILION};
 use crate::text::{self, escaped, printable, width, wrapped};
 
 const WIDTH: i32 = 1000;
@@ -23,26 +24,6 @@ pub(crate) const RIGHT: i32 = 12;
 pub(crate) const FAMILY: &str = "DejaVu Sans, Verdana, sans-serif";
 /// The SVG backend divides sizes by this.
 pub(crate) const FONT_SCALE: f64 = 1.24;
-pub(crate) const GREY: RGBColor = RGBColor(102, 102, 102);
-const VERMILION: RGBColor = RGBColor(213, 94, 0);
-/// Okabe and Ito, without the yellow, which is too pale for lines on white.
-const PALETTE: [RGBColor; 7] = [
-    RGBColor(0, 114, 178),
-    VERMILION,
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(86, 180, 233),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 0, 0),
-];
-/// Corners of a square, a triangle and a diamond. The first shape is a circle.
-const SHAPES: [&[(f64, f64)]; 4] = [
-    &[],
-    &[(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
-    &[(0.0, -1.2), (1.1, 0.8), (-1.1, 0.8)],
-    &[(0.0, -1.3), (1.3, 0.0), (0.0, 1.3), (-1.3, 0.0)],
-];
-
 pub(crate) type DrawResult<T> = Result<T, DrawingAreaErrorKind<std::io::Error>>;
 pub(crate) type Position = (i32, i32);
 
@@ -57,37 +38,6 @@ pub(crate) const BODY: Font = Font(12.0, FontStyle::Normal, BLACK);
 pub(crate) const SMALL: Font = Font(text::TICK, FontStyle::Normal, BLACK);
 pub(crate) const VALUE: Font = Font(10.0, FontStyle::Normal, BLACK);
 pub(crate) const NOTE: Font = Font(13.0, FontStyle::Bold, VERMILION);
-
-/// Colour, shape and sizes of a series.
-#[derive(Clone, Copy)]
-pub(crate) struct Style {
-    pub(crate) colour: RGBColor,
-    pub(crate) shape: usize,
-    pub(crate) stroke: u32,
-    pub(crate) size: f64,
-}
-
-impl Style {
-    /// Chooses a style by the place in the legend. No two of 28 series have both colour and shape in common.
-    fn of(look: Look, at: usize) -> Style {
-        let (colour, stroke, size) = match look {
-            Look::Distinct => (PALETTE[at % PALETTE.len()], 2, 4.0),
-            // The ramp's light end is too pale for white paper.
-            Look::Ranked(rank) => (ViridisRGB.get_color(rank * 0.88), 2, 3.0),
-            Look::Emphasised => (VERMILION, 4, 5.0),
-        };
-        let shape = match look {
-            Look::Distinct => at % SHAPES.len(),
-            Look::Ranked(_) | Look::Emphasised => 0,
-        };
-        Style {
-            colour,
-            shape,
-            stroke,
-            size,
-        }
-    }
-}
 
 pub(crate) type Legend = Vec<(String, Style)>;
 
@@ -110,26 +60,20 @@ fn legend(figure: &Figure) -> Legend {
             Marks::Stacked { .. } => {}
         }
     }
-    let entries = names.into_iter().enumerate();
-    entries
-        .map(|(at, (name, look))| (name, Style::of(look, at)))
-        .collect()
+    let mut others = 0..;
+    let entries = names.into_iter();
+    let entries = entries.map(|(name, look)| {
+        let known = Style::of_subject(&name).filter(|_| look == Look::Distinct);
+        let style = known.unwrap_or_else(|| Style::of(look, others.next().unwrap_or(0)));
+        (name, style)
+    });
+    entries.collect()
 }
 
-/// Parts of a stacked bar, in colours from the other end of the palette than those of the series.
+/// Returns the parts of a stacked bar, in colours that are not those of series.
 fn part_legend(parts: &[Series<f64>]) -> Legend {
-    let entries = parts.iter().enumerate().map(|(at, part)| {
-        let colour = PALETTE[5 - at % 6];
-        (
-            part.name.clone(),
-            Style {
-                colour,
-                shape: 1,
-                stroke: 1,
-                size: 4.0,
-            },
-        )
-    });
+    let entries = parts.iter().enumerate();
+    let entries = entries.map(|(at, part)| (part.name.clone(), Style::of_part(at)));
     entries.collect()
 }
 
@@ -358,7 +302,7 @@ impl Page<'_> {
 
     pub(crate) fn style(&self, name: &str) -> Style {
         let own = self.legend.iter().find(|(known, _)| known == name);
-        own.map_or(Style::of(Look::Distinct, 0), |(_, style)| *style)
+        own.map_or_else(|| Style::of_bar(name), |(_, style)| *style)
     }
 
     pub(crate) fn mark(&self, (x, y): Position, style: Style) -> DrawResult<()> {

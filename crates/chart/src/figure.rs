@@ -89,7 +89,8 @@ pub struct Panel {
     pub marks: Marks,
 }
 
-/// The data of a panel. Series of one name have one colour in all panels of a figure.
+/// The data of a panel. Series of one name have one colour in all panels of a figure, and a subject of the benchmarks has its own
+/// in all figures.
 #[derive(Debug, Clone)]
 pub enum Marks {
     /// Medians joined by lines, each with its minimum and maximum.

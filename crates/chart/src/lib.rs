@@ -6,6 +6,7 @@ mod axis;
 mod draw;
 mod figure;
 mod panel;
+mod style;
 mod text;
 
 pub use axis::{Axis, Scale};

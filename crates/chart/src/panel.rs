@@ -7,10 +7,11 @@ use plotters::style::text_anchor::HPos;
 
 use crate::axis::{Axis, Ruler, Scale};
 use crate::draw::{
-    BODY, DrawResult, FAMILY, FONT_SCALE, GREY, LEFT, NOTE, Page, PanelBox, Position, RIGHT, SMALL,
-    Style, VALUE, name_lines,
+    BODY, DrawResult, FAMILY, FONT_SCALE, LEFT, NOTE, Page, PanelBox, Position, RIGHT, SMALL,
+    VALUE, name_lines,
 };
 use crate::figure::{Look, Marks, Panel, Series, Spread};
+use crate::style::{GREY, Style};
 use crate::text::{printable, short, width};
 
 const GRID: RGBColor = RGBColor(228, 228, 228);
@@ -274,9 +275,11 @@ impl Page<'_> {
         let mut medians = series.iter().flat_map(|own| own.points.iter().flatten());
         let has_numbers = medians.all(|spread| width(&short(spread.median), VALUE.0) <= bar);
         for (number, own) in series.iter().enumerate() {
-            let style = self.style(&own.name);
+            // Bars without a name of their own stand for the names below them.
+            let shared = (own.name != title).then(|| self.style(&own.name));
             for ((group, name), spread) in groups.iter().enumerate().zip(&own.points) {
                 let Some(spread) = spread else { continue };
+                let style = shared.unwrap_or_else(|| Style::of_bar(name));
                 let x =
                     room * (group as f64 + 0.5) + bar * (number as f64 - series.len() as f64 / 2.0);
                 let x = f64::from(plane.x.pixels.start) + x;

@@ -62,6 +62,20 @@ fn numbers(xml: &str, element: &str, name: &str) -> Vec<f64> {
     tags.filter_map(value).collect()
 }
 
+/// Returns the colours of the bars.
+fn fills(xml: &str) -> Vec<String> {
+    let tags = xml.split("<rect ").skip(1);
+    let tags = tags.filter(|tag| !tag.contains("#FFFFFF"));
+    let fill = |tag: &str| {
+        tag.split("fill=\"")
+            .nth(1)?
+            .split('"')
+            .next()
+            .map(str::to_owned)
+    };
+    tags.filter_map(fill).collect()
+}
+
 /// Returns left, right, top and bottom of all horizontal text, with its words.
 fn boxes(xml: &str) -> Vec<([f64; 4], &str)> {
     let tags = xml
@@ -147,6 +161,42 @@ fn many_series_and_long_names_do_not_touch() {
         Scale::Linear,
     );
     check_words(&svg(&figure));
+}
+
+#[test]
+fn a_subject_has_its_colour_whatever_stands_beside_it() {
+    let spread = Spread::of(&[7.0]);
+    let bars = |names: &[&str]| {
+        let series = names.iter();
+        let series = series
+            .map(|name| Series::new(*name, vec![spread]))
+            .collect();
+        let marks = Marks::Bars {
+            groups: vec!["depth 1".to_owned()],
+            series,
+        };
+        fills(&svg(&figure(vec![marks], Scale::Linear, Scale::Linear)))
+    };
+    let alone = bars(&["SPDK", "Cleave adaptive"]);
+    let crowded = bars(&["cleave poll", "theirs", "cleave adaptive", "others", "SPDK"]);
+    assert_eq!(alone, [crowded[4].clone(), crowded[2].clone()]);
+    let sorted: std::collections::BTreeSet<&String> = crowded.iter().collect();
+    assert_eq!(sorted.len(), 5, "{crowded:?}");
+}
+
+#[test]
+fn a_bar_without_a_name_of_its_own_has_the_colour_of_the_name_below_it() {
+    let named = |names: &[&str], series: &str| {
+        let spread = Spread::of(&[7.0]);
+        let marks = Marks::Bars {
+            groups: names.iter().map(|name| (*name).to_owned()).collect(),
+            series: vec![Series::new(series, vec![spread; names.len()])],
+        };
+        fills(&svg(&figure(vec![marks], Scale::Linear, Scale::Linear)))
+    };
+    let own = named(&["AHCI", "cleave adaptive"], "a <panel> & \"more\"");
+    assert_eq!(own[1], named(&["depth 1"], "cleave adaptive")[0]);
+    assert_ne!(own[0], own[1]);
 }
 
 #[test]
