@@ -8,7 +8,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::figure::{Figure, Look, Marks, Panel, Series};
 use crate::style::{GREY, SHAPES, Style, VERMILION};
-use crate::text::{self, escaped, printable, width, wrapped};
+use crate::text::{self, bold_wrapped, escaped, printable, width, wrapped};
 
 const WIDTH: i32 = 1000;
 const MARGIN: i32 = 18;
@@ -147,7 +147,7 @@ fn layout(figure: &Figure, mut y: i32) -> (Vec<PanelBox>, i32) {
 }
 
 fn above(panel: &Panel, room: i32) -> i32 {
-    let lines = wrapped(&panel.title, HEADING.0, room - 12).len() as i32;
+    let lines = bold_wrapped(&panel.title, HEADING.0, room - 12).len() as i32;
     let rows = match &panel.marks {
         Marks::Stacked { parts, .. } => legend_rows(&part_legend(parts), room).len() as i32,
         _ => 0,
@@ -186,7 +186,7 @@ pub(crate) fn name_lines(name: &str, room: i32, count: usize) -> Vec<String> {
 pub fn svg(figure: &Figure) -> String {
     let room = WIDTH - 2 * MARGIN;
     let legend = legend(figure);
-    let title = wrapped(&figure.title, TITLE.0, room);
+    let title = bold_wrapped(&figure.title, TITLE.0, room);
     let subtitle = wrapped(&figure.subtitle, SUBTITLE.0, room);
     let caption = [
         ("How to read: ", &figure.reads),
@@ -222,7 +222,7 @@ pub fn svg(figure: &Figure) -> String {
                 page.entries(&page.legend, (MARGIN, under_titles), room)?;
             }
             for (panel, cell) in figure.panels.iter().zip(&cells) {
-                let heading = wrapped(&panel.title, HEADING.0, cell.width - 12);
+                let heading = bold_wrapped(&panel.title, HEADING.0, cell.width - 12);
                 page.lines((cell.x + 8, cell.y + 14), LEAD, HEADING, &heading)?;
                 page.panel(panel, cell)?;
             }

@@ -12,7 +12,7 @@ use crate::draw::{
 };
 use crate::figure::{Look, Marks, Panel, Series, Spread};
 use crate::style::{GREY, Style};
-use crate::text::{printable, short, width};
+use crate::text::{bold_width, printable, short, width};
 
 const GRID: RGBColor = RGBColor(228, 228, 228);
 /// The grid shows through.
@@ -217,7 +217,7 @@ impl Page<'_> {
 
     /// Draws words about a point, at the nearest place where they touch no line and no other words.
     fn note(&self, plane: &Plane, at: Position, words: &str, taken: &mut Taken) -> DrawResult<()> {
-        let half = width(words, NOTE.0) as i32 / 2 + 4;
+        let half = bold_width(words, NOTE.0) as i32 / 2 + 4;
         let around = |(x, y): Position| (x - half..x + half, y - 15..y + 7);
         let (wide, high) = (&plane.x.pixels, &plane.y.pixels);
         let is_free = |place: &Position| {

@@ -345,8 +345,9 @@ fn numbers_and_lines_are_short() {
         assert_eq!(short(value), words);
     }
     assert_eq!([512.0, 4096.0, 1_048_576.0].map(bytes), ["512", "4K", "1M"]);
+    assert!(width("ill", 10.0) < width("mmm", 10.0) / 2.0);
     assert_eq!(wrapped("aa bb cc", 10.0, 40), ["aa bb", "cc"]);
-    assert_eq!(wrapped("aa-bbb-cc d", 10.0, 40), ["aa-", "bbb-cc", "d"]);
+    assert_eq!(wrapped("aa-bbb-cc d", 10.0, 38), ["aa-", "bbb-cc", "d"]);
 }
 
 #[test]
