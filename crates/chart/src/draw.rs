@@ -6,7 +6,8 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::figure::{Figure, Look, Marks, Panel, Series};
+use crate::figure::{Figure, Marks, Panel, Series};
+use crate::legend::{Legend, LegendMark, legend, legend_rows, part_legend};
 use crate::style::{GREY, SHAPES, Style, VERMILION};
 use crate::text::{self, bold_wrapped, escaped, printable, width, wrapped};
 
@@ -34,65 +35,10 @@ pub(crate) struct Font(pub(crate) f64, FontStyle, RGBColor);
 const TITLE: Font = Font(17.0, FontStyle::Bold, BLACK);
 const SUBTITLE: Font = Font(12.0, FontStyle::Normal, GREY);
 const HEADING: Font = Font(13.0, FontStyle::Bold, BLACK);
-pub(crate) const BODY: Font = Font(12.0, FontStyle::Normal, BLACK);
+pub(crate) const BODY: Font = Font(text::BODY, FontStyle::Normal, BLACK);
 pub(crate) const SMALL: Font = Font(text::TICK, FontStyle::Normal, BLACK);
 pub(crate) const VALUE: Font = Font(10.0, FontStyle::Normal, BLACK);
 pub(crate) const NOTE: Font = Font(13.0, FontStyle::Bold, VERMILION);
-
-pub(crate) type Legend = Vec<(String, Style)>;
-
-/// Returns the series that share the figure's legend.
-fn legend(figure: &Figure) -> Legend {
-    fn add<T>(names: &mut Vec<(String, Look)>, title: &str, series: &[Series<T>]) {
-        // A series of its panel's name needs no other.
-        for own in series.iter().filter(|own| own.name != title) {
-            if names.iter().all(|(name, _)| *name != own.name) {
-                names.push((own.name.clone(), own.look));
-            }
-        }
-    }
-    let mut names = Vec::new();
-    for panel in &figure.panels {
-        match &panel.marks {
-            Marks::Lines(series) => add(&mut names, &panel.title, series),
-            Marks::Dots(series) => add(&mut names, &panel.title, series),
-            Marks::Bars { series, .. } => add(&mut names, &panel.title, series),
-            Marks::Stacked { .. } => {}
-        }
-    }
-    let mut others = 0..;
-    let entries = names.into_iter();
-    let entries = entries.map(|(name, look)| {
-        let known = Style::of_subject(&name).filter(|_| look == Look::Distinct);
-        let style = known.unwrap_or_else(|| Style::of(look, others.next().unwrap_or(0)));
-        (name, style)
-    });
-    entries.collect()
-}
-
-/// Returns the parts of a stacked bar, in colours that are not those of series.
-fn part_legend(parts: &[Series<f64>]) -> Legend {
-    let entries = parts.iter().enumerate();
-    let entries = entries.map(|(at, part)| (part.name.clone(), Style::of_part(at)));
-    entries.collect()
-}
-
-/// Entries by row, each with its distance from the left.
-fn legend_rows(legend: &Legend, room: i32) -> Vec<Vec<(i32, &(String, Style))>> {
-    let (mut rows, mut x) = (Vec::new(), room);
-    for entry in legend {
-        let own = 32 + width(&entry.0, BODY.0) as i32;
-        if x + own > room {
-            rows.push(Vec::new());
-            x = 0;
-        }
-        rows.last_mut()
-            .into_iter()
-            .for_each(|row| row.push((x, entry)));
-        x += own;
-    }
-    rows
-}
 
 /// A panel's outer box, and its axes' height.
 pub(crate) struct PanelBox {
@@ -274,18 +220,26 @@ impl Page<'_> {
             .iter()
             .zip((top..).step_by(ROW as usize))
         {
-            for (x, (name, style)) in row {
-                self.mark(
-                    (left + x + 6, y - 4),
-                    Style {
-                        size: 5.0,
-                        ..*style
-                    },
-                )?;
-                self.text((left + x + 17, y), BODY, HPos::Left, name)?;
+            for (x, entry) in row {
+                let at = (left + x, y - 4);
+                self.entry_mark(at, entry.mark, entry.style)?;
+                let at = (at.0 + entry.mark.width(), y);
+                self.text(at, BODY, HPos::Left, &entry.name)?;
             }
         }
         Ok(())
+    }
+
+    fn entry_mark(&self, (x, y): Position, mark: LegendMark, style: Style) -> DrawResult<()> {
+        let large = Style { size: 5.0, ..style };
+        match mark {
+            LegendMark::Square => self.mark((x + 6, y), Style { shape: 1, ..large }),
+            LegendMark::Point => self.mark((x + 6, y), large),
+            LegendMark::Line => {
+                self.path(vec![(x, y), (x + 26, y)], style.colour, style.stroke)?;
+                self.mark((x + 13, y), style)
+            }
+        }
     }
 
     /// Draws the legend of a stacked panel above its axes.
@@ -301,8 +255,8 @@ impl Page<'_> {
     }
 
     pub(crate) fn style(&self, name: &str) -> Style {
-        let own = self.legend.iter().find(|(known, _)| known == name);
-        own.map_or_else(|| Style::of_bar(name), |(_, style)| *style)
+        let own = self.legend.iter().find(|entry| entry.name == name);
+        own.map_or_else(|| Style::of_bar(name), |entry| entry.style)
     }
 
     pub(crate) fn mark(&self, (x, y): Position, style: Style) -> DrawResult<()> {

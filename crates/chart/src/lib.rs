@@ -5,6 +5,7 @@
 mod axis;
 mod draw;
 mod figure;
+mod legend;
 mod panel;
 mod style;
 mod text;

@@ -313,11 +313,11 @@ impl Page<'_> {
             let middle = f64::from(plane.x.pixels.start) + room * (bar as f64 + 0.5);
             let half = (room * (1.0 - GAP_SHARE)).min(BAR_MAX) / 2.0;
             let mut base = 0.0;
-            for (part, (_, style)) in parts.iter().zip(&legend) {
+            for (part, entry) in parts.iter().zip(&legend) {
                 let value = part_value(part, bar);
                 let tip = format!("{name}, {}: {}", part.name, short(value));
                 let (sides, ends) = ((middle - half, middle + half), (base, base + value));
-                self.bar(plane, sides, ends, style.colour, &tip)?;
+                self.bar(plane, sides, ends, entry.style.colour, &tip)?;
                 base += value;
             }
             if let Some(y) = plane.y.at(base) {

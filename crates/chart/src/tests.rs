@@ -200,6 +200,33 @@ fn a_bar_without_a_name_of_its_own_has_the_colour_of_the_name_below_it() {
 }
 
 #[test]
+fn a_legend_of_bars_has_squares_and_one_of_lines_has_lines() {
+    let spread = Spread::of(&[7.0]).unwrap();
+    let names = ["bare fio", "cleave adaptive", "qemu-storage-daemon"];
+    let line = |name| Series::new(name, [1.0, 2.0, 4.0].map(|x| (x, spread)).to_vec());
+    let bars = Marks::Bars {
+        groups: vec!["depth 1".to_owned()],
+        series: names
+            .map(|name| Series::new(name, vec![Some(spread)]))
+            .to_vec(),
+    };
+    let drawn = |marks| svg(&figure(vec![marks], Scale::Linear, Scale::Linear));
+    let (bars, lines) = (drawn(bars), drawn(Marks::Lines(names.map(line).to_vec())));
+    // Two of the three are circles where they are points of a line, and the third is a triangle.
+    let corners = |xml: &str| -> Vec<usize> {
+        let points = xml.split("<polygon").skip(1);
+        let points = points.filter_map(|tag| tag.split("points=\"").nth(1)?.split('"').next());
+        points
+            .map(|points| points.split_whitespace().count())
+            .collect()
+    };
+    assert_eq!((corners(&bars), corners(&lines)), (vec![4; 3], vec![3; 4]));
+    // A piece of line for each entry, and the lines themselves.
+    assert_eq!(lines.matches("stroke-width=\"2\"").count(), 3 + 3);
+    assert_eq!(bars.matches("stroke-width=\"2\"").count(), 0);
+}
+
+#[test]
 fn bars_are_as_long_as_their_values() {
     let text = svg(&figure(
         every_kind(10.0).split_off(2),
@@ -249,7 +276,8 @@ fn a_band_lies_between_two_lines_and_behind_them() {
     let band = [0, 1, 2, 5, 4, 3].map(corner).join(" ");
     assert_eq!(text.matches("opacity=\"0.2\"").count(), 1);
     let band = text.find(&format!("points=\"{band}")).expect("its corners");
-    assert!(band < text.find("stroke-width=\"2\"").expect("the first line"));
+    let mark = text.find(&format!("<circle cx=\"{}\"", places[0][0]));
+    assert!(band < mark.expect("the first point"));
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 /// Height of the numbers along an axis.
 pub(crate) const TICK: f64 = 11.0;
+/// Height of captions and legends.
+pub(crate) const BODY: f64 = 12.0;
 /// Letters of a bold text are wider by this.
 const BOLD: f64 = 1.1;
 
