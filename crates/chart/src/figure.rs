@@ -93,7 +93,7 @@ pub struct Panel {
 /// in all figures.
 #[derive(Debug, Clone)]
 pub enum Marks {
-    /// Medians joined by lines, each with its minimum and maximum.
+    /// Medians, each with its minimum and maximum. Three and more are joined: a line through two would claim what lies between.
     Lines(Vec<Series<(f64, Spread)>>),
     /// Single values, not joined.
     Dots(Vec<Series<(f64, f64)>>),
@@ -134,6 +134,13 @@ pub(crate) enum Look {
     Ranked(f64),
     /// Drawn bold and above all others.
     Emphasised,
+}
+
+impl Series<(f64, Spread)> {
+    /// Returns true if its points are joined by a line.
+    pub(crate) fn is_joined(&self) -> bool {
+        self.points.len() > 2
+    }
 }
 
 impl<T> Series<T> {

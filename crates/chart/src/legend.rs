@@ -40,7 +40,10 @@ pub(crate) fn legend(figure: &Figure) -> Legend {
     for panel in &figure.panels {
         let title = &panel.title;
         match &panel.marks {
-            Marks::Lines(series) => add(&mut found, title, series, |_| LegendMark::Line),
+            Marks::Lines(series) => add(&mut found, title, series, |own| match own.is_joined() {
+                true => LegendMark::Line,
+                false => LegendMark::Point,
+            }),
             Marks::Dots(series) => add(&mut found, title, series, |_| LegendMark::Point),
             Marks::Bars { series, .. } => add(&mut found, title, series, |_| LegendMark::Square),
             Marks::Stacked { .. } => {}

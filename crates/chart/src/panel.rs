@@ -21,6 +21,8 @@ const BAND: RGBAColor = RGBAColor(102, 102, 102, 0.2);
 const BAR_MAX: f64 = 90.0;
 /// The share of a group's room that stays empty beside its bars.
 const GAP_SHARE: f64 = 0.2;
+/// Pixels between points of one place.
+const SHIFT_MAX: i32 = 9;
 
 /// A panel's axes on the page.
 struct Plane {
@@ -31,11 +33,15 @@ struct Plane {
 impl Plane {
     /// Axes that hold all of a panel; `None` where nothing was measured.
     fn of(panel: &Panel, wide: Range<i32>, high: Range<i32>) -> Option<Plane> {
-        let (mut xs, mut ys) = (Vec::new(), Vec::new());
+        let (mut xs, mut ys, mut side) = (Vec::new(), Vec::new(), 0.04);
         let of_spread = |spread: &Spread| [spread.median, spread.min, spread.max];
         match &panel.marks {
             Marks::Lines(series) => {
                 let points = || series.iter().flat_map(|own| &own.points);
+                // Room for points beside each other.
+                if !series.iter().any(Series::is_joined) {
+                    side = 0.15;
+                }
                 xs.extend(points().map(|(x, _)| *x));
                 ys.extend(points().flat_map(|(_, spread)| of_spread(spread)));
             }
@@ -70,7 +76,7 @@ impl Plane {
             ..panel.y.clone()
         };
         ys.iter().find_map(|value| scale.place(*value))?;
-        let x = panel.x.ruler(&xs, 0.04, wide);
+        let x = panel.x.ruler(&xs, side, wide);
         let x = if is_bars { x.bare() } else { x };
         Some(Plane {
             x,
@@ -143,27 +149,30 @@ impl Page<'_> {
     fn joined(&mut self, plane: &Plane, series: &[Series<(f64, Spread)>]) -> DrawResult<()> {
         let mut taken = Vec::new();
         // An emphasised series lies above the others.
-        let mut ordered: Vec<&Series<_>> = series.iter().collect();
-        ordered.sort_by_key(|own| own.look == Look::Emphasised);
+        let mut ordered: Vec<_> = series.iter().zip(shifts(plane, series)).collect();
+        ordered.sort_by_key(|(own, _)| own.look == Look::Emphasised);
         self.bands(plane, series)?;
-        for own in &ordered {
+        for (own, shift) in &ordered {
             let style = self.style(&own.name);
             let mut line = Vec::new();
             for (number, (x, spread)) in own.points.iter().enumerate() {
-                let Some(at) = plane.at(*x, spread.median) else {
+                let Some((across, y)) = plane.at(*x, spread.median) else {
                     continue;
                 };
+                let at = (across + shift, y);
                 self.whisker(plane, at.0, spread, style.colour, &mut taken)?;
                 line.push(at);
                 let value = || format!("{}, {}: {}", own.name, short(*x), said(spread));
                 self.tip(at, &own.hover.get(number).cloned().unwrap_or_else(value));
             }
-            taken.extend(line.windows(2).map(|ends| (ends[0], ends[1])));
             taken.extend(line.iter().map(|at| (*at, *at)));
-            self.path(line.clone(), style.colour, style.stroke)?;
+            if own.is_joined() {
+                taken.extend(line.windows(2).map(|ends| (ends[0], ends[1])));
+                self.path(line.clone(), style.colour, style.stroke)?;
+            }
             line.into_iter().try_for_each(|at| self.mark(at, style))?;
         }
-        for own in ordered {
+        for (own, _) in ordered {
             for (number, words) in &own.notes {
                 let (x, spread) = own.points[*number];
                 let Some(at) = plane.at(x, spread.median) else {
@@ -183,7 +192,9 @@ impl Page<'_> {
             places.collect()
         };
         for own in series {
-            let is_other = |other: &&Series<_>| own.shaded_to.as_ref() == Some(&other.name);
+            let is_other = |other: &&Series<_>| {
+                own.shaded_to.as_ref() == Some(&other.name) && own.is_joined() && other.is_joined()
+            };
             let Some(other) = series.iter().find(is_other) else {
                 continue;
             };
@@ -361,6 +372,23 @@ impl Page<'_> {
         }
         Ok(room)
     }
+}
+
+/// Returns how far to the right each series lies: without lines, points of one place would hide each other and their whiskers.
+fn shifts(plane: &Plane, series: &[Series<(f64, Spread)>]) -> Vec<i32> {
+    let points = series.iter().flat_map(|own| &own.points);
+    let mut places: Vec<i32> = points.filter_map(|(x, _)| plane.x.at(*x)).collect();
+    places.sort_unstable();
+    places.dedup();
+    let gaps = places.windows(2).map(|ends| ends[1] - ends[0]);
+    let count = series.len() as i32;
+    let step = match series.iter().any(Series::is_joined) {
+        true => 0,
+        false => SHIFT_MAX.min(gaps.min().unwrap_or(i32::MAX) / (count + 1)),
+    };
+    (0..count)
+        .map(|at| (2 * at - count + 1) * step / 2)
+        .collect()
 }
 
 /// Returns true if a line passes through a box.

@@ -258,6 +258,30 @@ fn points_lie_where_their_values_are() {
 }
 
 #[test]
+fn two_points_are_not_joined_and_lie_beside_those_of_others() {
+    let line = |name: &str, xs: &[f64]| {
+        let points = xs.iter().map(|x| (*x, Spread::of(&[*x]).unwrap()));
+        Series::new(name, points.collect())
+    };
+    let drawn = |xs: &[f64]| {
+        let marks = Marks::Lines(vec![
+            line("bare fio", xs).shaded_to("cleave adaptive"),
+            line("cleave adaptive", xs),
+        ]);
+        svg(&figure(vec![marks], Scale::Linear, Scale::Linear))
+    };
+    let (two, three) = (drawn(&[2.0, 20.0]), drawn(&[2.0, 8.0, 20.0]));
+    let lines = |xml: &str| xml.matches("stroke-width=\"2\"").count();
+    // Two in the legend, and two in the panel.
+    assert_eq!((lines(&two), lines(&three)), (0, 4));
+    let bands = |xml: &str| xml.matches("opacity=\"0.2\"").count();
+    assert_eq!((bands(&two), bands(&three)), (0, 1));
+    let xs = |xml: &str| numbers(xml, "circle class=\"tip\"", "cx");
+    assert!(xs(&two)[2] - xs(&two)[0] > 5.0, "{:?}", xs(&two));
+    assert_eq!(xs(&three)[..3], xs(&three)[3..]);
+}
+
+#[test]
 fn a_band_lies_between_two_lines_and_behind_them() {
     let line = |values: [f64; 3]| {
         let points = [1.0, 2.0, 4.0].into_iter().zip(values);
