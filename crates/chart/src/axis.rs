@@ -63,7 +63,11 @@ impl Axis {
         let high = places.iter().copied().reduce(f64::max).unwrap_or(0.0);
         // A single value still needs an axis.
         let length = if high - low > 1e-12 { high - low } else { 1.0 };
-        let below = if is_linear && low == 0.0 { 0.0 } else { headroom };
+        let below = if is_linear && low == 0.0 {
+            0.0
+        } else {
+            headroom
+        };
         let mut ruler = Ruler {
             scale,
             span: low - below * length..low + length * (1.0 + headroom),

@@ -215,6 +215,23 @@ impl Page<'_> {
         self.root.draw_text(&printable(words), &style, (at.0, top))
     }
 
+    /// Draws a line of text that goes up from a place, or ends there.
+    pub(crate) fn upright(
+        &self,
+        at: Position,
+        font: Font,
+        begins_here: bool,
+        words: &str,
+    ) -> DrawResult<()> {
+        let Font(size, weight, colour) = font;
+        let font = FontDesc::new(FontFamily::Name(FAMILY), size * FONT_SCALE, weight);
+        let anchor = if begins_here { HPos::Left } else { HPos::Right };
+        let style = TextStyle::from(font.transform(FontTransform::Rotate270))
+            .color(&colour)
+            .pos(Pos::new(anchor, VPos::Center));
+        self.root.draw_text(&printable(words), &style, at)
+    }
+
     fn entries(&self, legend: &Legend, (left, top): Position, room: i32) -> DrawResult<()> {
         for (row, y) in legend_rows(legend, room)
             .iter()

@@ -21,6 +21,8 @@ const BAND: RGBAColor = RGBAColor(102, 102, 102, 0.2);
 const BAR_MAX: f64 = 90.0;
 /// The share of a group's room that stays empty beside its bars.
 const GAP_SHARE: f64 = 0.2;
+/// The width of a whisker's ends, with the blanks beside them.
+const WHISKER: f64 = 9.0;
 /// Pixels between points of one place.
 const SHIFT_MAX: i32 = 9;
 
@@ -66,10 +68,16 @@ impl Plane {
         }
         let is_bars = panel.marks.are_bars();
         // A logarithm would falsify the lengths of bars, and above a bar stands its value.
-        let (scale, headroom) = if is_bars {
-            (Scale::Linear, 0.12)
-        } else {
-            (panel.y.scale, 0.05)
+        let (scale, headroom) = match &panel.marks {
+            Marks::Bars { groups, series } => {
+                let room = f64::from(wide.end - wide.start) / groups.len().max(1) as f64;
+                match Numbers::of(series, bar_width(room, series.len())) {
+                    Numbers::Upright => (Scale::Linear, 0.22),
+                    Numbers::Level | Numbers::Absent => (Scale::Linear, 0.12),
+                }
+            }
+            Marks::Stacked { .. } => (Scale::Linear, 0.12),
+            Marks::Lines(_) | Marks::Dots(_) => (panel.y.scale, 0.05),
         };
         let y = Axis {
             scale,
@@ -93,6 +101,47 @@ impl Marks {
     fn are_bars(&self) -> bool {
         matches!(self, Marks::Bars { .. } | Marks::Stacked { .. })
     }
+}
+
+/// How the medians of bars are written.
+#[derive(Clone, Copy, PartialEq)]
+enum Numbers {
+    Level,
+    /// From below to above, where bars are narrow.
+    Upright,
+    /// Bars are narrower than a line of text.
+    Absent,
+}
+
+impl Numbers {
+    /// Chooses for all bars of a panel, because a number here and there would look like emphasis.
+    fn of(series: &[Series<Option<Spread>>], bar: f64) -> Numbers {
+        let room = match series.iter().all(has_no_whiskers) {
+            true => bar,
+            false => beside_whisker(bar),
+        };
+        let mut medians = series.iter().flat_map(|own| own.points.iter().flatten());
+        match medians.all(|spread| width(&short(spread.median), VALUE.0) <= room) {
+            true => Numbers::Level,
+            false if room >= VALUE.0 => Numbers::Upright,
+            false => Numbers::Absent,
+        }
+    }
+}
+
+/// Returns the width of a bar with the gap on its right, where a group has this room.
+fn bar_width(room: f64, count: usize) -> f64 {
+    (room * (1.0 - GAP_SHARE) / count.max(1) as f64).min(BAR_MAX)
+}
+
+/// Returns the width of the part of a bar on the left of its whisker.
+fn beside_whisker(bar: f64) -> f64 {
+    bar * 0.92 - WHISKER.max(bar * 0.2)
+}
+
+fn has_no_whiskers(series: &Series<Option<Spread>>) -> bool {
+    let mut spreads = series.points.iter().flatten();
+    spreads.all(|spread| spread.max - spread.min <= f64::EPSILON * spread.max.abs())
 }
 
 /// Lines that words must not touch.
@@ -281,10 +330,8 @@ impl Page<'_> {
         series: &[Series<Option<Spread>>],
     ) -> DrawResult<()> {
         let room = self.names_below(plane, groups)?;
-        let bar = (room * (1.0 - GAP_SHARE) / series.len().max(1) as f64).min(BAR_MAX);
-        // All or none, because a number here and there would look like emphasis.
-        let mut medians = series.iter().flat_map(|own| own.points.iter().flatten());
-        let has_numbers = medians.all(|spread| width(&short(spread.median), VALUE.0) <= bar);
+        let bar = bar_width(room, series.len());
+        let numbers = Numbers::of(series, bar);
         for (number, own) in series.iter().enumerate() {
             // Bars without a name of their own stand for the names below them.
             let shared = (own.name != title).then(|| self.style(&own.name));
@@ -301,14 +348,35 @@ impl Page<'_> {
                 let tip = format!("{whose}: {}", said(spread));
                 let (sides, ends) = ((x, x + bar * 0.92), (0.0, spread.median));
                 self.bar(plane, sides, ends, style.colour, &tip)?;
-                let middle = (x + bar * 0.46) as i32;
-                self.whisker(plane, middle, spread, BLACK, &mut Vec::new())?;
-                if let Some(y) = plane.y.at(spread.max).filter(|_| has_numbers) {
-                    self.text((middle, y - 5), VALUE, HPos::Center, &short(spread.median))?;
-                }
+                let whisker = match numbers {
+                    Numbers::Absent => x + bar * 0.46,
+                    Numbers::Level | Numbers::Upright => x + beside_whisker(bar) + WHISKER / 2.0,
+                };
+                self.whisker(plane, whisker as i32, spread, BLACK, &mut Vec::new())?;
+                let is_single = series.iter().all(has_no_whiskers);
+                let middle = match is_single {
+                    true => x + bar * 0.46,
+                    false => x + beside_whisker(bar) / 2.0,
+                };
+                let Some(end) = plane.y.at(spread.median) else {
+                    continue;
+                };
+                self.number(numbers, (middle as i32, end), spread.median)?;
             }
         }
         Ok(())
+    }
+
+    /// Writes a median at the end of its bar.
+    fn number(&self, numbers: Numbers, (x, end): Position, value: f64) -> DrawResult<()> {
+        let is_above = value >= 0.0;
+        let (words, above) = (short(value), if is_above { -4 } else { 4 });
+        match numbers {
+            Numbers::Level if is_above => self.text((x, end - 4), VALUE, HPos::Center, &words),
+            Numbers::Level => self.text((x, end + 12), VALUE, HPos::Center, &words),
+            Numbers::Upright => self.upright((x, end + above), VALUE, is_above, &words),
+            Numbers::Absent => Ok(()),
+        }
     }
 
     fn stacked(

@@ -257,6 +257,71 @@ fn points_lie_where_their_values_are() {
     );
 }
 
+/// Returns the x of upright lines, with their ends.
+fn whiskers(xml: &str) -> Vec<[f64; 3]> {
+    let lines = xml.split("<polyline").skip(1);
+    let lines = lines.filter(|tag| tag.contains("stroke=\"#000000\""));
+    let points = lines.filter_map(|tag| tag.split("points=\"").nth(1)?.split('"').next());
+    let places = points.map(|points| -> Vec<f64> {
+        let all = points.split([' ', ',']).filter(|word| !word.is_empty());
+        all.filter_map(|word| word.parse().ok()).collect()
+    });
+    let upright = places.filter(|place| place[0] == place[2]);
+    upright
+        .map(|place| [place[0], place[3].min(place[1]), place[3].max(place[1])])
+        .collect()
+}
+
+#[test]
+fn a_median_stands_at_the_end_of_its_bar_beside_the_whisker() {
+    let spread = Spread::of(&[1000.0, 1234.0, 2000.0]);
+    let bars = |count: usize| {
+        let groups = (0..count).map(|number| number.to_string()).collect();
+        let series = vec![Series::new("a", vec![spread; count])];
+        let mut figure = figure(
+            vec![Marks::Bars { groups, series }],
+            Scale::Linear,
+            Scale::Linear,
+        );
+        figure.columns = 1;
+        svg(&figure)
+    };
+    let level = bars(5);
+    let (tops, found) = (numbers(&level, "rect", "y"), whiskers(&level));
+    assert_eq!(found.len(), 5);
+    let medians = boxes(&level)
+        .into_iter()
+        .filter(|(_, words)| *words == "1234");
+    let medians: Vec<[f64; 4]> = medians.map(|(own, _)| own).collect();
+    assert_eq!(medians.len(), 5);
+    for (own, [x, ..]) in medians.iter().zip(&found) {
+        assert!(
+            own[3] < tops[1] && tops[1] - own[3] < 8.0,
+            "{own:?} {tops:?}"
+        );
+        assert!(own[1] <= x - 3.0, "{own:?} touches the whisker at {x}");
+    }
+    let upright = bars(20);
+    let (tops, found) = (numbers(&upright, "rect", "y"), whiskers(&upright));
+    let words: Vec<&str> = upright.split("<text ").collect();
+    let words = words
+        .into_iter()
+        .filter(|tag| tag.contains("rotate(270") && tag.contains("\n1234\n"));
+    let places: Vec<[f64; 3]> = words
+        .map(|tag| {
+            ["x", "y", "font-size"].map(|name| numbers(&format!("<text {tag}"), "text", name)[0])
+        })
+        .collect();
+    assert_eq!(places.len(), 20);
+    for ([x, y, size], [whisker, ..]) in places.into_iter().zip(found) {
+        assert!(y < tops[1] && tops[1] - y < 8.0, "{y} {tops:?}");
+        assert!(
+            x + size / 2.0 < whisker,
+            "{x} touches the whisker at {whisker}"
+        );
+    }
+}
+
 #[test]
 fn two_points_are_not_joined_and_lie_beside_those_of_others() {
     let line = |name: &str, xs: &[f64]| {
