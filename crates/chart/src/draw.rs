@@ -134,14 +134,10 @@ pub fn svg(figure: &Figure) -> String {
     let legend = legend(figure);
     let title = bold_wrapped(&figure.title, TITLE.0, room);
     let subtitle = wrapped(&figure.subtitle, SUBTITLE.0, room);
-    let caption = [
-        ("How to read: ", &figure.reads),
-        ("Not shown: ", &figure.hides),
-    ];
-    let caption = caption.iter().filter(|(_, words)| !words.is_empty());
-    let caption =
-        caption.flat_map(|(head, words)| wrapped(&format!("{head}{words}"), BODY.0, room));
-    let caption: Vec<String> = caption.collect();
+    let captions = captions(figure);
+    let lines = captions.iter();
+    let lines = lines.flat_map(|words| wrapped(words, BODY.0, room));
+    let caption: Vec<String> = lines.collect();
     let under_titles = 36 + 22 * title.len() as i32 + LEAD * subtitle.len() as i32;
     let rows = legend_rows(&legend, room).len() as i32;
     let rows = if legend.len() > 1 { rows } else { 0 };
@@ -178,7 +174,31 @@ pub fn svg(figure: &Figure) -> String {
         // A string takes all that is written to it.
         let _ = draw();
     }
+    let text = text.replacen(">\n", &format!(">\n{}", names(figure, &captions)), 1);
     text.replace("</svg>", &format!("{tips}</svg>"))
+}
+
+/// Returns the sentences below the panels.
+fn captions(figure: &Figure) -> Vec<String> {
+    let words = [
+        ("How to read: ", &figure.reads),
+        ("Not shown: ", &figure.hides),
+    ];
+    let words = words.iter().filter(|(_, words)| !words.is_empty());
+    let words = words.map(|(head, words)| format!("{head}{}.", words.trim_end_matches('.')));
+    words.collect()
+}
+
+/// Returns name and description of the picture, for a program that reads it aloud.
+fn names(figure: &Figure, captions: &[String]) -> String {
+    let title = escaped(&figure.title);
+    match captions {
+        [] => format!("<title>{title}</title>\n"),
+        _ => format!(
+            "<title>{title}</title>\n<desc>{}</desc>\n",
+            escaped(&captions.join(" "))
+        ),
+    }
 }
 
 /// The drawing of one figure: its area, its legend and its hover texts.

@@ -139,6 +139,19 @@ fn every_kind_of_mark_is_drawn_with_words_that_do_not_touch() {
 }
 
 #[test]
+fn a_picture_has_a_name_and_its_caption_as_description() {
+    let mut figure = figure(every_kind(7.0), Scale::Bytes, Scale::Log10);
+    let text = svg(&figure);
+    let (tag, rest) = text.split_once(">\n").unwrap();
+    assert!(tag.starts_with("<svg ") && !tag.contains('>'));
+    let names = "<title>Throughput &lt;of&gt; it</title>\n\
+        <desc>How to read: Higher is better. Not shown: Latency.</desc>\n";
+    assert!(rest.starts_with(names), "{}", &rest[..200]);
+    (figure.reads, figure.hides) = (String::new(), String::new());
+    assert!(!svg(&figure).contains("<desc>"));
+}
+
+#[test]
 fn many_series_and_long_names_do_not_touch() {
     let names = (0..9).map(|number| format!("a controller of a long name {number}"));
     let names: Vec<String> = names.collect();
