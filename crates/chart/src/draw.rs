@@ -11,15 +11,20 @@ use crate::legend::{Legend, LegendMark, legend, legend_rows, part_legend};
 use crate::style::{GREY, SHAPES, Style, VERMILION};
 use crate::text::{self, bold_wrapped, escaped, printable, width, wrapped};
 
-const WIDTH: i32 = 1000;
+/// As wide as a page on a small screen allows: at 380 pixels the words are still seven high.
+pub(crate) const WIDTH: i32 = 680;
 const MARGIN: i32 = 18;
 const GAP: i32 = 26;
+/// Of panels side by side.
+const COLUMNS_MAX: usize = 2;
 /// Between lines of text.
-const LEAD: i32 = 16;
+const LEAD: i32 = 17;
 /// Between rows of a legend.
-const ROW: i32 = 19;
+const ROW: i32 = 20;
+/// Between lines of a name below bars.
+pub(crate) const NAME_LEAD: i32 = 15;
 /// Room for the numbers and the label of the y axis.
-pub(crate) const LEFT: i32 = 62;
+pub(crate) const LEFT: i32 = 64;
 /// Room on the right of the axes, for half of the last number of the x axis.
 pub(crate) const RIGHT: i32 = 12;
 pub(crate) const FAMILY: &str = "DejaVu Sans, Verdana, sans-serif";
@@ -33,11 +38,11 @@ pub(crate) type Position = (i32, i32);
 pub(crate) struct Font(pub(crate) f64, FontStyle, RGBColor);
 
 const TITLE: Font = Font(17.0, FontStyle::Bold, BLACK);
-const SUBTITLE: Font = Font(12.0, FontStyle::Normal, GREY);
-const HEADING: Font = Font(13.0, FontStyle::Bold, BLACK);
+const SUBTITLE: Font = Font(12.5, FontStyle::Normal, GREY);
+const HEADING: Font = Font(14.0, FontStyle::Bold, BLACK);
 pub(crate) const BODY: Font = Font(text::BODY, FontStyle::Normal, BLACK);
 pub(crate) const SMALL: Font = Font(text::TICK, FontStyle::Normal, BLACK);
-pub(crate) const VALUE: Font = Font(10.0, FontStyle::Normal, BLACK);
+pub(crate) const VALUE: Font = Font(11.0, FontStyle::Normal, BLACK);
 pub(crate) const NOTE: Font = Font(13.0, FontStyle::Bold, VERMILION);
 
 /// A panel's outer box, and its axes' height.
@@ -62,14 +67,15 @@ fn layout(figure: &Figure, mut y: i32) -> (Vec<PanelBox>, i32) {
             .iter()
             .all(|panel| names_fit(panel, width(*columns)))
     };
-    let columns = (1..=figure.columns.clamp(1, 4))
+    let columns = (1..=figure.columns.clamp(1, COLUMNS_MAX))
         .rev()
         .find(fits)
         .unwrap_or(1);
     let width = width(columns);
     let plot = |panel: &Panel| match (&panel.marks, columns) {
-        (Marks::Lines(_), 1) => 420,
-        _ => [300, 230, 190, 150][columns - 1],
+        (Marks::Lines(_), 1) => 320,
+        (_, 1) => 210,
+        _ => 190,
     };
     let mut cells = Vec::new();
     for row in figure.panels.chunks(columns) {
@@ -103,11 +109,21 @@ fn above(panel: &Panel, room: i32) -> i32 {
 
 fn below(panel: &Panel, room: i32) -> i32 {
     let (Marks::Bars { groups, .. } | Marks::Stacked { bars: groups, .. }) = &panel.marks else {
-        return 42;
+        return 44;
     };
-    let lines = |name: &String| name_lines(name, room - LEFT - RIGHT, groups.len()).len() as i32;
+    let room = room - LEFT - RIGHT;
     let label = if panel.x.label.is_empty() { 0 } else { 22 };
-    8 + 14 * groups.iter().map(lines).max().unwrap_or(1) + label
+    let names = match has_upright_names(groups, room) {
+        true => {
+            let widths = groups.iter().map(|name| width(name, SMALL.0));
+            8 + widths.fold(0.0, f64::max) as i32
+        }
+        false => {
+            let lines = |name: &String| name_lines(name, room, groups.len()).len() as i32;
+            NAME_LEAD * groups.iter().map(lines).max().unwrap_or(1)
+        }
+    };
+    8 + names + label
 }
 
 /// Returns true if no name under a group of bars reaches into the next.
@@ -115,12 +131,16 @@ fn names_fit(panel: &Panel, room: i32) -> bool {
     let (Marks::Bars { groups, .. } | Marks::Stacked { bars: groups, .. }) = &panel.marks else {
         return true;
     };
-    let room = room - LEFT - RIGHT;
+    !has_upright_names(groups, room - LEFT - RIGHT)
+}
+
+/// Returns true if a name under a group of bars would reach into the next, and has to stand upright where more room cannot be had.
+pub(crate) fn has_upright_names(groups: &[String], room: i32) -> bool {
     let each = f64::from(room / groups.len().max(1) as i32);
     let mut lines = groups
         .iter()
         .flat_map(|name| name_lines(name, room, groups.len()));
-    lines.all(|line| width(&line, SMALL.0) <= each)
+    lines.any(|line| width(&line, SMALL.0) > each)
 }
 
 /// Returns the name under one of `count` groups of bars.
@@ -141,7 +161,8 @@ pub fn svg(figure: &Figure) -> String {
     let under_titles = 36 + 22 * title.len() as i32 + LEAD * subtitle.len() as i32;
     let rows = legend_rows(&legend, room).len() as i32;
     let rows = if legend.len() > 1 { rows } else { 0 };
-    let (cells, end) = layout(figure, under_titles + ROW * rows - 10);
+    let under_legend = under_titles + ROW * rows - if rows > 0 { 2 } else { 10 };
+    let (cells, end) = layout(figure, under_legend);
     let height = end + LEAD * caption.len() as i32;
     let (mut text, mut tips) = (String::new(), String::new());
     {

@@ -66,7 +66,7 @@ pub struct Figure {
     pub title: String,
     /// The machine, and what else a reader must not miss.
     pub subtitle: String,
-    /// Panels in a row.
+    /// Panels in a row: two at most, and fewer where the names below bars need the room.
     pub columns: usize,
     /// In reading order.
     pub panels: Vec<Panel>,

@@ -7,8 +7,8 @@ use plotters::style::text_anchor::HPos;
 
 use crate::axis::{Axis, Ruler, Scale};
 use crate::draw::{
-    BODY, DrawResult, FAMILY, FONT_SCALE, LEFT, NOTE, Page, PanelBox, Position, RIGHT, SMALL,
-    VALUE, name_lines,
+    BODY, DrawResult, FAMILY, FONT_SCALE, LEFT, NAME_LEAD, NOTE, Page, PanelBox, Position, RIGHT,
+    SMALL, VALUE, has_upright_names, name_lines,
 };
 use crate::figure::{Look, Marks, Panel, Series, Spread};
 use crate::style::{GREY, Style};
@@ -431,10 +431,18 @@ impl Page<'_> {
     fn names_below(&self, plane: &Plane, groups: &[String]) -> DrawResult<f64> {
         let (pixels, bottom) = (&plane.x.pixels, plane.y.pixels.start);
         let room = f64::from(pixels.end - pixels.start) / groups.len().max(1) as f64;
+        let is_upright = has_upright_names(groups, pixels.end - pixels.start);
         for (group, name) in groups.iter().enumerate() {
             let middle = pixels.start + (room * (group as f64 + 0.5)) as i32;
+            if is_upright {
+                self.upright((middle, bottom + 8), SMALL, false, name)?;
+                continue;
+            }
             let lines = name_lines(name, pixels.end - pixels.start, groups.len());
-            for (line, y) in lines.iter().zip((bottom + 17..).step_by(14)) {
+            for (line, y) in lines
+                .iter()
+                .zip((bottom + 17..).step_by(NAME_LEAD as usize))
+            {
                 self.text((middle, y), SMALL, HPos::Center, line)?;
             }
         }

@@ -106,7 +106,10 @@ fn boxes(xml: &str) -> Vec<([f64; 4], &str)> {
 fn check_words(xml: &str) {
     let boxes = boxes(xml);
     for (number, (one, words)) in boxes.iter().enumerate() {
-        assert!(one[0] >= 0.0 && one[1] <= 1000.0, "{words} is cut off");
+        assert!(
+            one[0] >= 0.0 && one[1] <= f64::from(crate::draw::WIDTH),
+            "{words} is cut off"
+        );
         for (other, others) in &boxes[number + 1..] {
             let is_apart = one[1] <= other[0]
                 || other[1] <= one[0]
@@ -149,6 +152,15 @@ fn a_picture_has_a_name_and_its_caption_as_description() {
     assert!(rest.starts_with(names), "{}", &rest[..200]);
     (figure.reads, figure.hides) = (String::new(), String::new());
     assert!(!svg(&figure).contains("<desc>"));
+}
+
+#[test]
+fn words_can_be_read_on_a_small_screen() {
+    let text = svg(&figure(every_kind(7.0), Scale::Bytes, Scale::Log10));
+    let sizes = numbers(&text, "text", "font-size");
+    let scale = 380.0 / numbers(&text, "svg", "width")[0];
+    let least = sizes.into_iter().fold(f64::MAX, f64::min);
+    assert!(least * scale > 6.0, "{least}");
 }
 
 #[test]
@@ -333,6 +345,32 @@ fn a_median_stands_at_the_end_of_its_bar_beside_the_whisker() {
             "{x} touches the whisker at {whisker}"
         );
     }
+}
+
+#[test]
+fn names_that_would_touch_stand_upright() {
+    let names = ["IDE (PIIX3)", "MegaRAID SAS", "virtio-blk in QEMU"];
+    let names: Vec<String> = (0..13).map(|at| names[at % 3].to_owned()).collect();
+    let spread = Spread::of(&[7.0]);
+    let marks = Marks::Bars {
+        series: vec![Series::new("a", vec![spread; names.len()])],
+        groups: names,
+    };
+    let text = svg(&figure(vec![marks], Scale::Linear, Scale::Linear));
+    check_words(&text);
+    let upright = text
+        .split("<text ")
+        .filter(|tag| tag.contains("rotate(270"));
+    let upright: Vec<&str> = upright.filter(|tag| tag.contains("MegaRAID SAS")).collect();
+    assert_eq!(upright.len(), 4);
+    // It ends below the axis and begins above the label.
+    let number = |name| numbers(&format!("<text {}", upright[0]), "text", name)[0];
+    let begin = number("y") + width("MegaRAID SAS", number("font-size"));
+    let label = boxes(&text);
+    let label = label
+        .iter()
+        .find(|(_, words)| *words == "block size, bytes");
+    assert!(begin < label.unwrap().0[2], "{begin} {label:?}");
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Text in a figure: its width, its lines, short forms of numbers.
 
 /// Height of the numbers along an axis.
-pub(crate) const TICK: f64 = 11.0;
+pub(crate) const TICK: f64 = 12.0;
 /// Height of captions and legends.
-pub(crate) const BODY: f64 = 12.0;
+pub(crate) const BODY: f64 = 13.0;
 /// Letters of a bold text are wider by this.
 const BOLD: f64 = 1.1;
 
