@@ -24,7 +24,7 @@ const GAP_SHARE: f64 = 0.2;
 /// The width of a whisker's ends, with the blanks beside them.
 const WHISKER: f64 = 9.0;
 /// Pixels between points of one place.
-const SHIFT_MAX: i32 = 9;
+const SHIFT_MAX: i32 = 7;
 
 /// A panel's axes on the page.
 struct Plane {
@@ -209,7 +209,7 @@ impl Page<'_> {
                     continue;
                 };
                 let at = (across + shift, y);
-                self.whisker(plane, at.0, spread, style.colour, &mut taken)?;
+                self.whisker(plane, at.0, spread, (style.colour, 1), &mut taken)?;
                 line.push(at);
                 let value = || format!("{}, {}: {}", own.name, short(*x), said(spread));
                 self.tip(at, &own.hover.get(number).cloned().unwrap_or_else(value));
@@ -260,7 +260,7 @@ impl Page<'_> {
         plane: &Plane,
         x: i32,
         spread: &Spread,
-        colour: RGBColor,
+        (colour, stroke): (RGBColor, u32),
         taken: &mut Taken,
     ) -> DrawResult<()> {
         let ends = plane.y.at(spread.min).zip(plane.y.at(spread.max));
@@ -270,7 +270,7 @@ impl Page<'_> {
         let bar = |y| vec![(x - 3, y), (x + 3, y)];
         taken.push(((x, low), (x, high)));
         for line in [vec![(x, low), (x, high)], bar(low), bar(high)] {
-            self.path(line, colour, 1)?;
+            self.path(line, colour, stroke)?;
         }
         Ok(())
     }
@@ -352,7 +352,9 @@ impl Page<'_> {
                     Numbers::Absent => x + bar * 0.46,
                     Numbers::Level | Numbers::Upright => x + beside_whisker(bar) + WHISKER / 2.0,
                 };
-                self.whisker(plane, whisker as i32, spread, BLACK, &mut Vec::new())?;
+                // A black line would not be seen on a dark bar.
+                self.whisker(plane, whisker as i32, spread, (WHITE, 3), &mut Vec::new())?;
+                self.whisker(plane, whisker as i32, spread, (BLACK, 1), &mut Vec::new())?;
                 let is_single = series.iter().all(has_no_whiskers);
                 let middle = match is_single {
                     true => x + bar * 0.46,

@@ -314,6 +314,10 @@ fn a_median_stands_at_the_end_of_its_bar_beside_the_whisker() {
     let level = bars(5);
     let (tops, found) = (numbers(&level, "rect", "y"), whiskers(&level));
     assert_eq!(found.len(), 5);
+    // One that is seen on a dark bar has a white edge.
+    let edge = level.find("stroke=\"#FFFFFF\" stroke-width=\"3\"");
+    assert!(edge < level.find("stroke=\"#000000\" stroke-width=\"1\""));
+    assert!(edge.is_some());
     let medians = boxes(&level)
         .into_iter()
         .filter(|(_, words)| *words == "1234");
