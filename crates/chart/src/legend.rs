@@ -80,7 +80,7 @@ pub(crate) fn part_legend(parts: &[Series<f64>]) -> Legend {
     let entries = parts.iter().enumerate();
     let entries = entries.map(|(at, part)| LegendEntry {
         name: part.name.clone(),
-        style: Style::of_part(at),
+        style: Style::of_part(&part.name, at),
         mark: LegendMark::Square,
     });
     entries.collect()

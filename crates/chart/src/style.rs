@@ -34,14 +34,12 @@ const OTHERS: [RGBColor; 6] = [
     RGBColor(142, 142, 142),
     RGBColor(75, 63, 153),
 ];
-/// Colours of the parts of stacked bars: pairs of a light and a dark one, as parts come in pairs of user and kernel.
-const PARTS: [RGBColor; 6] = [
-    RGBColor(221, 204, 119),
-    RGBColor(140, 140, 44),
-    RGBColor(227, 163, 171),
-    RGBColor(136, 34, 85),
-    RGBColor(172, 168, 216),
-    RGBColor(75, 63, 153),
+/// Colours of the parts of stacked bars, by name: a light and a dark one for each side.
+const PARTS: [(&[&str], RGBColor); 4] = [
+    (&["driver user", "guest"], RGBColor(221, 204, 119)),
+    (&["driver kernel", "VMM"], RGBColor(140, 140, 44)),
+    (&["daemon user", "backend, user"], RGBColor(227, 163, 171)),
+    (&["daemon kernel", "backend, kernel"], RGBColor(136, 34, 85)),
 ];
 pub(crate) const GREY: RGBColor = RGBColor(102, 102, 102);
 pub(crate) const VERMILION: RGBColor = RGBColor(213, 94, 0);
@@ -98,8 +96,10 @@ impl Style {
     }
 
     /// Chooses the style of a part of a stacked bar.
-    pub(crate) fn of_part(at: usize) -> Style {
-        Style::distinct(PARTS[at % PARTS.len()], 1)
+    pub(crate) fn of_part(name: &str, at: usize) -> Style {
+        let known = PARTS.iter().find(|(names, _)| names.contains(&name));
+        let colour = known.map_or(OTHERS[at % OTHERS.len()], |(_, colour)| *colour);
+        Style::distinct(colour, 1)
     }
 
     fn distinct(colour: RGBColor, shape: usize) -> Style {

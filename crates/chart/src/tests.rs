@@ -210,6 +210,22 @@ fn a_subject_has_its_colour_whatever_stands_beside_it() {
 }
 
 #[test]
+fn a_part_has_its_colour_whether_or_not_another_was_measured() {
+    let last = |names: &[&str]| {
+        let parts = names.iter().map(|name| Series::new(*name, vec![7.0]));
+        let marks = Marks::Stacked {
+            bars: vec!["a".to_owned()],
+            parts: parts.collect(),
+        };
+        let all = fills(&svg(&figure(vec![marks], Scale::Linear, Scale::Linear)));
+        all.last().cloned()
+    };
+    let all = last(&["guest", "VMM", "backend, user", "backend, kernel"]);
+    assert_eq!(all, last(&["guest", "VMM", "backend, kernel"]));
+    assert_ne!(all, last(&["backend, user"]));
+}
+
+#[test]
 fn a_bar_without_a_name_of_its_own_has_the_colour_of_the_name_below_it() {
     let named = |names: &[&str], series: &str| {
         let spread = Spread::of(&[7.0]);
