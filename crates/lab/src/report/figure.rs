@@ -259,6 +259,30 @@ mod tests {
     }
 
     #[test]
+    fn the_matrix_has_the_probes_points_and_the_drivers() {
+        // The probe reports megabytes, the driver mebibytes.
+        let line = |subject: &str, result| {
+            json!({
+                "point": "a", "subject": subject, "round": 1, "disk": "p3700 (modelled)", "outstanding_bytes": 524_288,
+                "depth": 1, "result": result,
+            })
+        };
+        let lines = [
+            line("bare", json!({"mb_s": 104.8576})),
+            line("split off", json!({"mib_s": 100.0})),
+        ];
+        let rounds = Rounds {
+            lines: lines.iter().collect(),
+        };
+        for view in views().filter(|view| view.suite.as_deref() == Some("study-a")) {
+            let figures = view.figures(&rounds, "");
+            let text = cleave_chart::svg(&figures[0]);
+            assert!(!text.contains("nothing was measured"), "{}", view.name);
+            assert_eq!(text.matches(": 105 (105–105)").count(), 2, "{}", view.name);
+        }
+    }
+
+    #[test]
     fn a_unit_is_said_once() {
         let panels = views().flat_map(|view| &view.panel);
         for PanelView { title, y, .. } in panels {
