@@ -61,6 +61,9 @@ struct PanelView {
     groups: String,
     #[serde(default = "subject")]
     series: String,
+    /// Colours the series by their order, from dark to light.
+    #[serde(default)]
+    is_ranked: bool,
     /// The parts of stacked bars: `name | expression`.
     #[serde(default)]
     parts: Vec<String>,
@@ -164,9 +167,15 @@ impl PanelView {
         rounds: &Rounds<'_>,
         points: impl Fn(&Rounds<'_>) -> Vec<T>,
     ) -> Vec<Series<T>> {
-        let all = rounds.divided(&self.series).into_iter();
-        let all = all.map(|(name, own)| {
+        let all = rounds.divided(&self.series);
+        let last = all.len().saturating_sub(1).max(1) as f64;
+        let all = all.into_iter().enumerate();
+        let all = all.map(|(at, (name, own))| {
             let series = Series::new(&name, points(&own));
+            let series = match self.is_ranked {
+                true => series.ranked(at as f64 / last),
+                false => series,
+            };
             match &self.band {
                 Some([from, to]) if *from == name => series.shaded_to(to),
                 _ => series,
@@ -280,6 +289,24 @@ mod tests {
             assert!(!text.contains("nothing was measured"), "{}", view.name);
             assert_eq!(text.matches(": 105 (105–105)").count(), 2, "{}", view.name);
         }
+    }
+
+    #[test]
+    fn rows_of_a_matrix_are_coloured_by_their_order() {
+        let line = |row: u64, depth: u64| {
+            json!({
+                "point": format!("{row}/{depth}"), "subject": "bare", "disk": "a", "depth": depth,
+                "outstanding_bytes": row * 1024, "result": {"mb_s": row},
+            })
+        };
+        let lines = [4, 8, 16].map(|row| [1, 2, 4].map(|depth| line(row, depth)));
+        let rounds = Rounds {
+            lines: lines.iter().flatten().collect(),
+        };
+        let view = views().find(|view| view.name == "a-matrix-{number}");
+        let text = cleave_chart::svg(&view.unwrap().figures(&rounds, "")[0]);
+        // The dark end of the ramp, and not the first colour of series without an order.
+        assert!(text.contains("#440154") && !text.contains("#882255"));
     }
 
     #[test]
