@@ -256,17 +256,16 @@ impl Page<'_> {
         self.root.draw_text(&printable(words), &style, (at.0, top))
     }
 
-    /// Draws a line of text that goes up from a place, or ends there.
+    /// Draws a line of text that goes up from a place (left), or up to it (right).
     pub(crate) fn upright(
         &self,
         at: Position,
         font: Font,
-        begins_here: bool,
+        anchor: HPos,
         words: &str,
     ) -> DrawResult<()> {
         let Font(size, weight, colour) = font;
         let font = FontDesc::new(FontFamily::Name(FAMILY), size * FONT_SCALE, weight);
-        let anchor = if begins_here { HPos::Left } else { HPos::Right };
         let style = TextStyle::from(font.transform(FontTransform::Rotate270))
             .color(&colour)
             .pos(Pos::new(anchor, VPos::Center));

@@ -21,6 +21,8 @@ const BAND: RGBAColor = RGBAColor(102, 102, 102, 0.2);
 const BAR_MAX: f64 = 90.0;
 /// The share of a group's room that stays empty beside its bars.
 const GAP_SHARE: f64 = 0.2;
+/// The share of its width that a bar fills, beside the gap to the next.
+const BAR_SHARE: f64 = 0.92;
 /// The width of a whisker's ends, with the blanks beside them.
 const WHISKER: f64 = 9.0;
 /// Pixels between points of one place.
@@ -129,14 +131,14 @@ impl Numbers {
     }
 }
 
-/// Returns the width of a bar with the gap on its right, where a group has this room.
+/// Returns the width of a bar with the gap on its right, in a group that has this room.
 fn bar_width(room: f64, count: usize) -> f64 {
     (room * (1.0 - GAP_SHARE) / count.max(1) as f64).min(BAR_MAX)
 }
 
 /// Returns the width of the part of a bar on the left of its whisker.
 fn beside_whisker(bar: f64) -> f64 {
-    bar * 0.92 - WHISKER.max(bar * 0.2)
+    bar * BAR_SHARE - WHISKER.max(bar * 0.2)
 }
 
 fn has_no_whiskers(series: &Series<Option<Spread>>) -> bool {
@@ -332,6 +334,14 @@ impl Page<'_> {
         let room = self.names_below(plane, groups)?;
         let bar = bar_width(room, series.len());
         let numbers = Numbers::of(series, bar);
+        let middle = match series.iter().all(has_no_whiskers) {
+            true => bar * BAR_SHARE / 2.0,
+            false => beside_whisker(bar) / 2.0,
+        };
+        let whisker = match numbers {
+            Numbers::Absent => bar * BAR_SHARE / 2.0,
+            Numbers::Level | Numbers::Upright => beside_whisker(bar) + WHISKER / 2.0,
+        };
         for (number, own) in series.iter().enumerate() {
             // Bars without a name of their own stand for the names below them.
             let shared = (own.name != title).then(|| self.style(&own.name));
@@ -346,24 +356,17 @@ impl Page<'_> {
                     false => format!("{name}, {}", own.name),
                 };
                 let tip = format!("{whose}: {}", said(spread));
-                let (sides, ends) = ((x, x + bar * 0.92), (0.0, spread.median));
+                let (sides, ends) = ((x, x + bar * BAR_SHARE), (0.0, spread.median));
                 self.bar(plane, sides, ends, style.colour, &tip)?;
-                let whisker = match numbers {
-                    Numbers::Absent => x + bar * 0.46,
-                    Numbers::Level | Numbers::Upright => x + beside_whisker(bar) + WHISKER / 2.0,
-                };
                 // A black line would not be seen on a dark bar.
-                self.whisker(plane, whisker as i32, spread, (WHITE, 3), &mut Vec::new())?;
-                self.whisker(plane, whisker as i32, spread, (BLACK, 1), &mut Vec::new())?;
-                let is_single = series.iter().all(has_no_whiskers);
-                let middle = match is_single {
-                    true => x + bar * 0.46,
-                    false => x + beside_whisker(bar) / 2.0,
-                };
-                let Some(end) = plane.y.at(spread.median) else {
-                    continue;
-                };
-                self.number(numbers, (middle as i32, end), spread.median)?;
+                for line in [(WHITE, 3), (BLACK, 1)] {
+                    let at = (x + whisker) as i32;
+                    self.whisker(plane, at, spread, line, &mut Vec::new())?;
+                }
+                if let Some(end) = plane.y.at(spread.median) {
+                    let at = ((x + middle) as i32, end);
+                    self.number(numbers, at, spread.median)?;
+                }
             }
         }
         Ok(())
@@ -371,13 +374,13 @@ impl Page<'_> {
 
     /// Writes a median at the end of its bar.
     fn number(&self, numbers: Numbers, (x, end): Position, value: f64) -> DrawResult<()> {
-        let is_above = value >= 0.0;
-        let (words, above) = (short(value), if is_above { -4 } else { 4 });
-        match numbers {
-            Numbers::Level if is_above => self.text((x, end - 4), VALUE, HPos::Center, &words),
-            Numbers::Level => self.text((x, end + 12), VALUE, HPos::Center, &words),
-            Numbers::Upright => self.upright((x, end + above), VALUE, is_above, &words),
-            Numbers::Absent => Ok(()),
+        let words = short(value);
+        match (numbers, value >= 0.0) {
+            (Numbers::Level, true) => self.text((x, end - 4), VALUE, HPos::Center, &words),
+            (Numbers::Level, false) => self.text((x, end + 13), VALUE, HPos::Center, &words),
+            (Numbers::Upright, true) => self.upright((x, end - 4), VALUE, HPos::Left, &words),
+            (Numbers::Upright, false) => self.upright((x, end + 4), VALUE, HPos::Right, &words),
+            (Numbers::Absent, _) => Ok(()),
         }
     }
 
@@ -437,7 +440,7 @@ impl Page<'_> {
         for (group, name) in groups.iter().enumerate() {
             let middle = pixels.start + (room * (group as f64 + 0.5)) as i32;
             if is_upright {
-                self.upright((middle, bottom + 8), SMALL, false, name)?;
+                self.upright((middle, bottom + 8), SMALL, HPos::Right, name)?;
                 continue;
             }
             let lines = name_lines(name, pixels.end - pixels.start, groups.len());
