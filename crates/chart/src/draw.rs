@@ -40,7 +40,7 @@ pub(crate) struct Font(pub(crate) f64, FontStyle, RGBColor);
 const TITLE: Font = Font(17.0, FontStyle::Bold, BLACK);
 const SUBTITLE: Font = Font(12.5, FontStyle::Normal, GREY);
 const HEADING: Font = Font(14.0, FontStyle::Bold, BLACK);
-pub(crate) const BODY: Font = Font(text::BODY, FontStyle::Normal, BLACK);
+pub(crate) const BODY: Font = Font(text::CAPTION, FontStyle::Normal, BLACK);
 pub(crate) const SMALL: Font = Font(text::TICK, FontStyle::Normal, BLACK);
 pub(crate) const VALUE: Font = Font(11.0, FontStyle::Normal, BLACK);
 pub(crate) const NOTE: Font = Font(13.0, FontStyle::Bold, VERMILION);

@@ -2,7 +2,7 @@
 
 use crate::figure::{Figure, Look, Marks, Series};
 use crate::style::Style;
-use crate::text::{BODY, width};
+use crate::text::{CAPTION, width};
 
 /// A name and what stands for it in the panels.
 pub(crate) struct LegendEntry {
@@ -90,7 +90,7 @@ pub(crate) fn part_legend(parts: &[Series<f64>]) -> Legend {
 pub(crate) fn legend_rows(legend: &Legend, room: i32) -> Vec<Vec<(i32, &LegendEntry)>> {
     let (mut rows, mut x) = (Vec::new(), room);
     for entry in legend {
-        let own = entry.mark.width() + width(&entry.name, BODY) as i32 + 15;
+        let own = entry.mark.width() + width(&entry.name, CAPTION) as i32 + 15;
         if x + own > room {
             rows.push(Vec::new());
             x = 0;

@@ -148,6 +148,8 @@ fn has_no_whiskers(series: &Series<Option<Spread>>) -> bool {
 
 /// Lines that words must not touch.
 type Taken = Vec<(Position, Position)>;
+/// Pixels that words cover.
+type WordBox = (Range<i32>, Range<i32>);
 
 impl Page<'_> {
     /// Draws all of a panel but its title.
@@ -223,13 +225,14 @@ impl Page<'_> {
             }
             line.into_iter().try_for_each(|at| self.mark(at, style))?;
         }
+        let mut notes = Vec::new();
         for (own, _) in ordered {
             for (number, words) in &own.notes {
                 let (x, spread) = own.points[*number];
                 let Some(at) = plane.at(x, spread.median) else {
                     continue;
                 };
-                self.note(plane, at, words, &mut taken)?;
+                self.note(plane, at, words, &mut taken, &mut notes)?;
             }
         }
         Ok(())
@@ -277,16 +280,38 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// Draws words about a point, at the nearest place where they touch no line and no other words.
-    fn note(&self, plane: &Plane, at: Position, words: &str, taken: &mut Taken) -> DrawResult<()> {
+    /// Draws words about a point, at the nearest place where they touch no line and no other words, and the line from them to the
+    /// point crosses no other words either.
+    fn note(
+        &self,
+        plane: &Plane,
+        at: Position,
+        words: &str,
+        taken: &mut Taken,
+        notes: &mut Vec<WordBox>,
+    ) -> DrawResult<()> {
         let half = bold_width(words, NOTE.0) as i32 / 2 + 4;
         let around = |(x, y): Position| (x - half..x + half, y - 15..y + 7);
         let (wide, high) = (&plane.x.pixels, &plane.y.pixels);
+        let leader = |place: Position| {
+            let (own_wide, own_high) = around(place);
+            let edge = if place.1 < at.1 {
+                own_high.end
+            } else {
+                own_high.start
+            };
+            let from = (at.0.clamp(own_wide.start, own_wide.end), edge);
+            ((edge - at.1).abs() > 12 || !own_wide.contains(&at.0)).then_some((from, at))
+        };
         let is_free = |place: &Position| {
             let (own_wide, own_high) = around(*place);
             let is_inside = own_wide.start > wide.start && own_wide.end < wide.end;
             let is_inside = is_inside && own_high.start > high.end && own_high.end < high.start;
-            is_inside && !taken.iter().any(|ends| crosses(*ends, &around(*place)))
+            let is_crossed =
+                |ends: (Position, Position)| notes.iter().any(|own| crosses(ends, own));
+            is_inside
+                && !taken.iter().any(|ends| crosses(*ends, &around(*place)))
+                && leader(*place).is_none_or(|ends| !is_crossed(ends))
         };
         let steps = (-40..=40).flat_map(|up| (-40..=40).map(move |right| (right * 10, up * 6)));
         let mut places: Vec<Position> = steps.map(|(x, y)| (at.0 + x, at.1 + y)).collect();
@@ -294,21 +319,14 @@ impl Page<'_> {
         let Some((x, y)) = places.into_iter().find(is_free) else {
             return Ok(());
         };
-        let (own_wide, own_high) = around((x, y));
-        let edge = if y < at.1 {
-            own_high.end
-        } else {
-            own_high.start
-        };
-        if (edge - at.1).abs() > 12 || !own_wide.contains(&at.0) {
-            let from = at.0.clamp(own_wide.start, own_wide.end);
-            self.path(vec![(from, edge), at], GREY, 1)?;
+        if let Some((from, to)) = leader((x, y)) {
+            self.path(vec![from, to], GREY, 1)?;
+            taken.push((from, to));
         }
-        taken.extend(
-            own_high
-                .step_by(5)
-                .map(|y| ((own_wide.start, y), (own_wide.end, y))),
-        );
+        let (own_wide, own_high) = around((x, y));
+        let rows = own_high.clone().step_by(5);
+        taken.extend(rows.map(|y| ((own_wide.start, y), (own_wide.end, y))));
+        notes.push((own_wide, own_high));
         self.text((x, y), NOTE, HPos::Center, words)
     }
 
@@ -473,10 +491,7 @@ fn shifts(plane: &Plane, series: &[Series<(f64, Spread)>]) -> Vec<i32> {
 }
 
 /// Returns true if a line passes through a box.
-fn crosses(
-    ((x, y), (to_x, to_y)): (Position, Position),
-    (wide, high): &(Range<i32>, Range<i32>),
-) -> bool {
+fn crosses(((x, y), (to_x, to_y)): (Position, Position), (wide, high): &WordBox) -> bool {
     let steps = ((to_x - x).abs().max((to_y - y).abs()) / 3).max(1);
     let part = |from: i32, to: i32, step: i32| from + (to - from) * step / steps;
     (0..=steps)

@@ -1,6 +1,6 @@
 //! Figures as a reader gets them: values at their places, words that touch nothing.
 
-use crate::text::{bytes, short, width, wrapped};
+use crate::text::{bold_width, bytes, short, width, wrapped};
 use crate::*;
 
 fn figure(marks: Vec<Marks>, x: Scale, y: Scale) -> Figure {
@@ -86,7 +86,10 @@ fn boxes(xml: &str) -> Vec<([f64; 4], &str)> {
         let words = <str>::split(tag, '\n').nth(1).unwrap_or_default();
         let number = |name| numbers(&format!("<text {tag}"), "text", name)[0];
         let (x, y, size) = (number("x"), number("y"), number("font-size"));
-        let wide = width(words, size) * 0.97;
+        let wide = match tag.contains("\"bold\"") {
+            true => bold_width(words, size) * 0.97,
+            false => width(words, size) * 0.97,
+        };
         let left = match tag {
             tag if tag.contains("\"middle\"") => x - wide / 2.0,
             tag if tag.contains("\"end\"") => x - wide,
@@ -298,19 +301,24 @@ fn points_lie_where_their_values_are() {
     );
 }
 
-/// Returns the x of upright lines, with their ends.
-fn whiskers(xml: &str) -> Vec<[f64; 3]> {
+/// Returns the ends of the lines of a colour: x and y of the one, x and y of the other.
+fn lines(xml: &str, colour: &str) -> Vec<[f64; 4]> {
     let lines = xml.split("<polyline").skip(1);
-    let lines = lines.filter(|tag| tag.contains("stroke=\"#000000\""));
+    let lines = lines.filter(|tag| tag.contains(&format!("stroke=\"{colour}\"")));
     let points = lines.filter_map(|tag| tag.split("points=\"").nth(1)?.split('"').next());
-    let places = points.map(|points| -> Vec<f64> {
-        let all = points.split([' ', ',']).filter(|word| !word.is_empty());
-        all.filter_map(|word| word.parse().ok()).collect()
+    let ends = points.filter_map(|points| {
+        let all = points.split([' ', ',']);
+        let all: Vec<f64> = all.filter_map(|word| word.parse().ok()).collect();
+        all.try_into().ok()
     });
-    let upright = places.filter(|place| place[0] == place[2]);
-    upright
-        .map(|place| [place[0], place[3].min(place[1]), place[3].max(place[1])])
-        .collect()
+    ends.collect()
+}
+
+/// Returns the x of each whisker of a bar.
+fn whiskers(xml: &str) -> Vec<f64> {
+    let lines = lines(xml, "#000000").into_iter();
+    let upright = lines.filter(|[x, _, to_x, _]| x == to_x);
+    upright.map(|[x, ..]| x).collect()
 }
 
 #[test]
@@ -339,7 +347,7 @@ fn a_median_stands_at_the_end_of_its_bar_beside_the_whisker() {
         .filter(|(_, words)| *words == "1234");
     let medians: Vec<[f64; 4]> = medians.map(|(own, _)| own).collect();
     assert_eq!(medians.len(), 5);
-    for (own, [x, ..]) in medians.iter().zip(&found) {
+    for (own, x) in medians.iter().zip(&found) {
         assert!(
             own[3] < tops[1] && tops[1] - own[3] < 8.0,
             "{own:?} {tops:?}"
@@ -358,7 +366,7 @@ fn a_median_stands_at_the_end_of_its_bar_beside_the_whisker() {
         })
         .collect();
     assert_eq!(places.len(), 20);
-    for ([x, y, size], [whisker, ..]) in places.into_iter().zip(found) {
+    for ([x, y, size], whisker) in places.into_iter().zip(found) {
         assert!(y < tops[1] && tops[1] - y < 8.0, "{y} {tops:?}");
         assert!(
             x + size / 2.0 < whisker,
@@ -464,6 +472,51 @@ fn a_note_touches_no_line() {
         tips.iter().all(|y| *y < top || *y > bottom),
         "{top} {bottom} {tips:?}"
     );
+}
+
+#[test]
+fn the_line_from_a_note_to_its_point_crosses_no_other_note() {
+    // Rates of a disk that gains from up to 32 requests, with one to many of them for each number of bytes in flight.
+    let rate = |all: i32, own: i32| {
+        let (requests, bytes) = (2_f64.powi(all - own).min(32.0), 2_f64.powi(own));
+        let rate = requests * bytes / (80.0 + bytes / 1100.0);
+        (
+            bytes,
+            Spread::of(&[rate * 0.97, rate, rate * 1.03]).unwrap(),
+        )
+    };
+    let row = |all: i32| {
+        let points = (9..=all).map(|own| rate(all, own));
+        let series = Series::new(format!("{all}"), points.collect());
+        match all {
+            19 => series.emphasised(vec![
+                (10, "1 × 512 KiB: 950 MB/s".to_owned()),
+                (5, "32 × 16 KiB: 5534 MB/s".to_owned()),
+            ]),
+            _ => series.ranked(0.5),
+        }
+    };
+    let rows = (9..=22).map(row).collect();
+    let mut figure = figure(vec![Marks::Lines(rows)], Scale::Bytes, Scale::Linear);
+    figure.columns = 1;
+    let text = svg(&figure);
+    let notes = boxes(&text).into_iter();
+    let notes: Vec<_> = notes.filter(|(_, words)| words.contains(" × ")).collect();
+    assert_eq!(notes.len(), 2);
+    let ends = lines(&text, "#666666").into_iter();
+    for [from_x, from_y, to_x, to_y] in ends {
+        for ([left, right, top, bottom], words) in &notes {
+            let is_within = |step: i32| {
+                let part = f64::from(step) / 100.0;
+                let (x, y) = (
+                    from_x + (to_x - from_x) * part,
+                    from_y + (to_y - from_y) * part,
+                );
+                (left + 1.0..right - 1.0).contains(&x) && (top + 1.0..bottom - 1.0).contains(&y)
+            };
+            assert!(!(0..=100).any(is_within), "a line crosses {words}");
+        }
+    }
 }
 
 #[test]

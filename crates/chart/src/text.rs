@@ -3,7 +3,7 @@
 /// Height of the numbers along an axis.
 pub(crate) const TICK: f64 = 12.0;
 /// Height of captions and legends.
-pub(crate) const BODY: f64 = 13.0;
+pub(crate) const CAPTION: f64 = 13.0;
 /// Letters of a bold text are wider by this.
 const BOLD: f64 = 1.1;
 
