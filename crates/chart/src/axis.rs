@@ -52,7 +52,7 @@ impl Axis {
         }
     }
 
-    /// Returns the axis on the page, long enough for all of the values. `headroom` is a share of its length.
+    /// Returns the axis on the page, long enough for all of the values. `headroom` is a share of its length, at either end that is not zero.
     pub(crate) fn ruler(&self, values: &[f64], headroom: f64, pixels: Range<i32>) -> Ruler {
         let scale = self.scale;
         let is_linear = scale == Scale::Linear;
@@ -63,7 +63,11 @@ impl Axis {
         let high = places.iter().copied().reduce(f64::max).unwrap_or(0.0);
         // A single value still needs an axis.
         let length = if high - low > 1e-12 { high - low } else { 1.0 };
-        let below = if is_linear && low == 0.0 { 0.0 } else { 0.04 };
+        let below = if is_linear && low == 0.0 {
+            0.0
+        } else {
+            headroom
+        };
         let mut ruler = Ruler {
             scale,
             span: low - below * length..low + length * (1.0 + headroom),

@@ -6,43 +6,30 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::figure::{Figure, Look, Marks, Panel, Series};
-use crate::text::{self, escaped, printable, width, wrapped};
+use crate::figure::{Figure, Marks, Panel, Series};
+use crate::legend::{Legend, LegendMark, legend, legend_rows, part_legend};
+use crate::style::{GREY, SHAPES, Style, VERMILION};
+use crate::text::{self, bold_wrapped, escaped, printable, width, wrapped};
 
-const WIDTH: i32 = 1000;
+/// As wide as a page on a small screen allows: at 380 pixels the words are still seven high.
+pub(crate) const WIDTH: i32 = 680;
 const MARGIN: i32 = 18;
 const GAP: i32 = 26;
+/// Of panels side by side.
+const COLUMNS_MAX: usize = 2;
 /// Between lines of text.
-const LEAD: i32 = 16;
+const LEAD: i32 = 17;
 /// Between rows of a legend.
-const ROW: i32 = 19;
+const ROW: i32 = 20;
+/// Between lines of a name below bars.
+pub(crate) const NAME_LEAD: i32 = 15;
 /// Room for the numbers and the label of the y axis.
-pub(crate) const LEFT: i32 = 62;
+pub(crate) const LEFT: i32 = 64;
 /// Room on the right of the axes, for half of the last number of the x axis.
 pub(crate) const RIGHT: i32 = 12;
 pub(crate) const FAMILY: &str = "DejaVu Sans, Verdana, sans-serif";
 /// The SVG backend divides sizes by this.
 pub(crate) const FONT_SCALE: f64 = 1.24;
-pub(crate) const GREY: RGBColor = RGBColor(102, 102, 102);
-const VERMILION: RGBColor = RGBColor(213, 94, 0);
-/// Okabe and Ito, without the yellow, which is too pale for lines on white.
-const PALETTE: [RGBColor; 7] = [
-    RGBColor(0, 114, 178),
-    VERMILION,
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(86, 180, 233),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 0, 0),
-];
-/// Corners of a square, a triangle and a diamond. The first shape is a circle.
-const SHAPES: [&[(f64, f64)]; 4] = [
-    &[],
-    &[(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
-    &[(0.0, -1.2), (1.1, 0.8), (-1.1, 0.8)],
-    &[(0.0, -1.3), (1.3, 0.0), (0.0, 1.3), (-1.3, 0.0)],
-];
-
 pub(crate) type DrawResult<T> = Result<T, DrawingAreaErrorKind<std::io::Error>>;
 pub(crate) type Position = (i32, i32);
 
@@ -51,104 +38,12 @@ pub(crate) type Position = (i32, i32);
 pub(crate) struct Font(pub(crate) f64, FontStyle, RGBColor);
 
 const TITLE: Font = Font(17.0, FontStyle::Bold, BLACK);
-const SUBTITLE: Font = Font(12.0, FontStyle::Normal, GREY);
-const HEADING: Font = Font(13.0, FontStyle::Bold, BLACK);
-pub(crate) const BODY: Font = Font(12.0, FontStyle::Normal, BLACK);
+const SUBTITLE: Font = Font(12.5, FontStyle::Normal, GREY);
+const HEADING: Font = Font(14.0, FontStyle::Bold, BLACK);
+pub(crate) const BODY: Font = Font(text::CAPTION, FontStyle::Normal, BLACK);
 pub(crate) const SMALL: Font = Font(text::TICK, FontStyle::Normal, BLACK);
-pub(crate) const VALUE: Font = Font(10.0, FontStyle::Normal, BLACK);
+pub(crate) const VALUE: Font = Font(11.0, FontStyle::Normal, BLACK);
 pub(crate) const NOTE: Font = Font(13.0, FontStyle::Bold, VERMILION);
-
-/// Colour, shape and sizes of a series.
-#[derive(Clone, Copy)]
-pub(crate) struct Style {
-    pub(crate) colour: RGBColor,
-    pub(crate) shape: usize,
-    pub(crate) stroke: u32,
-    pub(crate) size: f64,
-}
-
-impl Style {
-    /// Chooses a style by the place in the legend. No two of 28 series have both colour and shape in common.
-    fn of(look: Look, at: usize) -> Style {
-        let (colour, stroke, size) = match look {
-            Look::Distinct => (PALETTE[at % PALETTE.len()], 2, 4.0),
-            // The ramp's light end is too pale for white paper.
-            Look::Ranked(rank) => (ViridisRGB.get_color(rank * 0.88), 2, 3.0),
-            Look::Emphasised => (VERMILION, 4, 5.0),
-        };
-        let shape = match look {
-            Look::Distinct => at % SHAPES.len(),
-            Look::Ranked(_) | Look::Emphasised => 0,
-        };
-        Style {
-            colour,
-            shape,
-            stroke,
-            size,
-        }
-    }
-}
-
-pub(crate) type Legend = Vec<(String, Style)>;
-
-/// Returns the series that share the figure's legend.
-fn legend(figure: &Figure) -> Legend {
-    fn add<T>(names: &mut Vec<(String, Look)>, title: &str, series: &[Series<T>]) {
-        // A series of its panel's name needs no other.
-        for own in series.iter().filter(|own| own.name != title) {
-            if names.iter().all(|(name, _)| *name != own.name) {
-                names.push((own.name.clone(), own.look));
-            }
-        }
-    }
-    let mut names = Vec::new();
-    for panel in &figure.panels {
-        match &panel.marks {
-            Marks::Lines(series) => add(&mut names, &panel.title, series),
-            Marks::Dots(series) => add(&mut names, &panel.title, series),
-            Marks::Bars { series, .. } => add(&mut names, &panel.title, series),
-            Marks::Stacked { .. } => {}
-        }
-    }
-    let entries = names.into_iter().enumerate();
-    entries
-        .map(|(at, (name, look))| (name, Style::of(look, at)))
-        .collect()
-}
-
-/// Parts of a stacked bar, in colours from the other end of the palette than those of the series.
-fn part_legend(parts: &[Series<f64>]) -> Legend {
-    let entries = parts.iter().enumerate().map(|(at, part)| {
-        let colour = PALETTE[5 - at % 6];
-        (
-            part.name.clone(),
-            Style {
-                colour,
-                shape: 1,
-                stroke: 1,
-                size: 4.0,
-            },
-        )
-    });
-    entries.collect()
-}
-
-/// Entries by row, each with its distance from the left.
-fn legend_rows(legend: &Legend, room: i32) -> Vec<Vec<(i32, &(String, Style))>> {
-    let (mut rows, mut x) = (Vec::new(), room);
-    for entry in legend {
-        let own = 32 + width(&entry.0, BODY.0) as i32;
-        if x + own > room {
-            rows.push(Vec::new());
-            x = 0;
-        }
-        rows.last_mut()
-            .into_iter()
-            .for_each(|row| row.push((x, entry)));
-        x += own;
-    }
-    rows
-}
 
 /// A panel's outer box, and its axes' height.
 pub(crate) struct PanelBox {
@@ -172,14 +67,15 @@ fn layout(figure: &Figure, mut y: i32) -> (Vec<PanelBox>, i32) {
             .iter()
             .all(|panel| names_fit(panel, width(*columns)))
     };
-    let columns = (1..=figure.columns.clamp(1, 4))
+    let columns = (1..=figure.columns.clamp(1, COLUMNS_MAX))
         .rev()
         .find(fits)
         .unwrap_or(1);
     let width = width(columns);
     let plot = |panel: &Panel| match (&panel.marks, columns) {
-        (Marks::Lines(_), 1) => 420,
-        _ => [300, 230, 190, 150][columns - 1],
+        (Marks::Lines(_), 1) => 320,
+        (_, 1) => 210,
+        _ => 190,
     };
     let mut cells = Vec::new();
     for row in figure.panels.chunks(columns) {
@@ -203,7 +99,7 @@ fn layout(figure: &Figure, mut y: i32) -> (Vec<PanelBox>, i32) {
 }
 
 fn above(panel: &Panel, room: i32) -> i32 {
-    let lines = wrapped(&panel.title, HEADING.0, room - 12).len() as i32;
+    let lines = bold_wrapped(&panel.title, HEADING.0, room - 12).len() as i32;
     let rows = match &panel.marks {
         Marks::Stacked { parts, .. } => legend_rows(&part_legend(parts), room).len() as i32,
         _ => 0,
@@ -213,11 +109,21 @@ fn above(panel: &Panel, room: i32) -> i32 {
 
 fn below(panel: &Panel, room: i32) -> i32 {
     let (Marks::Bars { groups, .. } | Marks::Stacked { bars: groups, .. }) = &panel.marks else {
-        return 42;
+        return 44;
     };
-    let lines = |name: &String| name_lines(name, room - LEFT - RIGHT, groups.len()).len() as i32;
+    let room = room - LEFT - RIGHT;
     let label = if panel.x.label.is_empty() { 0 } else { 22 };
-    8 + 14 * groups.iter().map(lines).max().unwrap_or(1) + label
+    let names = match has_upright_names(groups, room) {
+        true => {
+            let widths = groups.iter().map(|name| width(name, SMALL.0));
+            8 + widths.fold(0.0, f64::max) as i32
+        }
+        false => {
+            let lines = |name: &String| name_lines(name, room, groups.len()).len() as i32;
+            NAME_LEAD * groups.iter().map(lines).max().unwrap_or(1)
+        }
+    };
+    8 + names + label
 }
 
 /// Returns true if no name under a group of bars reaches into the next.
@@ -225,12 +131,16 @@ fn names_fit(panel: &Panel, room: i32) -> bool {
     let (Marks::Bars { groups, .. } | Marks::Stacked { bars: groups, .. }) = &panel.marks else {
         return true;
     };
-    let room = room - LEFT - RIGHT;
+    !has_upright_names(groups, room - LEFT - RIGHT)
+}
+
+/// Returns true if a name under a group of bars would reach into the next, and has to stand upright where more room cannot be had.
+pub(crate) fn has_upright_names(groups: &[String], room: i32) -> bool {
     let each = f64::from(room / groups.len().max(1) as i32);
     let mut lines = groups
         .iter()
         .flat_map(|name| name_lines(name, room, groups.len()));
-    lines.all(|line| width(&line, SMALL.0) <= each)
+    lines.any(|line| width(&line, SMALL.0) > each)
 }
 
 /// Returns the name under one of `count` groups of bars.
@@ -242,20 +152,17 @@ pub(crate) fn name_lines(name: &str, room: i32, count: usize) -> Vec<String> {
 pub fn svg(figure: &Figure) -> String {
     let room = WIDTH - 2 * MARGIN;
     let legend = legend(figure);
-    let title = wrapped(&figure.title, TITLE.0, room);
+    let title = bold_wrapped(&figure.title, TITLE.0, room);
     let subtitle = wrapped(&figure.subtitle, SUBTITLE.0, room);
-    let caption = [
-        ("How to read: ", &figure.reads),
-        ("Not shown: ", &figure.hides),
-    ];
-    let caption = caption.iter().filter(|(_, words)| !words.is_empty());
-    let caption =
-        caption.flat_map(|(head, words)| wrapped(&format!("{head}{words}"), BODY.0, room));
-    let caption: Vec<String> = caption.collect();
+    let captions = captions(figure);
+    let lines = captions.iter();
+    let lines = lines.flat_map(|words| wrapped(words, BODY.0, room));
+    let caption: Vec<String> = lines.collect();
     let under_titles = 36 + 22 * title.len() as i32 + LEAD * subtitle.len() as i32;
     let rows = legend_rows(&legend, room).len() as i32;
     let rows = if legend.len() > 1 { rows } else { 0 };
-    let (cells, end) = layout(figure, under_titles + ROW * rows - 10);
+    let under_legend = under_titles + ROW * rows - if rows > 0 { 2 } else { 10 };
+    let (cells, end) = layout(figure, under_legend);
     let height = end + LEAD * caption.len() as i32;
     let (mut text, mut tips) = (String::new(), String::new());
     {
@@ -278,7 +185,7 @@ pub fn svg(figure: &Figure) -> String {
                 page.entries(&page.legend, (MARGIN, under_titles), room)?;
             }
             for (panel, cell) in figure.panels.iter().zip(&cells) {
-                let heading = wrapped(&panel.title, HEADING.0, cell.width - 12);
+                let heading = bold_wrapped(&panel.title, HEADING.0, cell.width - 12);
                 page.lines((cell.x + 8, cell.y + 14), LEAD, HEADING, &heading)?;
                 page.panel(panel, cell)?;
             }
@@ -288,7 +195,31 @@ pub fn svg(figure: &Figure) -> String {
         // A string takes all that is written to it.
         let _ = draw();
     }
+    let text = text.replacen(">\n", &format!(">\n{}", names(figure, &captions)), 1);
     text.replace("</svg>", &format!("{tips}</svg>"))
+}
+
+/// Returns the sentences below the panels.
+fn captions(figure: &Figure) -> Vec<String> {
+    let words = [
+        ("How to read: ", &figure.reads),
+        ("Not shown: ", &figure.hides),
+    ];
+    let words = words.iter().filter(|(_, words)| !words.is_empty());
+    let words = words.map(|(head, words)| format!("{head}{}.", words.trim_end_matches('.')));
+    words.collect()
+}
+
+/// Returns name and description of the picture, for a program that reads it aloud.
+fn names(figure: &Figure, captions: &[String]) -> String {
+    let title = escaped(&figure.title);
+    match captions {
+        [] => format!("<title>{title}</title>\n"),
+        _ => format!(
+            "<title>{title}</title>\n<desc>{}</desc>\n",
+            escaped(&captions.join(" "))
+        ),
+    }
 }
 
 /// The drawing of one figure: its area, its legend and its hover texts.
@@ -325,23 +256,47 @@ impl Page<'_> {
         self.root.draw_text(&printable(words), &style, (at.0, top))
     }
 
+    /// Draws a line of text that goes up from a place (left), or up to it (right).
+    pub(crate) fn upright(
+        &self,
+        at: Position,
+        font: Font,
+        anchor: HPos,
+        words: &str,
+    ) -> DrawResult<()> {
+        let Font(size, weight, colour) = font;
+        let font = FontDesc::new(FontFamily::Name(FAMILY), size * FONT_SCALE, weight);
+        let style = TextStyle::from(font.transform(FontTransform::Rotate270))
+            .color(&colour)
+            .pos(Pos::new(anchor, VPos::Center));
+        self.root.draw_text(&printable(words), &style, at)
+    }
+
     fn entries(&self, legend: &Legend, (left, top): Position, room: i32) -> DrawResult<()> {
         for (row, y) in legend_rows(legend, room)
             .iter()
             .zip((top..).step_by(ROW as usize))
         {
-            for (x, (name, style)) in row {
-                self.mark(
-                    (left + x + 6, y - 4),
-                    Style {
-                        size: 5.0,
-                        ..*style
-                    },
-                )?;
-                self.text((left + x + 17, y), BODY, HPos::Left, name)?;
+            for (x, entry) in row {
+                let at = (left + x, y - 4);
+                self.entry_mark(at, entry.mark, entry.style)?;
+                let at = (at.0 + entry.mark.width(), y);
+                self.text(at, BODY, HPos::Left, &entry.name)?;
             }
         }
         Ok(())
+    }
+
+    fn entry_mark(&self, (x, y): Position, mark: LegendMark, style: Style) -> DrawResult<()> {
+        let large = Style { size: 5.0, ..style };
+        match mark {
+            LegendMark::Square => self.mark((x + 6, y), Style { shape: 1, ..large }),
+            LegendMark::Point => self.mark((x + 6, y), large),
+            LegendMark::Line => {
+                self.path(vec![(x, y), (x + 26, y)], style.colour, style.stroke)?;
+                self.mark((x + 13, y), style)
+            }
+        }
     }
 
     /// Draws the legend of a stacked panel above its axes.
@@ -357,8 +312,8 @@ impl Page<'_> {
     }
 
     pub(crate) fn style(&self, name: &str) -> Style {
-        let own = self.legend.iter().find(|(known, _)| known == name);
-        own.map_or(Style::of(Look::Distinct, 0), |(_, style)| *style)
+        let own = self.legend.iter().find(|entry| entry.name == name);
+        own.map_or_else(|| Style::of_bar(name), |entry| entry.style)
     }
 
     pub(crate) fn mark(&self, (x, y): Position, style: Style) -> DrawResult<()> {

@@ -66,7 +66,7 @@ pub struct Figure {
     pub title: String,
     /// The machine, and what else a reader must not miss.
     pub subtitle: String,
-    /// Panels in a row.
+    /// Panels in a row: two at most, and fewer where the names below bars need the room.
     pub columns: usize,
     /// In reading order.
     pub panels: Vec<Panel>,
@@ -89,10 +89,11 @@ pub struct Panel {
     pub marks: Marks,
 }
 
-/// The data of a panel. Series of one name have one colour in all panels of a figure.
+/// The data of a panel. Series of one name have one colour in all panels of a figure, and a subject of the benchmarks has its own
+/// in all figures.
 #[derive(Debug, Clone)]
 pub enum Marks {
-    /// Medians joined by lines, each with its minimum and maximum.
+    /// Medians, each with its minimum and maximum. Three and more are joined: a line through two would claim what lies between.
     Lines(Vec<Series<(f64, Spread)>>),
     /// Single values, not joined.
     Dots(Vec<Series<(f64, f64)>>),
@@ -133,6 +134,13 @@ pub(crate) enum Look {
     Ranked(f64),
     /// Drawn bold and above all others.
     Emphasised,
+}
+
+impl Series<(f64, Spread)> {
+    /// Returns true if its points are joined by a line.
+    pub(crate) fn is_joined(&self) -> bool {
+        self.points.len() > 2
+    }
 }
 
 impl<T> Series<T> {

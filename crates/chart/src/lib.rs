@@ -5,7 +5,9 @@
 mod axis;
 mod draw;
 mod figure;
+mod legend;
 mod panel;
+mod style;
 mod text;
 
 pub use axis::{Axis, Scale};

@@ -1,13 +1,39 @@
 //! Text in a figure: its width, its lines, short forms of numbers.
 
 /// Height of the numbers along an axis.
-pub(crate) const TICK: f64 = 11.0;
-/// About the width of a character of DejaVu Sans, as a share of its height.
-const CHAR_WIDTH: f64 = 0.62;
+pub(crate) const TICK: f64 = 12.0;
+/// Height of captions and legends.
+pub(crate) const CAPTION: f64 = 13.0;
+/// Letters of a bold text are wider by this.
+const BOLD: f64 = 1.1;
 
 /// Returns the width of a text of this size, in pixels.
 pub(crate) fn width(text: &str, size: f64) -> f64 {
-    text.chars().count() as f64 * size * CHAR_WIDTH
+    size * text.chars().map(advance).sum::<f64>()
+}
+
+/// Returns the width of a bold text.
+pub(crate) fn bold_width(text: &str, size: f64) -> f64 {
+    width(text, size * BOLD)
+}
+
+/// Returns the width of a letter as a share of its height: that of DejaVu Sans, or a little more.
+fn advance(letter: char) -> f64 {
+    match letter {
+        'i' | 'j' | 'l' | '\'' | '|' => 0.3,
+        ' ' | '.' | ',' | ':' | ';' | '·' | 'I' | 'J' | '/' | '!' | '-' => 0.36,
+        'f' | 'r' | 't' | '(' | ')' | '[' | ']' => 0.42,
+        'c' | 's' | 'z' | '–' => 0.55,
+        'm' | 'W' | '%' | '—' => 0.99,
+        'w' | 'M' | '×' | '÷' | '+' | '=' | '±' | '<' | '>' | '≤' | '≥' | '≈' => 0.86,
+        _ if letter.is_uppercase() => 0.77,
+        _ => 0.64,
+    }
+}
+
+/// Returns lines of bold text no wider than `room`.
+pub(crate) fn bold_wrapped(text: &str, size: f64, room: i32) -> Vec<String> {
+    wrapped(text, size * BOLD, room)
 }
 
 /// Returns lines no wider than `room`, broken at blanks and, within a word that is too wide, after hyphens.

@@ -61,6 +61,9 @@ struct PanelView {
     groups: String,
     #[serde(default = "subject")]
     series: String,
+    /// Colours the series by their order, from dark to light.
+    #[serde(default)]
+    is_ranked: bool,
     /// The parts of stacked bars: `name | expression`.
     #[serde(default)]
     parts: Vec<String>,
@@ -130,7 +133,7 @@ impl PanelView {
         let panels = each.map(|(each, rounds)| {
             let y = Axis::new(&self.y, self.y_scale);
             Panel {
-                title: self.title.replace("{each}", &each),
+                title: capitalised(&self.title.replace("{each}", &each)),
                 x: Axis::new(&self.x, self.x_scale),
                 y: match most {
                     Some(most) => y.up_to(most),
@@ -164,9 +167,15 @@ impl PanelView {
         rounds: &Rounds<'_>,
         points: impl Fn(&Rounds<'_>) -> Vec<T>,
     ) -> Vec<Series<T>> {
-        let all = rounds.divided(&self.series).into_iter();
-        let all = all.map(|(name, own)| {
+        let all = rounds.divided(&self.series);
+        let last = all.len().saturating_sub(1).max(1) as f64;
+        let all = all.into_iter().enumerate();
+        let all = all.map(|(at, (name, own))| {
             let series = Series::new(&name, points(&own));
+            let series = match self.is_ranked {
+                true => series.ranked(at as f64 / last),
+                false => series,
+            };
             match &self.band {
                 Some([from, to]) if *from == name => series.shaded_to(to),
                 _ => series,
@@ -210,6 +219,13 @@ impl PanelView {
     }
 }
 
+/// Returns a title that may begin with a subject's name.
+fn capitalised(title: &str) -> String {
+    let mut letters = title.chars();
+    let first = letters.next().into_iter().flat_map(char::to_uppercase);
+    first.chain(letters).collect()
+}
+
 /// Seconds and milliseconds.
 fn dots(own: &Rounds<'_>) -> Vec<(f64, f64)> {
     let mut found = Vec::new();
@@ -222,4 +238,115 @@ fn dots(own: &Rounds<'_>) -> Vec<(f64, f64)> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::view::SECTIONS;
+    use super::*;
+
+    fn views() -> impl Iterator<Item = &'static FigureView> {
+        SECTIONS.iter().flat_map(|section| &section.figure)
+    }
+
+    #[test]
+    fn a_panel_begins_with_a_capital_letter_whatever_it_is_of() {
+        let is_small = |title: &str| title.starts_with(char::is_lowercase);
+        let panels = views().flat_map(|view| &view.panel);
+        for PanelView { title, .. } in panels {
+            assert!(!is_small(title), "{title}");
+        }
+        let line =
+            json!({"point": "a", "subject": "split off", "depth": 1, "result": {"mb_s": 1.0}});
+        let lines: Vec<&Value> = vec![&line];
+        let view = "title = '{each}'\neach = '{subject}'\nkind = 'lines'\nat = 'depth'\ny = 'MB/s'\nof = 'mb_s'";
+        let view: PanelView = toml::from_str(view).unwrap();
+        let panels = view.panels(&Rounds { lines });
+        assert_eq!(panels[0].title, "Split off");
+    }
+
+    #[test]
+    fn the_matrix_has_the_probes_points_and_the_drivers() {
+        // The probe reports megabytes, the driver mebibytes.
+        let line = |subject: &str, result| {
+            json!({
+                "point": "a", "subject": subject, "round": 1, "disk": "p3700 (modelled)", "outstanding_bytes": 524_288,
+                "depth": 1, "result": result,
+            })
+        };
+        let lines = [
+            line("bare", json!({"mb_s": 104.8576})),
+            line("split off", json!({"mib_s": 100.0})),
+        ];
+        let rounds = Rounds {
+            lines: lines.iter().collect(),
+        };
+        for view in views().filter(|view| view.suite.as_deref() == Some("study-a")) {
+            let figures = view.figures(&rounds, "");
+            let text = cleave_chart::svg(&figures[0]);
+            assert!(!text.contains("nothing was measured"), "{}", view.name);
+            assert_eq!(text.matches(": 105 (105–105)").count(), 2, "{}", view.name);
+        }
+    }
+
+    #[test]
+    fn rows_of_a_matrix_are_coloured_by_their_order() {
+        let line = |row: u64, depth: u64| {
+            json!({
+                "point": format!("{row}/{depth}"), "subject": "bare", "disk": "a", "depth": depth,
+                "outstanding_bytes": row * 1024, "result": {"mb_s": row},
+            })
+        };
+        let lines = [4, 8, 16].map(|row| [1, 2, 4].map(|depth| line(row, depth)));
+        let rounds = Rounds {
+            lines: lines.iter().flatten().collect(),
+        };
+        let view = views().find(|view| view.name == "a-matrix-{number}");
+        let text = cleave_chart::svg(&view.unwrap().figures(&rounds, "")[0]);
+        // The dark end of the ramp, and not the first colour of series without an order.
+        assert!(text.contains("#440154") && !text.contains("#882255"));
+    }
+
+    #[test]
+    fn a_unit_is_said_once() {
+        let panels = views().flat_map(|view| &view.panel);
+        for PanelView { title, y, .. } in panels {
+            let (title, y) = (title.to_lowercase(), y.to_lowercase());
+            let words = y.rsplit(", ").next().unwrap_or(&y).split(' ');
+            // "per I/O" of an axis would not bear "I/O" in its title either.
+            let words = words.filter(|word| !["per", "of", "thousand", "million"].contains(word));
+            for word in words {
+                assert!(
+                    !title.split([' ', ',']).any(|own| own == word),
+                    "{title}: {y}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_caption_claims_nothing_that_its_figure_may_deny() {
+        for view in views() {
+            for claim in ["should", "cannot", "must", "wanted"] {
+                assert!(
+                    view.reads.split(' ').all(|word| word != claim),
+                    "{}: {claim}",
+                    view.name
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_studies_figures_say_what_is_counted() {
+        let of = |name: &str| views().find(|view| view.name == name).unwrap();
+        let is_in_flight = |panel: &PanelView| panel.x == "requests in flight";
+        assert!(of("d-tax").panel.iter().all(is_in_flight));
+        let has_percentile = |panel: &PanelView| panel.title.starts_with("99th percentile");
+        assert!(of("d-depth-1").panel.iter().any(has_percentile));
+        let legs = &of("d-legs").reads;
+        assert!(legs.contains("what a stripe costs, not what 28 drives gain"));
+    }
 }

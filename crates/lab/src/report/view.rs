@@ -154,7 +154,7 @@ fn machine(run: &RecordedRun) -> String {
     // The release is followed by its build, which is left out.
     let kernel = fact("kernel").split(' ').take(2).join(" ");
     let (cpu, cpus) = (fact("cpu"), fact("cpus_online"));
-    format!("{cpu} · {cpus} CPUs · {kernel} · medians with minimum and maximum of the rounds{pace}")
+    format!("{cpu} · {cpus} CPUs · {kernel} · medians with least and largest round{pace}")
 }
 
 impl TableView {
