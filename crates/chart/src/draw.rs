@@ -15,7 +15,7 @@ use crate::text::{self, bold_wrapped, escaped, printable, width, wrapped};
 pub(crate) const WIDTH: i32 = 680;
 const MARGIN: i32 = 18;
 const GAP: i32 = 26;
-/// Of panels side by side.
+/// More panels than these do not stand side by side.
 const COLUMNS_MAX: usize = 2;
 /// Between lines of text.
 const LEAD: i32 = 17;
