@@ -31,7 +31,7 @@ use crate::handover::parcel::Parcel;
 use crate::handover::store;
 use crate::hosted::aside::aside;
 use crate::hosted::changes::Changes;
-use crate::hosted::disk::{HostedDisk, HostedState};
+use crate::hosted::disk::{DiskRequest, HostedDisk, HostedState};
 use crate::hosted::{Disks, Host, OwnSockets, Room};
 use crate::http::interfaces::{Interfaces, Servers};
 use crate::process::confine::{self, Confinement, NodeFolders};
@@ -201,8 +201,21 @@ async fn control(
             manager.follow(peer.pid);
             "another process has all disks that were served".to_owned()
         }
+        NodeEnd::Kept(why) => return give_up(&node, why, &manager).await,
     };
     node.stop(&why, &manager).await
+}
+
+/// Ends a node because the one from which it was to take over goes on, and serves again what this one has.
+async fn give_up(node: &Node, why: String, manager: &Arc<Manager>) -> Result<(), Failure> {
+    let failure = goes_on(&node.control, why);
+    let why = failure.to_string();
+    // Nothing is left to a manager: the service is the other node.
+    for disk in node.disks.all() {
+        disk.order(DiskRequest::Stop(why.clone())).await;
+    }
+    node.stop(&why, manager).await?;
+    Err(failure)
 }
 
 /// Makes the node, and confines the process.
@@ -259,13 +272,13 @@ async fn run(
     serve: impl FnOnce() -> Result<Servers, Failure>,
 ) -> Result<(NodeEnd, Option<Servers>), Failure> {
     let all_given = async {
-        if let Some(before) = before {
-            let waited = aside("take-over", move || {
-                before.await_all();
-                Ok(())
-            });
-            // Without a thread the other node is not waited for.
-            let _ = waited.await;
+        match before {
+            Some(before) => {
+                let waited = aside("take-over", move || Ok(before.await_all()));
+                // Without a thread the link ends, and the other node goes on.
+                waited.await.unwrap_or_else(|error| Err(error.to_string()))
+            }
+            None => Ok(()),
         }
     };
     let mut all_given = pin!(all_given);
@@ -281,7 +294,10 @@ async fn run(
                 }
             },
             Some(peer) = passed_on.recv() => NodeEnd::PassedOn(peer),
-            () = &mut all_given, if serve.is_some() => {
+            given = &mut all_given, if serve.is_some() => {
+                if let Err(why) = given {
+                    return Ok((NodeEnd::Kept(why), None));
+                }
                 node.takes_over.store(false, Ordering::Relaxed);
                 servers = serve.take().map(|serve| serve()).transpose()?;
                 continue;
@@ -295,6 +311,8 @@ async fn run(
 enum NodeEnd {
     Signal(&'static str),
     PassedOn(Peer),
+    /// The node from which this one was to take over goes on, for this reason.
+    Kept(String),
 }
 
 /// Returns what a running node offers besides its disks, if they are to be taken over and one runs.
@@ -304,11 +322,17 @@ fn offer(settings: &NodeSettings) -> Result<Option<Offer>, Failure> {
     }
     let shown = settings.control.path.display();
     let offer = offer::ask(&settings.control.path, None)
-        .map_err(|why| Failure::run(format!("--take-over: the node at {shown} goes on: {why}")))?;
+        .map_err(|why| goes_on(&settings.control.path, why))?;
     if offer.is_none() {
         tracing::info!("no node runs at {shown}: there is nothing to take over");
     }
     Ok(offer)
+}
+
+/// Why this node does not serve: the one at the control socket does.
+fn goes_on(control: &Path, why: String) -> Failure {
+    let shown = control.display();
+    Failure::run(format!("--take-over: the node at {shown} goes on: {why}"))
 }
 
 /// Gives up what opening and serving disks does not need.

@@ -53,14 +53,19 @@ pub(crate) fn ask(control: &Path, disk: Option<&str>) -> Result<Option<Offer>, S
 }
 
 impl Offer {
-    /// Waits until a node has given all disks that it serves, or has ended.
-    pub(crate) fn await_all(self) {
+    /// Waits until a node has given all disks that it serves, or has ended. An error is the reason for which it goes on: it has the
+    /// control socket then, and what it had given it serves again.
+    pub(crate) fn await_all(self) -> Result<(), String> {
         let ready = self.taker.send_ready(Instant::now() + ANSWER_TIME);
         match ready.and_then(|()| self.taker.receive_parcel(Instant::now() + NODE_TIME)) {
             // A node without disks ends, whatever it hears.
             Ok(_) => drop(self.taker.take(Instant::now() + ANSWER_TIME)),
-            Err(error) => tracing::warn!("the node that ran before has ended early: {error}"),
+            Err(error) if has_ended(&error) => {
+                tracing::warn!("the node that ran before has ended early: {error}");
+            }
+            Err(error) => return Err(error.to_string()),
         }
+        Ok(())
     }
 
     /// Takes the disk, when nothing else can keep this process from serving it. After an error the other process has it.
@@ -100,5 +105,71 @@ impl Offer {
             TakeOutcome::Ended(_) if has_inherited() => Ok(parcel),
             TakeOutcome::Ended(error) | TakeOutcome::Kept(error) => Err(error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use cleave_disk::OpenOptions;
+    use rustix::fs::{FlockOperation, flock};
+
+    use super::*;
+    use crate::handover::link::Giver;
+
+    /// For what is sure to come.
+    fn later() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    /// An offer, and the other end of its link.
+    fn offered() -> (Giver, Offer) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let offer = offer_of(theirs);
+        (Giver::accept(ours, later()).unwrap().0, offer)
+    }
+
+    fn offer_of(stream: UnixStream) -> Offer {
+        Offer {
+            parcel: Parcel::default(),
+            taker: Taker::greet(stream, later()).unwrap(),
+        }
+    }
+
+    /// The other process has given the disk to a third one meanwhile, so its lock is free.
+    #[test]
+    fn the_free_lock_of_a_process_that_waits_no_longer_is_not_inherited() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let running = PathLock::take(&path).unwrap().unwrap();
+        let next = PathLock::of_running(&path).unwrap();
+        let copy = PathLock::copy(Some(&running)).unwrap().unwrap();
+        let disk = Disk::open(&"null:1M".parse().unwrap(), &OpenOptions::default()).unwrap();
+        let (giver, offer) = offered();
+        drop(giver);
+        flock(&copy, FlockOperation::Unlock).unwrap();
+        let kept = offer.take(&disk, Some(&next)).unwrap_err();
+        assert!(kept.contains("does not wait any longer"), "{kept}");
+        // That of one that has died is.
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let offer = offer_of(theirs);
+        drop(ours);
+        let taken = offer.take(&disk, Some(&next)).unwrap();
+        assert!(taken.sessions.is_empty());
+        running.leave();
+    }
+
+    /// Otherwise both would serve the control socket.
+    #[test]
+    fn a_node_that_waits_no_longer_is_not_taken_for_dead() {
+        let (giver, offer) = offered();
+        drop(giver);
+        let kept = offer.await_all().unwrap_err();
+        assert!(kept.contains("does not wait any longer"), "{kept}");
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let offer = offer_of(theirs);
+        drop(ours);
+        offer.await_all().unwrap();
     }
 }

@@ -109,12 +109,11 @@ async fn give_all(
 ) {
     let disks = host.disks.clone();
     let all_given = link(upgrade, parcel, move |giver, peer| {
+        let nothing = Parcel::default().pack().map_err(|failed| failed.1)?;
         while disks.are_served() {
             giver.stays_for(LOOK_PAUSE)?;
         }
-        let nothing = Parcel::default().pack().map_err(|failed| failed.1)?;
-        // It serves all disks, whatever it answers.
-        let _ = giver.give(&nothing, Instant::now() + GREETING_TIME);
+        giver.leave(&nothing, Instant::now() + GREETING_TIME);
         Ok(peer)
     });
     let all_given = all_given.await;
