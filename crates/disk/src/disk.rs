@@ -71,7 +71,8 @@ impl Disk {
 
     /// Opens a disk like `open`, and uses `given`, if there are any, in place of opening its files. They are the
     /// [`held_files`](Disk::held_files) of another process, which may go on with the disk if this one refuses it: an error releases
-    /// no lock and leaves the flags of the files as they are. If the other process has released the disk, it is opened with
+    /// no lock and leaves the flags of the files as they are. While the other process runs, the disk is opened with
+    /// [`Locking::Given`](crate::Locking::Given). If it has released the disk, it is opened with
     /// [`Locking::Later`](crate::Locking::Later), and acquired when that process has ended.
     pub fn open_given(
         spec: &DiskSpec,

@@ -128,8 +128,8 @@ pub(crate) fn open_offered(
     lock: Option<&PathLock>,
     files: Vec<File>,
 ) -> Result<Arc<Disk>, Failure> {
-    // It is active there.
-    service.open.locking = Locking::AtOpen;
+    // It is active there, and is asked again before it is given. Its guest may leave for another host until then.
+    service.open.locking = Locking::Given;
     let disk = source::open_storage(&service.disk, &service.open, files);
     complete(service, lock, disk.map_err(Failure::open)?)
 }

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,10 @@ use cleave_tests::{
 };
 
 use cleave_tests::http::{converse, fetch};
+use rustix::fs::{FlockOperation, flock};
+use serde_json::json;
 
+use super::parcels::{sealed, send_fds};
 use super::pauses::Pauses;
 use super::service::terminate;
 use super::{LIFE_MAX_US, ROUND, WHOLE_EVERY};
@@ -26,6 +30,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cleave_tests::cases![
         no_request_is_lost_or_repeated_by_take_overs,
         a_process_that_dies_or_falls_silent_takes_nothing,
+        an_offered_disk_is_locked_by_nobody_else,
         one_process_serves_whichever_is_killed,
         what_cannot_be_taken_over_stays,
         a_process_of_another_user_gets_nothing: Requirement::Root,
@@ -278,6 +283,56 @@ fn a_process_that_dies_or_falls_silent_takes_nothing() {
     drop(client);
     terminate(&mut next);
     assert_eq!(next.0.wait().unwrap().code(), Some(0));
+}
+
+/// Plays a process whose guest leaves for another host while the next process gets ready: nothing keeps that host from the disk.
+fn an_offered_disk_is_locked_by_nobody_else() {
+    let scratch = Scratch::new();
+    let place = Place::new(&scratch, "off");
+    let image = scratch.join("disk");
+    let open = || File::options().read(true).write(true).open(&image).unwrap();
+    let control = UnixListener::bind(&place.control).unwrap();
+    let listener = UnixListener::bind(&place.socket).unwrap();
+    let mut next = place.start();
+    let (mut stream, _) = control.accept().unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        request.push(byte[0]);
+    }
+    let switch = "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: cleave-hand-over\r\n\r\n";
+    stream.write_all(switch.as_bytes()).unwrap();
+    assert_eq!(received(&mut stream), HELLO);
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    let document = sealed(&json!({
+        "format": "cleave-hand-over", "version": 1, "cleave": "0.3.0",
+        "disk": {"id": "d", "storage": path(&image), "endpoint": path(&place.socket), "identities": []},
+        "files": ["0"], "listener": "1", "control": "2", "metrics": null, "watchdog_ns": null, "since_ns": null,
+        "limit_levels": null, "sessions": [],
+    }));
+    let names = br#"["0","1","2"]"#;
+    let header = [2, names.len() as u32, 4].map(u32::to_le_bytes);
+    stream.write_all(header.as_flattened()).unwrap();
+    stream.write_all(names).unwrap();
+    let released = open();
+    let fds = [
+        document.as_fd(),
+        released.as_fd(),
+        listener.as_fd(),
+        control.as_fd(),
+    ];
+    send_fds(&stream, &fds);
+    assert_eq!(received(&mut stream), READY);
+    let other = open();
+    flock(&other, FlockOperation::NonBlockingLockExclusive).unwrap();
+    stream
+        .write_all(&frame(KEPT, b"another host has it"))
+        .unwrap();
+    assert_eq!(next.0.wait().unwrap().code(), Some(1));
+    let log = std::fs::read_to_string(&place.log).unwrap();
+    assert!(log.contains("goes on: another host has it"), "{log}");
 }
 
 fn one_process_serves_whichever_is_killed() {

@@ -45,9 +45,20 @@ impl DiskServer {
         self.pending.clear();
         let sessions = self.drain(orders, deadline, SessionHandle::hand_over).await;
         self.status.forget_quiet();
+        let sessions = sessions?;
+        if !self.possession.is_active() {
+            // It has gone to another host with its guest meanwhile. The next process would lock the files again, and nobody would
+            // release them for that host.
+            let name = self.disk.name();
+            tracing::info!(
+                "{name}: its guest has left for another host: nothing is kept for the next process"
+            );
+            door.close(&self.offload);
+            return Ok(());
+        }
         let cannot = |error| Failure::run(format!("cannot be handed over: {error}"));
         let parcel = Parcel {
-            sessions: sessions?,
+            sessions,
             since: Some(since),
             limit_levels: Some(self.device.limit_levels()),
             ..self.parcel(&door).map_err(cannot)?

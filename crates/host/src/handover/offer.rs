@@ -84,6 +84,9 @@ impl Offer {
                 if matches!(disk.backing(), Backing::Nbd(_)) {
                     return Err("the process that served the disk has died: start again".to_owned());
                 }
+                // Its guest may have left for another host before it died, so the locks may be free, or that host's.
+                let acquired = disk.acquire();
+                acquired.map_err(|error| format!("that process has died: {error}"))?;
                 tracing::warn!(
                     "the process that served the disk has died: its frontend has to connect again"
                 );
@@ -110,9 +113,10 @@ impl Offer {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::net::UnixStream;
 
-    use cleave_disk::OpenOptions;
+    use cleave_disk::{DiskSpec, Locking, OpenOptions};
     use rustix::fs::{FlockOperation, flock};
 
     use super::*;
@@ -158,6 +162,43 @@ mod tests {
         let taken = offer.take(&disk, Some(&next)).unwrap();
         assert!(taken.sessions.is_empty());
         running.leave();
+    }
+
+    /// Its guest may have left for another host before, which has the disk, or comes to have it.
+    #[test]
+    fn the_disk_of_a_process_that_died_is_locked_before_it_is_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, image) = (folder.path().join("s"), folder.path().join("image"));
+        File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        let open = || Disk::open(&DiskSpec::Path(image.clone()), &OpenOptions::default());
+        let first = open().unwrap();
+        first.release().unwrap();
+        let files = first.held_files().map(|file| file.try_clone().unwrap());
+        let options = OpenOptions {
+            locking: Locking::Given,
+            ..OpenOptions::default()
+        };
+        let spec = DiskSpec::Path(image.clone());
+        let disk = Disk::open_given(&spec, &options, files.collect()).unwrap();
+        drop(first);
+        PathLock::take(&path).unwrap().unwrap().leave_to_rings();
+        let next = PathLock::of_running(&path).unwrap();
+        let take = || {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let offer = offer_of(theirs);
+            drop(ours);
+            offer.take(&disk, Some(&next))
+        };
+        let other = open().unwrap();
+        let refused = take().unwrap_err();
+        assert!(refused.contains("in use by another cleave"), "{refused}");
+        drop(other);
+        // A child that another test starts may hold it for a moment.
+        let end = later();
+        while take().is_err() {
+            assert!(Instant::now() < end);
+        }
+        assert!(open().unwrap_err().holder().is_some());
     }
 
     /// Otherwise both would serve the control socket.
