@@ -79,7 +79,7 @@ pub(crate) enum Order {
 }
 
 /// How a disk ended that was served in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Served {
     Ended,
     /// Another process serves it.
@@ -373,7 +373,7 @@ impl DiskServer {
                     let _ = reply.send(self.offer(&door));
                 }
                 Event::Ordered(Order::Give(giver, peer, passing)) => {
-                    if self.give(orders, giver, peer).await {
+                    if self.give(orders, giver, &peer).await {
                         door.set_owner(FileOwner::Another);
                         // Never let go: a signal that comes before the process ends must leave its sockets to the other one.
                         std::mem::forget(passing);

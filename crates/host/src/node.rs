@@ -185,6 +185,7 @@ async fn control(
         interfaces.own();
         interfaces.serve(&served)
     };
+    let mut taker = None;
     let (end, servers) = run(&node, &mut signals, &mut passed_on, given.offer, serve).await?;
     let why = match end {
         NodeEnd::Signal(signal) => {
@@ -199,11 +200,13 @@ async fn control(
         NodeEnd::PassedOn(peer) => {
             servers.into_iter().for_each(Servers::leave);
             manager.follow(peer.pid);
+            taker = Some(peer);
             "another process has all disks that were served".to_owned()
         }
         NodeEnd::Kept(why) => return give_up(&node, why, &manager).await,
     };
-    node.stop(&why, &manager).await
+    node.stop(&why, &manager).await?;
+    taker.map_or(Ok(()), |taker| taker.check_alive())
 }
 
 /// Ends a node because the one from which it was to take over goes on, and serves again what this one has.
@@ -278,11 +281,13 @@ async fn run(
                 // Without a thread the link ends, and the other node goes on.
                 waited.await.unwrap_or_else(|error| Err(error.to_string()))
             }
-            None => Ok(()),
+            None => Ok(None),
         }
     };
     let mut all_given = pin!(all_given);
     let (mut serve, mut servers) = (Some(serve), None);
+    // To the end: the node before takes the end of the link for that of this one.
+    let mut _link = None;
     loop {
         let end = tokio::select! {
             biased;
@@ -295,8 +300,9 @@ async fn run(
             },
             Some(peer) = passed_on.recv() => NodeEnd::PassedOn(peer),
             given = &mut all_given, if serve.is_some() => {
-                if let Err(why) = given {
-                    return Ok((NodeEnd::Kept(why), None));
+                match given {
+                    Ok(link) => _link = link,
+                    Err(why) => return Ok((NodeEnd::Kept(why), None)),
                 }
                 node.takes_over.store(false, Ordering::Relaxed);
                 servers = serve.take().map(|serve| serve()).transpose()?;

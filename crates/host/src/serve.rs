@@ -203,7 +203,10 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
     };
     let served = runtime.block_on(control(service, disk.clone(), parcel, outside));
     end(&served, disk, lock);
-    served.map(drop)
+    match served? {
+        Served::Ended => Ok(()),
+        Served::Given(peer) => peer.check_alive(),
+    }
 }
 
 /// Closes the disk, and has the lock of its socket tell the next process how this one ends.
@@ -338,9 +341,11 @@ async fn control(
     let mut server = server.map_err(|failure| refused(is_offered, failure))?;
     server.serve_connected(&door)?;
     let sockets = interfaces.copies()?;
+    // To the end: the process before takes the end of the link for that of this one.
+    let mut _link = None;
     if let Some(offer) = outside.offer {
         let taken = offer.take(&watched, outside.lock);
-        parcel = taken.map_err(not_taken)?;
+        (parcel, _link) = taken.map_err(not_taken)?;
         door.set_owner(FileOwner::Us);
         interfaces.own();
     }

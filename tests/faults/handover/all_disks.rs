@@ -13,10 +13,11 @@ use cleave_tests::{
     Case, Killed, Random, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, connect, disk_socket,
     has_listener, outliving, program_path, run_to_exit, seeded, wait_until,
 };
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::pauses::Pauses;
-use super::running::{HELLO, READY, TAKEN, asked, frame, received};
+use super::running::{HELLO, READY, TAKEN, asked, frame, received, signal};
 use super::service::terminate;
 
 /// The tests of this file.
@@ -26,6 +27,7 @@ pub(crate) fn cases() -> Vec<Case> {
         no_request_is_lost_whichever_node_is_killed,
         a_node_keeps_all_disks_if_one_has_to_stay,
         a_disk_comes_back_if_the_next_node_dies,
+        a_node_fails_if_the_one_that_took_its_disks_is_dead,
     ]
 }
 
@@ -279,4 +281,34 @@ fn a_disk_comes_back_if_the_next_node_dies() {
     assert_eq!(guests.verify(true), 1);
     let change = fetch(&place.control, "DELETE", "/v1/disks/b?mode=drain", "");
     assert_eq!(change.status, 200, "{}", change.body);
+}
+
+/// Its manager starts the service again only then.
+fn a_node_fails_if_the_one_that_took_its_disks_is_dead() {
+    let mut random = seeded("node-take-over-dead");
+    let place = Place::new();
+    let mut node = place.start_first();
+    let mut guests = Guests::of(&place);
+    guests.work(&mut random, Duration::from_millis(5));
+    let mut all = made_ready(&place, "/v1/take-over");
+    for id in DISKS {
+        let mut link = made_ready(&place, &format!("/v1/take-over?disk={id}"));
+        assert_eq!(received(&mut link), 4);
+        link.write_all(&frame(TAKEN, &[])).unwrap();
+    }
+    assert_eq!(received(&mut all), 4);
+    // Both have happened when it looks.
+    signal(&node, Signal::STOP);
+    all.write_all(&frame(TAKEN, &[])).unwrap();
+    drop(all);
+    signal(&node, Signal::CONT);
+    assert_eq!(node.0.wait().unwrap().code(), Some(1));
+    let log = std::fs::read_to_string(place.log()).unwrap();
+    assert!(log.contains("until this daemon is started again"), "{log}");
+    let mut next = place.start();
+    assert!(place.serves_all(&mut next));
+    assert_eq!(guests.verify(true), DISKS.len());
+    drop(guests);
+    terminate(&mut next);
+    assert_eq!(next.0.wait().unwrap().code(), Some(0));
 }

@@ -18,6 +18,7 @@ use cleave_tests::{
 
 use cleave_tests::http::{converse, fetch};
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use super::parcels::{sealed, send_fds};
@@ -30,6 +31,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cleave_tests::cases![
         no_request_is_lost_or_repeated_by_take_overs,
         a_process_that_dies_or_falls_silent_takes_nothing,
+        a_process_fails_if_the_one_that_took_its_disk_is_dead,
         an_offered_disk_is_locked_by_nobody_else,
         one_process_serves_whichever_is_killed,
         what_cannot_be_taken_over_stays,
@@ -283,6 +285,45 @@ fn a_process_that_dies_or_falls_silent_takes_nothing() {
     drop(client);
     terminate(&mut next);
     assert_eq!(next.0.wait().unwrap().code(), Some(0));
+}
+
+/// Its manager starts the service again only then.
+fn a_process_fails_if_the_one_that_took_its_disk_is_dead() {
+    let mut random = seeded("take-over-dead");
+    let scratch = Scratch::new();
+    let place = Place::new(&scratch, "on");
+    let mut daemon = place.start();
+    let options = outliving();
+    let mut client = connect(|| Client::open(&place.socket, &options));
+    let mut guest = Survivor::new(&mut client);
+    guest.work(&mut client, &mut random, Duration::from_millis(5));
+    let mut stream = asked(&place.control, "/v1/take-over");
+    stream
+        .write_all(&frame(HELLO, &1_u32.to_le_bytes()))
+        .unwrap();
+    assert_eq!(received(&mut stream), 2);
+    stream.write_all(&frame(READY, &[])).unwrap();
+    assert_eq!(received(&mut stream), 4);
+    // Both have happened when it looks.
+    signal(&daemon, Signal::STOP);
+    stream.write_all(&frame(TAKEN, &[])).unwrap();
+    drop(stream);
+    signal(&daemon, Signal::CONT);
+    assert_eq!(daemon.0.wait().unwrap().code(), Some(1));
+    let log = std::fs::read_to_string(&place.log).unwrap();
+    assert!(log.contains("until this daemon is started again"), "{log}");
+    let mut next = place.start();
+    connect(|| client.reconnect(&place.socket, &options, Base::Used));
+    guest.await_all(&mut client, true);
+    guest.verify(&mut client, true);
+    drop(client);
+    terminate(&mut next);
+    assert_eq!(next.0.wait().unwrap().code(), Some(0));
+}
+
+pub(super) fn signal(daemon: &Killed, signal: Signal) {
+    let pid = Pid::from_raw(daemon.0.id().cast_signed()).unwrap();
+    kill_process(pid, signal).unwrap();
 }
 
 /// Plays a process whose guest leaves for another host while the next process gets ready: nothing keeps that host from the disk.

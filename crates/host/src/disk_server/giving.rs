@@ -68,7 +68,7 @@ impl DiskServer {
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
         giver: Giver,
-        peer: Peer,
+        peer: &Peer,
     ) -> bool {
         let name = self.disk.name().to_owned();
         if let Err(why) = self.try_to_give(orders, giver).await {

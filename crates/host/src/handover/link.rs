@@ -13,6 +13,8 @@
 //! Each side uses it on a thread of its own and may wait on it until a deadline that it names. After an error, or when the deadline
 //! has passed, the giver keeps the disk, and says so with `kept` and the reason. One that is dropped says it as well. So a link that ends
 //! without it tells that the giver has died, or ended.
+//!
+//! A taker that serves alone keeps its end open as long as it runs. So a giver that still runs sees if it dies.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{self, MaybeUninit};
@@ -32,6 +34,7 @@ use rustix::net::{
 use rustix::process::geteuid;
 
 use super::parcel::Packed;
+use crate::failure::Failure;
 
 /// Version of the exchange. The giver refuses a taker of another one.
 const VERSION: u32 = 1;
@@ -54,13 +57,29 @@ enum FrameKind {
     Kept = 6,
 }
 
-/// The process at the other end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The process that asks a giver.
+#[derive(Debug, Clone)]
 pub(crate) struct Peer {
     /// Its number; 0 if it has none in our PID namespace.
     pub(crate) pid: i32,
-    /// Its user.
-    pub(crate) uid: u32,
+    link: Arc<UnixStream>,
+}
+
+impl Peer {
+    /// Refuses to end in order for a process that has taken everything over and has ended since. The manager starts the service again
+    /// if this process fails.
+    pub(crate) fn check_alive(&self) -> Result<(), Failure> {
+        let mut ends = [PollFd::new(&self.link, PollFlags::empty())];
+        let _ = retry_on_intr(|| poll(&mut ends, Some(&Timespec::default())));
+        let [end] = ends;
+        match end.revents().contains(PollFlags::HUP) {
+            false => Ok(()),
+            true => Err(Failure::run(format!(
+                "process {} has taken over and has ended: its guests hang until this daemon is started again",
+                self.pid
+            ))),
+        }
+    }
 }
 
 /// The end of the process that has the disk. If it is dropped, this process keeps the disk, and the other is told.
@@ -78,7 +97,7 @@ pub(crate) struct Taker(FrameSocket);
 impl Giver {
     /// Waits for the greeting of a process that has connected. Refuses one of another user, unless that is root.
     pub(crate) fn accept(stream: UnixStream, deadline: Instant) -> io::Result<(Giver, Peer)> {
-        let peer = trusted_peer(&stream)?;
+        let pid = trusted_process(&stream)?;
         let socket = FrameSocket::new(stream);
         let (hello, _) = socket.receive(FrameKind::Hello, deadline)?;
         if hello != VERSION.to_le_bytes() {
@@ -88,7 +107,8 @@ impl Giver {
             socket,
             is_over: false,
         };
-        Ok((giver, peer))
+        let link = giver.socket.0.clone();
+        Ok((giver, Peer { pid, link }))
     }
 
     /// Sends what the other process prepares itself with: a parcel without sessions.
@@ -183,17 +203,23 @@ impl Drop for Giver {
 #[derive(Debug)]
 pub(crate) enum TakeOutcome {
     /// This process alone may serve it.
-    Taken,
+    Taken(TakenLink),
     /// The giver serves it.
     Kept(io::Error),
     /// The giver has ended, and has not gone on with the disk before.
     Ended(io::Error),
 }
 
+/// The link of a process that serves alone. If it is dropped while the giver still runs, the giver takes this process for dead.
+#[derive(Debug)]
+pub(crate) struct TakenLink {
+    _end: FrameSocket,
+}
+
 impl Taker {
     /// Greets the process at the other end. Refuses one of another user, unless that is root.
     pub(crate) fn greet(stream: UnixStream, deadline: Instant) -> io::Result<Taker> {
-        trusted_peer(&stream)?;
+        trusted_process(&stream)?;
         let socket = FrameSocket::new(stream);
         socket.send(FrameKind::Hello, &VERSION.to_le_bytes(), &[], deadline)?;
         Ok(Taker(socket))
@@ -222,7 +248,7 @@ impl Taker {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let sent = retry_on_intr(|| send(&self.0.0, taken.as_flattened(), flags));
         if sent == Ok(HEADER_BYTES) {
-            return TakeOutcome::Taken;
+            return TakeOutcome::Taken(TakenLink { _end: self.0 });
         }
         let why = self.last_word(deadline);
         match has_ended(&why) {
@@ -436,12 +462,12 @@ fn wait(socket: &UnixStream, flags: PollFlags, deadline: Instant) -> io::Result<
     }
 }
 
-/// Returns the process at the other end, if it may have our disks or give us its own.
-fn trusted_peer(stream: &UnixStream) -> io::Result<Peer> {
+/// Returns the number of the process at the other end, if it may have our disks or give us its own.
+fn trusted_process(stream: &UnixStream) -> io::Result<i32> {
     let found = getsockopt(stream, PeerCredentials)?;
     let (pid, uid) = (found.pid(), found.uid());
     match is_trusted(uid, geteuid().as_raw()) {
-        true => Ok(Peer { pid, uid }),
+        true => Ok(pid),
         false => Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
             format!("process {pid} is of user {uid}: take disks over as the same user, or as root"),

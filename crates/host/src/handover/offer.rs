@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use cleave_api::{ClientError, HttpClient};
 use cleave_disk::{Backing, Disk};
 
-use super::link::{TakeOutcome, Taker, has_ended};
+use super::link::{TakeOutcome, TakenLink, Taker, has_ended};
 use super::parcel::Parcel;
 use super::{PATH, PROTOCOL};
 use crate::socket::path_lock::PathLock;
@@ -54,25 +54,34 @@ pub(crate) fn ask(control: &Path, disk: Option<&str>) -> Result<Option<Offer>, S
 
 impl Offer {
     /// Waits until a node has given all disks that it serves, or has ended. An error is the reason for which it goes on: it has the
-    /// control socket then, and what it had given it serves again.
-    pub(crate) fn await_all(self) -> Result<(), String> {
+    /// control socket then, and what it had given it serves again. Otherwise the link is to be kept, if there is one.
+    pub(crate) fn await_all(self) -> Result<Option<TakenLink>, String> {
         let ready = self.taker.send_ready(Instant::now() + ANSWER_TIME);
         match ready.and_then(|()| self.taker.receive_parcel(Instant::now() + NODE_TIME)) {
             // A node without disks ends, whatever it hears.
-            Ok(_) => drop(self.taker.take(Instant::now() + ANSWER_TIME)),
+            Ok(_) => match self.taker.take(Instant::now() + ANSWER_TIME) {
+                TakeOutcome::Taken(link) => Ok(Some(link)),
+                TakeOutcome::Kept(_) | TakeOutcome::Ended(_) => Ok(None),
+            },
             Err(error) if has_ended(&error) => {
                 tracing::warn!("the node that ran before has ended early: {error}");
+                Ok(None)
             }
-            Err(error) => return Err(error.to_string()),
+            Err(error) => Err(error.to_string()),
         }
-        Ok(())
     }
 
     /// Takes the disk, when nothing else can keep this process from serving it. After an error the other process has it.
     ///
     /// The giver keeps the lock of the path until it has heard that the disk is taken. If it ends without a word, the lock tells
     /// when its last I/O has ended: then the disk is this process's, with the sessions if they had come.
-    pub(crate) fn take(self, disk: &Disk, lock: Option<&PathLock>) -> Result<Parcel, String> {
+    ///
+    /// A process that has taken its only disk keeps the link.
+    pub(crate) fn take(
+        self,
+        disk: &Disk,
+        lock: Option<&PathLock>,
+    ) -> Result<(Parcel, Option<TakenLink>), String> {
         let has_inherited = || lock.is_some_and(|lock| lock.inherit(LOCK_TIME));
         let Offer { taker, .. } = self;
         let deadline = Instant::now() + PARCEL_TIME;
@@ -90,22 +99,22 @@ impl Offer {
                 tracing::warn!(
                     "the process that served the disk has died: its frontend has to connect again"
                 );
-                return Ok(Parcel::default());
+                return Ok((Parcel::default(), None));
             }
             Err(error) => return Err(error.to_string()),
         };
         let parcel = Parcel::unpack(packed).map_err(|error| error.to_string())?;
         match taker.take(deadline) {
-            TakeOutcome::Taken => {
+            TakeOutcome::Taken(link) => {
                 // Without a lock, or with one that the other process does not release, it is the disk's all the same.
                 if lock.is_some() && !has_inherited() {
                     tracing::warn!(
                         "the lock beside the socket was not released: if this daemon is killed, the next one will not wait for its I/O"
                     );
                 }
-                Ok(parcel)
+                Ok((parcel, Some(link)))
             }
-            TakeOutcome::Ended(_) if has_inherited() => Ok(parcel),
+            TakeOutcome::Ended(_) if has_inherited() => Ok((parcel, None)),
             TakeOutcome::Ended(error) | TakeOutcome::Kept(error) => Err(error.to_string()),
         }
     }
@@ -159,7 +168,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let offer = offer_of(theirs);
         drop(ours);
-        let taken = offer.take(&disk, Some(&next)).unwrap();
+        let (taken, _) = offer.take(&disk, Some(&next)).unwrap();
         assert!(taken.sessions.is_empty());
         running.leave();
     }

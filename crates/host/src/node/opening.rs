@@ -266,7 +266,7 @@ fn take_here(
     let disk = disk_server::open_offered(&mut service, lock.as_ref(), files)?;
     let watch = node.watches.watch(&disk);
     let mut door = socket::shared_door(&path, offer.parcel.listener.take())?;
-    let parcel = offer.take(&disk, lock.as_ref()).map_err(keeps)?;
+    let (parcel, _) = offer.take(&disk, lock.as_ref()).map_err(keeps)?;
     door.set_owner(FileOwner::Us);
     Ok(Opened {
         service,
