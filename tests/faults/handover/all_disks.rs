@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::io::Write as _;
-use std::os::unix::net::UnixStream;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -17,7 +18,9 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::pauses::Pauses;
-use super::running::{HELLO, READY, TAKEN, asked, frame, received, signal};
+use super::running::{
+    HELLO, KEPT, READY, TAKEN, asked, asked_by_another, frame, received, send_offer, signal,
+};
 use super::service::terminate;
 
 /// The tests of this file.
@@ -28,6 +31,7 @@ pub(crate) fn cases() -> Vec<Case> {
         a_node_keeps_all_disks_if_one_has_to_stay,
         a_disk_comes_back_if_the_next_node_dies,
         a_node_fails_if_the_one_that_took_its_disks_is_dead,
+        a_node_ends_if_the_one_before_waits_no_longer,
     ]
 }
 
@@ -311,4 +315,29 @@ fn a_node_fails_if_the_one_that_took_its_disks_is_dead() {
     drop(guests);
     terminate(&mut next);
     assert_eq!(next.0.wait().unwrap().code(), Some(0));
+}
+
+/// Otherwise both would serve the control socket.
+fn a_node_ends_if_the_one_before_waits_no_longer() {
+    let place = Place::new();
+    for folder in ["state", "run"] {
+        std::fs::create_dir(place.scratch.join(folder)).unwrap();
+    }
+    let state = File::open(place.scratch.join("state")).unwrap();
+    let control = UnixListener::bind(&place.control).unwrap();
+    let mut next = place.start();
+    let mut link = asked_by_another(&control);
+    let document = json!({
+        "format": "cleave-hand-over", "version": 1, "cleave": "0.3.0",
+        "disk": {"id": "", "storage": "", "endpoint": "", "identities": []},
+        "files": ["0"], "listener": null, "control": "1", "metrics": null, "watchdog_ns": null, "since_ns": null,
+        "limit_levels": null, "sessions": [],
+    });
+    send_offer(&link, &document, &[state.as_fd(), control.as_fd()]);
+    assert_eq!(received(&mut link), READY);
+    link.write_all(&frame(KEPT, b"it waits no longer")).unwrap();
+    assert_eq!(next.0.wait().unwrap().code(), Some(1));
+    let log = std::fs::read_to_string(place.log()).unwrap();
+    assert!(log.contains("goes on: it waits no longer"), "{log}");
+    UnixStream::connect(&place.control).unwrap();
 }

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use cleave_tests::{
 use cleave_tests::http::{converse, fetch};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::parcels::{sealed, send_fds};
 use super::pauses::Pauses;
@@ -326,15 +326,8 @@ pub(super) fn signal(daemon: &Killed, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
-/// Plays a process whose guest leaves for another host while the next process gets ready: nothing keeps that host from the disk.
-fn an_offered_disk_is_locked_by_nobody_else() {
-    let scratch = Scratch::new();
-    let place = Place::new(&scratch, "off");
-    let image = scratch.join("disk");
-    let open = || File::options().read(true).write(true).open(&image).unwrap();
-    let control = UnixListener::bind(&place.control).unwrap();
-    let listener = UnixListener::bind(&place.socket).unwrap();
-    let mut next = place.start();
+/// Plays the process that is asked: accepts the other one, up to its greeting.
+pub(super) fn asked_by_another(control: &UnixListener) -> UnixStream {
     let (mut stream, _) = control.accept().unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut request = Vec::new();
@@ -346,25 +339,40 @@ fn an_offered_disk_is_locked_by_nobody_else() {
     let switch = "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: cleave-hand-over\r\n\r\n";
     stream.write_all(switch.as_bytes()).unwrap();
     assert_eq!(received(&mut stream), HELLO);
+    stream
+}
+
+/// Sends what a process prepares itself with. The document has the places of the descriptors as their names.
+pub(super) fn send_offer(mut stream: &UnixStream, document: &Value, fds: &[BorrowedFd<'_>]) {
+    let document = sealed(document);
+    let names: Vec<_> = (0..fds.len()).map(|at| at.to_string()).collect();
+    let names = serde_json::to_vec(&names).unwrap();
+    let header = [2, names.len() as u32, 1 + fds.len() as u32].map(u32::to_le_bytes);
+    stream.write_all(header.as_flattened()).unwrap();
+    stream.write_all(&names).unwrap();
+    send_fds(stream, &[&[document.as_fd()], fds].concat());
+}
+
+/// Plays a process whose guest leaves for another host while the next process gets ready: nothing keeps that host from the disk.
+fn an_offered_disk_is_locked_by_nobody_else() {
+    let scratch = Scratch::new();
+    let place = Place::new(&scratch, "off");
+    let image = scratch.join("disk");
+    let open = || File::options().read(true).write(true).open(&image).unwrap();
+    let control = UnixListener::bind(&place.control).unwrap();
+    let listener = UnixListener::bind(&place.socket).unwrap();
+    let mut next = place.start();
+    let mut stream = asked_by_another(&control);
     let path = |path: &Path| path.to_str().unwrap().to_owned();
-    let document = sealed(&json!({
+    let document = json!({
         "format": "cleave-hand-over", "version": 1, "cleave": "0.3.0",
         "disk": {"id": "d", "storage": path(&image), "endpoint": path(&place.socket), "identities": []},
         "files": ["0"], "listener": "1", "control": "2", "metrics": null, "watchdog_ns": null, "since_ns": null,
         "limit_levels": null, "sessions": [],
-    }));
-    let names = br#"["0","1","2"]"#;
-    let header = [2, names.len() as u32, 4].map(u32::to_le_bytes);
-    stream.write_all(header.as_flattened()).unwrap();
-    stream.write_all(names).unwrap();
+    });
     let released = open();
-    let fds = [
-        document.as_fd(),
-        released.as_fd(),
-        listener.as_fd(),
-        control.as_fd(),
-    ];
-    send_fds(&stream, &fds);
+    let fds = [released.as_fd(), listener.as_fd(), control.as_fd()];
+    send_offer(&stream, &document, &fds);
     assert_eq!(received(&mut stream), READY);
     let other = open();
     flock(&other, FlockOperation::NonBlockingLockExclusive).unwrap();
