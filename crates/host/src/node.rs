@@ -173,7 +173,7 @@ async fn control(
         },
         keeps: manager.has_store(),
         watchdog,
-        changes: Changes::default(),
+        changes: node.changes.clone(),
         many: Some(node.clone()),
     });
     manager.watch(watchdog);
@@ -238,6 +238,7 @@ fn begin(
         confinement,
         groups: Groups::default(),
         disks: Arc::new(Disks::default()),
+        changes: Changes::default(),
         openers: Arc::new(Semaphore::new(OPENERS_MAX)),
         slow_openers: Arc::new(Semaphore::new(DISKS_MAX)),
         turn: Arc::new(Semaphore::new(1)),

@@ -24,6 +24,7 @@ use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::handover::store;
 use crate::hosted::changes::Changes;
 use crate::hosted::disk::{DiskRequest, HostedDisk};
+use crate::hosted::disk_host::ServerEnd;
 use crate::hosted::{Disks, Host, Room, life};
 use crate::http::interfaces::{Interfaces, Servers};
 use crate::http::server::CONNECTIONS_MAX;
@@ -395,7 +396,7 @@ fn live(
             let lost = served.as_ref().err().map(ToString::to_string);
             // It is waited for to the end of the process.
             let _ = reply.send(served);
-            lost
+            ServerEnd::with(lost)
         })
     });
     (disk, served)

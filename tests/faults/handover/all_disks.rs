@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use cleave_tests::{
 use serde_json::{Value, json};
 
 use super::pauses::Pauses;
-use super::running::{HELLO, READY, TAKEN, asked, frame, received};
+use super::running::{HELLO, PARCEL, READY, TAKEN, asked, frame, received};
 use super::service::terminate;
 
 /// The tests of this file.
@@ -250,12 +250,20 @@ fn a_node_keeps_all_disks_if_one_has_to_stay() {
 }
 
 /// Takes part in a take-over until all is prepared.
-fn made_ready(place: &Place, target: &str) -> UnixStream {
-    let mut link = asked(&place.control, target);
+pub(super) fn made_ready(control: &Path, target: &str) -> UnixStream {
+    let mut link = asked(control, target);
     let version = 1_u32.to_le_bytes();
     link.write_all(&frame(HELLO, &version)).unwrap();
     assert_eq!(received(&mut link), 2);
     link.write_all(&frame(READY, &[])).unwrap();
+    link
+}
+
+/// Takes a disk of a node.
+fn taken(control: &Path, id: &str) -> UnixStream {
+    let mut link = made_ready(control, &format!("/v1/take-over?disk={id}"));
+    assert_eq!(received(&mut link), PARCEL);
+    link.write_all(&frame(TAKEN, &[])).unwrap();
     link
 }
 
@@ -264,19 +272,29 @@ fn a_disk_comes_back_if_the_next_node_dies() {
     let place = Place::new();
     let mut node = place.start_first();
     let mut guests = Guests::of(&place);
-    guests.work(&mut random, Duration::from_millis(5));
-    let all = made_ready(&place, "/v1/take-over");
-    // The description of a disk has been read, so it stays.
-    let change = fetch(&place.control, "DELETE", "/v1/disks/b?mode=drain", "");
-    assert_eq!(change.status, 409, "{}", change.body);
-    let mut link = made_ready(&place, "/v1/take-over?disk=a");
-    assert_eq!(received(&mut link), 4);
-    link.write_all(&frame(TAKEN, &[])).unwrap();
     let state = || get(&place.control, "/v1/disks/a")["state"].clone();
-    assert!(wait_until(|| state() == "ended"));
-    drop((link, all));
-    assert!(place.serves_all(&mut node));
-    assert_eq!(guests.verify(true), 1);
+    let line = format!(" serving {} ", place.scratch.join("image-a").display());
+    let openings = || {
+        std::fs::read_to_string(place.log())
+            .unwrap()
+            .matches(&line)
+            .count()
+    };
+    // It dies when this node has closed the disk, or before.
+    for is_closed in [true, false] {
+        let before = openings();
+        guests.work(&mut random, Duration::from_millis(5));
+        let all = made_ready(&place.control, "/v1/take-over");
+        // The description of a disk has been read, so it stays.
+        let change = fetch(&place.control, "DELETE", "/v1/disks/b?mode=drain", "");
+        assert_eq!(change.status, 409, "{}", change.body);
+        let link = taken(&place.control, "a");
+        assert!(!is_closed || wait_until(|| state() == "ended"));
+        drop((link, all));
+        assert!(wait_until(|| openings() > before), "nobody serves it");
+        assert_eq!(guests.verify(true), 1);
+        assert!(place.serves_all(&mut node));
+    }
     let change = fetch(&place.control, "DELETE", "/v1/disks/b?mode=drain", "");
     assert_eq!(change.status, 200, "{}", change.body);
 }

@@ -170,6 +170,7 @@ pub(super) fn frame(kind: u32, bytes: &[u8]) -> Vec<u8> {
 
 pub(super) const HELLO: u32 = 1;
 pub(super) const READY: u32 = 3;
+pub(super) const PARCEL: u32 = 4;
 pub(super) const TAKEN: u32 = 5;
 pub(super) const KEPT: u32 = 6;
 

@@ -75,9 +75,6 @@ pub(crate) trait ManyDisks: std::fmt::Debug + Send + Sync {
     /// Ends the host, because another process serves all of its disks.
     fn end_for(&self, peer: Peer);
 
-    /// Serves those of these disks again that were given to a process which has left.
-    fn serve_again(&self, given: &[Arc<HostedDisk>]);
-
     /// Returns how the host was started.
     fn setup(&self) -> NodeSetup;
 }

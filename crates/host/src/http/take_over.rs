@@ -75,10 +75,8 @@ pub(super) async fn begin(Shared(host): Shared<Arc<Host>>, request: Request) -> 
 async fn begin_all(host: Arc<Host>, request: Request) -> Answer {
     let passing = host.changes.pass_on().await?;
     let is_served = |disk: &Arc<HostedDisk>| matches!(disk.state(), HostedState::Serving(_));
-    let mut served = host.disks.all();
-    served.retain(is_served);
     let mut stay = Vec::new();
-    for disk in &served {
+    for disk in host.disks.all().iter().filter(|disk| is_served(disk)) {
         if let Err(Refusal(_, why)) = offered(disk).await {
             stay.push(why);
         }
@@ -95,22 +93,22 @@ async fn begin_all(host: Arc<Host>, request: Request) -> Answer {
     add_sockets(&mut parcel, &host)?;
     let state = host.sockets.state.iter().map(OwnedFd::try_clone);
     parcel.files = state.collect::<Result<_, _>>().map_err(no_descriptor)?;
-    tokio::spawn(give_all(host, on(request), parcel, served, passing));
+    tokio::spawn(give_all(host, on(request), parcel, passing));
     switch()
 }
 
-/// Waits until another process has all disks that were served, and has this node end then.
-async fn give_all(
-    host: Arc<Host>,
-    upgrade: OnUpgrade,
-    parcel: Parcel,
-    served: Vec<Arc<HostedDisk>>,
-    passing: PassingOn,
-) {
+/// Waits until another process has all disks that were served, and has this node end then. If that process leaves before, the disks
+/// that it has taken are opened here again, as soon as each has been closed.
+async fn give_all(host: Arc<Host>, upgrade: OnUpgrade, parcel: Parcel, passing: PassingOn) {
     let disks = host.disks.clone();
     let all_given = link(upgrade, parcel, move |giver, peer| {
-        while disks.are_served() {
+        loop {
+            let are_served = disks.are_served();
+            // After the last one too, which the other process may have died of.
             giver.stays_for(LOOK_PAUSE)?;
+            if !are_served {
+                break;
+            }
         }
         let nothing = Parcel::default().pack().map_err(|failed| failed.1)?;
         // It serves all disks, whatever it answers.
@@ -129,7 +127,7 @@ async fn give_all(
             tracing::warn!(
                 "a process that took the disks of this node over has left: {error}: this node serves them again"
             );
-            many.serve_again(&served);
+            drop(passing);
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::handover::link::Peer;
 use crate::hosted::ManyDisks;
 use crate::hosted::aside::aside;
 use crate::hosted::disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Placed};
-use crate::hosted::disk_host::{DiskHost, OpenResult, Past, Work};
+use crate::hosted::disk_host::{DiskHost, OpenResult, Past, ServerEnd, Work};
 use crate::hosted::life;
 use crate::problem::Refusal;
 use crate::process::systemd::Manager;
@@ -200,20 +200,6 @@ impl ManyDisks for Node {
         let _ = self.end_for.try_send(peer);
     }
 
-    fn serve_again(&self, given: &[Arc<HostedDisk>]) {
-        let me = self.me.upgrade();
-        let Some(me) = me.filter(|_| !self.is_ending.load(Ordering::Relaxed)) else {
-            return;
-        };
-        for disk in given.iter().filter(|disk| disk.is_gone()) {
-            let config = disk.shown().config.clone();
-            // In this order: a group would end with its last disk.
-            let again = life::restore(&me, &disk.id, Ok(config.clone()));
-            self.groups.leave(&config);
-            self.disks.add(again);
-        }
-    }
-
     fn setup(&self) -> NodeSetup {
         let shown = |path: &PathBuf| path.display().to_string();
         NodeSetup {
@@ -244,7 +230,7 @@ impl DiskHost for Node {
         id: &str,
         opened: Opened,
         orders: mpsc::Receiver<Order>,
-    ) -> Result<(Arc<DiskStatus>, Work<Option<String>>), Failure> {
+    ) -> Result<(Arc<DiskStatus>, Work<ServerEnd>), Failure> {
         serving::begin(&self, id, opened, orders)
     }
 

@@ -137,7 +137,7 @@ impl DiskHost for Invented {
         _: &str,
         (): (),
         mut orders: mpsc::Receiver<Order>,
-    ) -> Result<(Arc<DiskStatus>, Work<Option<String>>), Failure> {
+    ) -> Result<(Arc<DiskStatus>, Work<ServerEnd>), Failure> {
         let ended = async move {
             loop {
                 match orders.recv().await {
@@ -160,6 +160,7 @@ impl DiskHost for Invented {
                 }
             }
         };
+        let ended = async { ServerEnd::with(ended.await) };
         Ok((ram_for_tests("a"), Box::pin(ended)))
     }
 
