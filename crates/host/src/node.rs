@@ -186,7 +186,7 @@ async fn control(
         interfaces.serve(&served)
     };
     let (end, servers) = run(&node, &mut signals, &mut passed_on, given.offer, serve).await?;
-    let why = match end {
+    match end {
         NodeEnd::Signal(signal) => {
             match servers {
                 // Another process that takes disks over has the sockets, and goes on with them.
@@ -194,15 +194,16 @@ async fn control(
                 servers => drop(servers),
             }
             manager.stopping(node.stop_deadline());
-            format!("{signal} received")
+            let why = format!("{signal} received");
+            node.stop(&why, Some(&manager)).await
         }
         NodeEnd::PassedOn(peer) => {
             servers.into_iter().for_each(Servers::leave);
             manager.follow(peer.pid);
-            "another process has all disks that were served".to_owned()
+            let why = "another process has all disks that were served";
+            node.stop(why, None).await
         }
-    };
-    node.stop(&why, &manager).await
+    }
 }
 
 /// Makes the node, and confines the process.

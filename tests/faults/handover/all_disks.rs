@@ -11,13 +11,13 @@ use cleave_client::{Base, Client};
 use cleave_tests::http::{converse, fetch, get};
 use cleave_tests::{
     Case, Killed, Random, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, connect, disk_socket,
-    has_listener, outliving, program_path, run_to_exit, seeded, wait_until,
+    exercise_queue, has_listener, outliving, program_path, run_to_exit, seeded, wait_until,
 };
 use serde_json::{Value, json};
 
 use super::pauses::Pauses;
 use super::running::{HELLO, PARCEL, READY, TAKEN, asked, frame, received};
-use super::service::terminate;
+use super::service::{Service, terminate};
 
 /// The tests of this file.
 pub(crate) fn cases() -> Vec<Case> {
@@ -26,6 +26,7 @@ pub(crate) fn cases() -> Vec<Case> {
         no_request_is_lost_whichever_node_is_killed,
         a_node_keeps_all_disks_if_one_has_to_stay,
         a_disk_comes_back_if_the_next_node_dies,
+        a_node_that_was_taken_over_leaves_nothing_to_its_manager,
     ]
 }
 
@@ -250,7 +251,7 @@ fn a_node_keeps_all_disks_if_one_has_to_stay() {
 }
 
 /// Takes part in a take-over until all is prepared.
-pub(super) fn made_ready(control: &Path, target: &str) -> UnixStream {
+fn made_ready(control: &Path, target: &str) -> UnixStream {
     let mut link = asked(control, target);
     let version = 1_u32.to_le_bytes();
     link.write_all(&frame(HELLO, &version)).unwrap();
@@ -297,4 +298,30 @@ fn a_disk_comes_back_if_the_next_node_dies() {
     }
     let change = fetch(&place.control, "DELETE", "/v1/disks/b?mode=drain", "");
     assert_eq!(change.status, 200, "{}", change.body);
+}
+
+/// The next node takes nothing from a manager while it runs, so a disk that is opened after all others were given must be free.
+fn a_node_that_was_taken_over_leaves_nothing_to_its_manager() {
+    let mut node = Service::node();
+    let image = node.scratch.image("image", SURVIVOR_DISK_BYTES);
+    let body = json!({"disk": [image]}).to_string();
+    let added = fetch(&node.control(), "PUT", "/v1/disks/late", &body);
+    assert_eq!(added.status, 201, "{}", added.body);
+    node.stop();
+    let away = node.scratch.join("away");
+    std::fs::rename(&image, &away).unwrap();
+    node.start_again();
+    let mut all = made_ready(&node.control(), "/v1/take-over");
+    assert_eq!(received(&mut all), PARCEL);
+    std::fs::rename(&away, &image).unwrap();
+    let started = fetch(&node.control(), "POST", "/v1/disks/late/start", "");
+    assert_eq!(started.status, 200, "{}", started.body);
+    all.write_all(&frame(TAKEN, &[])).unwrap();
+    assert_eq!(node.manager.awaits(&mut node.daemon).code(), Some(0));
+    assert_eq!(node.manager.main_pid, Some(std::process::id()));
+    assert_eq!(node.manager.disks(), 0, "nobody takes what it keeps");
+    node.start_again();
+    let socket = disk_socket(node.scratch.path(), "late");
+    let mut client = connect(|| Client::open(&socket, &outliving()));
+    exercise_queue(&mut client, 0).unwrap();
 }

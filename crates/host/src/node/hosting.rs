@@ -35,11 +35,16 @@ pub(super) const DISKS_MAX: usize = 1024;
 
 impl Node {
     /// Stops all disks side by side, and tells of each that left or lost requests. Those that are kept are left to the next process,
-    /// if the manager can keep them for it.
-    pub(super) async fn stop(&self, why: &str, manager: &Arc<Manager>) -> Result<(), Failure> {
+    /// if the manager can keep them for it. `None`: the next process runs, and takes nothing from a manager. Whatever is left of a
+    /// disk would keep it from that process, so a disk that is still being opened is not waited for.
+    pub(super) async fn stop(
+        &self,
+        why: &str,
+        manager: Option<&Arc<Manager>>,
+    ) -> Result<(), Failure> {
         self.is_ending.store(true, Ordering::Relaxed);
         let all = self.disks.all();
-        if self.inherits {
+        if self.inherits && manager.is_some() {
             // The frontends of a disk that is still being opened can go on to the next process when it is served. The other disks
             // are served until then.
             let opened = async {
@@ -50,12 +55,13 @@ impl Node {
             };
             let _ = timeout(self.stop_deadline(), opened).await;
         }
+        let store = manager.filter(|manager| manager.has_store());
         for disk in &all {
             let why = why.to_owned();
             let comes_back = disk.shown().config.persistent.get().0;
-            let order = match manager.has_store() && comes_back {
-                true => DiskRequest::HandOver(why, manager.clone()),
-                false => DiskRequest::Stop(why),
+            let order = match store.filter(|_| comes_back) {
+                Some(manager) => DiskRequest::HandOver(why, manager.clone()),
+                None => DiskRequest::Stop(why),
             };
             disk.order(order).await;
         }
