@@ -74,6 +74,8 @@ pub(crate) enum Order {
     Offer(oneshot::Sender<Result<Parcel, Refusal>>),
     /// Give the disk to a process that is ready to take it. The guard keeps others from asking.
     Give(Giver, Peer, Option<PassingOn>),
+    /// End as with `Stop`, so that another process can open the disk. It is opened here again if that process leaves.
+    Yield(String),
     /// Check the size of the disk, and tell the result to whoever asked, if anybody did.
     CheckSize(Option<SizeAsker>),
 }
@@ -84,6 +86,8 @@ pub(crate) enum Served {
     Ended,
     /// Another process serves it.
     Given(Peer),
+    /// Another process is to open it.
+    Yielded,
 }
 
 /// Opens the disk, and proves that it can be polled for where that is asked. It may block for as long as the store does.
@@ -356,12 +360,18 @@ impl DiskServer {
         mut door: Door,
     ) -> Result<Served, Failure> {
         let mut deadline = self.service.stop_deadline();
+        let mut end = Served::Ended;
         loop {
             match self.event(orders).await {
                 Event::Ordered(Order::Stop(why, within)) => {
                     let name = self.disk.name();
                     tracing::info!("{name}: {why}: finishing the requests in flight, then exiting");
                     deadline = within.unwrap_or(deadline);
+                    break;
+                }
+                Event::Ordered(Order::Yield(why)) => {
+                    self.warn_of_yielding(&why);
+                    end = Served::Yielded;
                     break;
                 }
                 Event::Ordered(Order::HandOver(why, _)) if self.is_kept_back(&why) => break,
@@ -415,7 +425,7 @@ impl DiskServer {
         let drained = self
             .drain(orders, deadline, SessionHandle::hang_up)
             .await
-            .map(|_| Served::Ended);
+            .map(|_| end);
         // The timer of a quiet would keep the image open until its time is over.
         self.status.forget_quiet();
         drained

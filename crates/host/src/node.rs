@@ -5,6 +5,7 @@ mod files;
 mod folder;
 mod groups;
 mod hosting;
+mod judging;
 mod opening;
 mod pools;
 mod serving;
@@ -158,6 +159,9 @@ async fn control(
     };
     let (end_for, mut passed_on) = mpsc::channel(1);
     let node = begin(settings, files, &given, parcels, &manager, end_for, log)?;
+    if given.offer.is_some() {
+        node.judge_served().await?;
+    }
     let kept = node.restore()?;
     let host = Arc::new(Host {
         disks: node.disks.clone(),
@@ -286,6 +290,7 @@ async fn run(
             () = &mut all_given, if serve.is_some() => {
                 node.takes_over.store(false, Ordering::Relaxed);
                 servers = serve.take().map(|serve| serve()).transpose()?;
+                node.open_failed_again().await;
                 continue;
             }
         };

@@ -27,6 +27,8 @@ pub(crate) fn cases() -> Vec<Case> {
         a_node_keeps_all_disks_if_one_has_to_stay,
         a_disk_comes_back_if_the_next_node_dies,
         a_node_that_was_taken_over_leaves_nothing_to_its_manager,
+        a_node_that_could_not_take_a_disk_takes_none,
+        a_take_over_ends_although_a_disk_is_not_taken,
     ]
 }
 
@@ -324,4 +326,64 @@ fn a_node_that_was_taken_over_leaves_nothing_to_its_manager() {
     let socket = disk_socket(node.scratch.path(), "late");
     let mut client = connect(|| Client::open(&socket, &outliving()));
     exercise_queue(&mut client, 0).unwrap();
+}
+
+fn a_node_that_could_not_take_a_disk_takes_none() {
+    let mut random = seeded("node-take-over-judged");
+    let place = Place::new();
+    let mut node = place.start_first();
+    let mut guests = Guests::of(&place);
+    let file = place.scratch.join("state").join("disks").join("b.toml");
+    let kept = std::fs::read_to_string(&file).unwrap();
+    let other = kept.replace("image-b", "image-c");
+    assert_ne!(other, kept);
+    for (text, why) in [
+        (Some("disk = 7".to_owned()), "b.toml"),
+        (None, "is missing"),
+        (Some(other), "is another disk"),
+        (Some(format!("pool = \"none\"\n{kept}")), "none"),
+    ] {
+        match text {
+            Some(text) => std::fs::write(&file, text).unwrap(),
+            None => std::fs::remove_file(&file).unwrap(),
+        }
+        guests.work(&mut random, Duration::from_millis(2));
+        let refused = run_to_exit(&place.args());
+        let said = refused.stderr;
+        assert_eq!(refused.code, Some(1), "{said}");
+        assert!(said.contains("disk b") && said.contains(why), "{said}");
+        assert_eq!(guests.verify(true), 0);
+        // When the running node has heard of the end of the other one.
+        let change = || fetch(&place.control, "PATCH", "/v1/disks/b", "{}").status;
+        assert!(wait_until(|| change() == 200));
+    }
+    std::fs::write(&file, kept).unwrap();
+    let mut next = place.start();
+    assert_eq!(node.0.wait().unwrap().code(), Some(0));
+    assert!(place.serves_all(&mut next));
+    assert_eq!(guests.verify(true), 0);
+}
+
+fn a_take_over_ends_although_a_disk_is_not_taken() {
+    let mut random = seeded("node-take-over-bound");
+    let place = Place::new();
+    let mut node = place.start_first();
+    let mut guests = Guests::of(&place);
+    guests.work(&mut random, Duration::from_millis(5));
+    assert_eq!(guests.verify(true), 0);
+    // The next node takes the file that is open, and refuses another one.
+    let [image, copy] = ["image-b", "copy"].map(|name| place.scratch.join(name));
+    std::fs::copy(&image, &copy).unwrap();
+    std::fs::rename(&copy, &image).unwrap();
+    let mut next = place.start();
+    let mut has_ended = || node.0.try_wait().unwrap().is_some();
+    assert!(wait_until(&mut has_ended) || wait_until(&mut has_ended));
+    assert_eq!(node.0.wait().unwrap().code(), Some(0));
+    let log = std::fs::read_to_string(place.log()).unwrap();
+    let ends = "could not take it over: finishing the requests in flight";
+    assert_eq!(log.matches(ends).count(), 1, "{log}");
+    assert!(place.serves_all(&mut next));
+    assert_eq!(guests.verify(true), 1);
+    let change = fetch(&place.control, "DELETE", "/v1/disks/b?mode=drain", "");
+    assert_eq!(change.status, 200, "{}", change.body);
 }

@@ -90,6 +90,14 @@ impl DiskServer {
         true
     }
 
+    /// Tells that the disk ends, for this reason, so that another process can open it.
+    pub(super) fn warn_of_yielding(&self, why: &str) {
+        let name = self.disk.name();
+        tracing::warn!(
+            "{name}: {why}: finishing the requests in flight, then leaving the disk to that process; its frontend has to connect again"
+        );
+    }
+
     /// Drains the sessions and offers them. If they are not taken, they go on here.
     async fn try_to_give(
         &mut self,

@@ -19,7 +19,7 @@ const PARCEL_TIME: Duration = Duration::from_secs(15);
 /// last I/O.
 const LOCK_TIME: Duration = Duration::from_secs(5);
 
-/// Longest wait for a node to give all of its disks. One with an obstacle stays there until that has gone.
+/// Longest wait for a node to give all of its disks. That node has a bound for those that are not taken, and knows how far it is.
 const NODE_TIME: Duration = Duration::from_secs(365 * 86_400);
 
 /// A disk that another process offers, and serves until it is taken.

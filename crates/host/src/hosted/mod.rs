@@ -173,10 +173,12 @@ impl Disks {
         self.lock().remove(id);
     }
 
-    /// Returns true if a disk is served.
-    pub(crate) fn are_served(&self) -> bool {
+    /// Returns the disks that are served.
+    pub(crate) fn served(&self) -> Vec<Arc<HostedDisk>> {
         let is_served = |state| matches!(state, HostedState::Serving(_) | HostedState::Ending);
-        self.all().iter().any(|disk| is_served(disk.state()))
+        let mut all = self.all();
+        all.retain(|disk| is_served(disk.state()));
+        all
     }
 
     /// Returns how many descriptors all disks may come to need.

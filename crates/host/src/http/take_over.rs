@@ -11,9 +11,11 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use cleave_api::ProblemKind;
 use hyper::upgrade::{OnUpgrade, on};
+use tokio::runtime::Handle;
 
 use super::routes::{Answer, bad_request};
 use super::server::into_socket;
+use super::standstill::Standstill;
 use crate::disk_server::Order;
 use crate::handover::PROTOCOL;
 use crate::handover::link::{Giver, Peer};
@@ -99,15 +101,26 @@ async fn begin_all(host: Arc<Host>, request: Request) -> Answer {
 
 /// Waits until another process has all disks that were served, and has this node end then. If that process leaves before, the disks
 /// that it has taken are opened here again, as soon as each has been closed.
+///
+/// If that process takes none of the disks that are left, they end here, so that it can open them. Until this node ends, no disk can be
+/// changed, and those of the other process are not shown.
 async fn give_all(host: Arc<Host>, upgrade: OnUpgrade, parcel: Parcel, passing: PassingOn) {
-    let disks = host.disks.clone();
+    let (disks, runtime) = (host.disks.clone(), Handle::current());
     let all_given = link(upgrade, parcel, move |giver, peer| {
+        let mut standstill = Standstill::new(Instant::now());
         loop {
-            let are_served = disks.are_served();
+            let left = disks.served();
             // After the last one too, which the other process may have died of.
             giver.stays_for(LOOK_PAUSE)?;
-            if !are_served {
+            if left.is_empty() {
                 break;
+            }
+            if standstill.is_over(left.len(), Instant::now()) {
+                let why = format!("process {} could not take it over", peer.pid);
+                for disk in left {
+                    let order = DiskRequest::Forward(Order::Yield(why.clone()));
+                    runtime.block_on(disk.order(order));
+                }
             }
         }
         let nothing = Parcel::default().pack().map_err(|failed| failed.1)?;
@@ -125,7 +138,8 @@ async fn give_all(host: Arc<Host>, upgrade: OnUpgrade, parcel: Parcel, passing: 
         }
         Err(error) => {
             tracing::warn!(
-                "a process that took the disks of this node over has left: {error}: this node serves them again"
+                "a process that was to take over all disks of this node has left: {error}: this node serves them, and opens those again \
+                 that it had given"
             );
             drop(passing);
         }

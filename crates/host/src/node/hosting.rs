@@ -10,7 +10,7 @@ use cleave_api::{EventName, NodeSetup, ProblemKind};
 use cleave_config::{DiskConfig, ID_CHARS_MAX, is_id};
 use cleave_worker::RateLimits;
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::opening::{self, Opened};
@@ -90,6 +90,16 @@ impl Node {
             _ => Err(Failure::run(format!(
                 "{lost} disks did not end in order; see the log"
             ))),
+        }
+    }
+
+    /// Has disks that could not be opened be tried at once: the process that had them is gone.
+    pub(super) async fn open_failed_again(&self) {
+        for disk in self.disks.all() {
+            if matches!(disk.state(), HostedState::Failed(_)) {
+                let (reply, _) = oneshot::channel();
+                disk.order(DiskRequest::Start(reply)).await;
+            }
         }
     }
 

@@ -153,7 +153,7 @@ fn check_files(node: &Node, id: &str, service: &Service, files: &OpenFiles) -> R
 }
 
 /// Returns the file of a disk that the folders of images keep out of reach. `images`: none means that all files can be reached.
-fn out_of_reach(images: &[PathBuf], service: &Service) -> Option<PathBuf> {
+pub(super) fn out_of_reach(images: &[PathBuf], service: &Service) -> Option<PathBuf> {
     if images.is_empty() {
         return None;
     }
@@ -201,7 +201,7 @@ impl Drop for Opener {
     }
 }
 
-fn refuse_out_of_reach(path: &Path) -> Failure {
+pub(super) fn refuse_out_of_reach(path: &Path) -> Failure {
     Failure::input(format!(
         "{} is in no folder of --images, so this node cannot open it: move it, or start the node with its folder",
         path.display()

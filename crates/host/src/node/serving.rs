@@ -78,6 +78,7 @@ async fn serve(
 ) -> ServerEnd {
     let ended = server.serve(&mut orders, door).await;
     drop(server);
+    let passed_back: Work<()> = Box::pin(node.changes.clone().passed_back());
     if let Ok(Served::Given(_)) = ended {
         close(node, disk).await;
         if let Some(lock) = lock {
@@ -85,9 +86,11 @@ async fn serve(
         }
         return ServerEnd {
             lost: None,
-            back: Some(Box::pin(node.changes.clone().passed_back())),
+            back: Some(passed_back),
         };
     }
+    // One that is yielded may lose requests too. One that is stopped does not come back, whatever this says.
+    let may_come_back = !matches!(ended, Ok(Served::Ended));
     let left = Left::of(&disk, lock.as_ref());
     close(node, disk).await;
     let lost = ended.err().map(|failure| failure.to_string());
@@ -96,7 +99,10 @@ async fn serve(
         (Some(lock), None) => lock.end(left),
         (None, _) => {}
     }
-    ServerEnd::with(lost)
+    ServerEnd {
+        lost,
+        back: may_come_back.then_some(passed_back),
+    }
 }
 
 /// Closes a disk on a thread of its own, because closing a file may wait for its server. The threads that close descriptors of
