@@ -150,6 +150,7 @@ fn complete(
         if lock.left_lost_changes(&service.disk) {
             disk.mark_changes_lost();
         }
+        lock.note_failures_of(&mut disk);
     }
     let is_polled = service.config.iopoll.get().is_on();
     if is_polled {
@@ -161,7 +162,7 @@ fn complete(
     }
     service.tuning.split = split_for(&service.config, &disk, service.names)?;
     if let Some(lock) = lock {
-        lock.record(&service.disk, disk.owes_changes());
+        lock.record(&service.disk, disk.is_loss_untold());
     }
     Ok(disk)
 }

@@ -53,6 +53,8 @@ impl DiskServer {
             "its server may have lost changes, and no flush of the guest has failed since"
         } else if self.device.unsettled_for().is_some() {
             "its server may still do what a daemon sent that died"
+        } else if self.status.is_syncing() {
+            "it is being flushed for the operator, and only this process learns whether that fails"
         } else if self.device.is_lost() {
             "a worker failed and left requests in flight"
         } else if self.service.disk.needs_ceph() {
@@ -149,6 +151,7 @@ impl DiskServer {
             sessions,
             since: Some(since),
             limit_levels: Some(self.device.limit_levels()),
+            sync_failure: self.disk.sync_failure(),
             ..Parcel::default()
         };
         parcel.pack().map_err(|failed| {

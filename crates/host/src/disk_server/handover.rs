@@ -45,11 +45,15 @@ impl DiskServer {
         self.pending.clear();
         let sessions = self.drain(orders, deadline, SessionHandle::hand_over).await;
         self.status.forget_quiet();
+        // The guest waits, and must not be told that what was lost is durable.
+        let time = deadline.saturating_sub(now().saturating_sub(since));
+        self.status.await_syncing(time).await;
         let cannot = |error| Failure::run(format!("cannot be handed over: {error}"));
         let parcel = Parcel {
             sessions: sessions?,
             since: Some(since),
             limit_levels: Some(self.device.limit_levels()),
+            sync_failure: self.disk.sync_failure(),
             ..self.parcel(&door).map_err(cannot)?
         };
         door.set_owner(FileOwner::Another);
@@ -94,8 +98,11 @@ impl DiskServer {
         Some(Box::new(keeper))
     }
 
-    /// Goes on with what another process has left: the sessions, and the limits where they were.
+    /// Goes on with what another process has left: the sessions, a sync that failed, and the limits where they were.
     pub(crate) fn resume(&mut self, parcel: Parcel) {
+        if let Some(failure) = parcel.sync_failure {
+            self.disk.inherit_sync_failure(failure);
+        }
         if let Some(levels) = &parcel.limit_levels {
             self.device.fill_limits(levels);
         }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cleave_api::{ClientError, HttpClient};
-use cleave_disk::{Backing, Disk};
+use cleave_disk::{Backing, Disk, SyncFailure};
 
 use super::link::{TakeOutcome, Taker, has_ended};
 use super::parcel::Parcel;
@@ -82,7 +82,11 @@ impl Offer {
                 tracing::warn!(
                     "the process that served the disk has died: its frontend has to connect again"
                 );
-                return Ok(Parcel::default());
+                let is_failed = lock.is_some_and(PathLock::tells_of_loss);
+                return Ok(Parcel {
+                    sync_failure: is_failed.then_some(SyncFailure::Untold),
+                    ..Parcel::default()
+                });
             }
             Err(error) => return Err(error.to_string()),
         };
