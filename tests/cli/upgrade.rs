@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::net::UnixListener;
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -503,4 +505,63 @@ fn a_unit_whose_reload_takes_over_is_not_restarted() {
     service.manager.settle();
     // It knows from the process before that the manager waits for it.
     service.manager.hears("WATCHDOG=1");
+}
+
+/// Has what is asked at one socket answered by the daemon at another.
+fn answer_for(listener: UnixListener, other: PathBuf) {
+    std::thread::spawn(move || {
+        while let Ok((asker, _)) = listener.accept() {
+            let answerer = UnixStream::connect(&other).unwrap();
+            let pass = |from: &UnixStream, to: &UnixStream| {
+                let [mut from, mut to] = [from, to].map(|end| end.try_clone().unwrap());
+                std::thread::spawn(move || {
+                    // Either end may close first.
+                    let _ = io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            };
+            pass(&asker, &answerer);
+            pass(&answerer, &asker);
+        }
+    });
+}
+
+/// A daemon may be in the hands of its guest, and this command is root's.
+#[test]
+fn a_daemon_cannot_have_the_unit_of_another_process_restarted() {
+    let Some(mut host) = Services::new() else {
+        return;
+    };
+    host.start_disk("d", "/system.slice/cleave@d.service", ":");
+    let unit = "cleave@d.service";
+    let before = host.pid(unit);
+    host.install();
+    fs::create_dir(host.scratch.join("run/false")).unwrap();
+    let path = host.scratch.join("run/false/control.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    answer_for(listener, host.socket("d").with_file_name("control.sock"));
+    let socket = path.to_str().unwrap();
+    let hindrance = format!(
+        "  it says that it is process {before}, which does not have this socket open, as far as this command can see: run it as root, \
+         and outside of containers; if that changes nothing, take the daemon for compromised, and restart it yourself"
+    );
+    for options in [&[][..], &["--check"]] {
+        let said = host.upgrade(&[options, &["--control", socket]].concat());
+        assert_eq!(host.pid(unit), before, "{said:?}");
+        assert_eq!(said.code, Some(1), "{said:?}");
+        let head = format!(
+            "{socket}: {VERSION}, pid {before}; which program it runs cannot be seen\n{hindrance}\n"
+        );
+        assert!(said.stdout.starts_with(&head), "{said:?}");
+    }
+    // The daemon itself is believed.
+    let said = host.upgrade(&[
+        "--control",
+        host.socket("d")
+            .with_file_name("control.sock")
+            .to_str()
+            .unwrap(),
+    ]);
+    assert_eq!((said.code, &*said.stderr), (Some(0), ""), "{said:?}");
+    assert_ne!(host.pid(unit), before);
 }

@@ -70,6 +70,20 @@ impl ServiceManager {
         })
     }
 
+    /// Fills its queue, as if it were busy: a service that does not wait cannot send it anything until it settles.
+    pub fn fill(&self) {
+        let sent = || {
+            let sender = UnixDatagram::unbound().unwrap();
+            sender.set_nonblocking(true).unwrap();
+            let send = || sender.send_to(b"STATUS=busy", &self.address);
+            std::iter::repeat_with(send)
+                .take_while(Result::is_ok)
+                .count()
+        };
+        // A sender may reach its own limit first.
+        while sent() > 0 {}
+    }
+
     /// Starts `cleave ARGS` with what is kept.
     pub fn start<A: AsRef<OsStr>>(&self, args: &[A]) -> Killed {
         let log = File::options().create(true).append(true).open(&self.log);

@@ -20,6 +20,8 @@ use crate::{Scratch, wait_until};
 
 /// Name of the file.
 const NAME: &str = "disk";
+/// The error of a flush that fails (EIO).
+const IO_ERROR: i32 = -5;
 /// How often the server checks whether it must exit or stop answering.
 const TICK: Timespec = Timespec {
     tv_sec: 0,
@@ -42,6 +44,8 @@ struct Flags {
     holds: AtomicBool,
     lets_go: AtomicBool,
     held: AtomicUsize,
+    /// The next flush is an I/O error.
+    fails: AtomicBool,
     over: AtomicBool,
 }
 
@@ -103,6 +107,11 @@ impl UnresponsiveFs {
         self.flags.holds.store(holds, Ordering::SeqCst);
     }
 
+    /// Has the next flush fail. Nobody is told of that a second time.
+    pub fn fail_flush(&self) {
+        self.flags.fails.store(true, Ordering::SeqCst);
+    }
+
     /// Completes the queued requests.
     pub fn let_go(&self) {
         self.flags.lets_go.store(true, Ordering::SeqCst);
@@ -142,7 +151,7 @@ fn serve(mut device: File, bytes: u64, cached: (u64, u32), flags: &Flags) {
         }
         if flags.lets_go.swap(false, Ordering::SeqCst) {
             for request in held.drain(..) {
-                if let Some(answer) = answer(Input(&request), &mut content, cached) {
+                if let Some(answer) = judged(Input(&request), &mut content, cached, flags) {
                     let _ = device.write_all(&answer);
                 }
             }
@@ -170,9 +179,22 @@ fn serve(mut device: File, bytes: u64, cached: (u64, u32), flags: &Flags) {
             flags.held.store(held.len(), Ordering::SeqCst);
             continue;
         }
-        if let Some(answer) = answer(Input(request), &mut content, cached) {
+        if let Some(answer) = judged(Input(request), &mut content, cached, flags) {
             let _ = device.write_all(&answer);
         }
+    }
+}
+
+/// The reply to a request, or the error of a flush that is to fail.
+fn judged(
+    input: Input<'_>,
+    content: &mut [u8],
+    cached: (u64, u32),
+    flags: &Flags,
+) -> Option<Vec<u8>> {
+    match input.opcode() == FSYNC && flags.fails.swap(false, Ordering::SeqCst) {
+        true => Some(fuse::answer(input.unique(), Err(IO_ERROR))),
+        false => answer(input, content, cached),
     }
 }
 

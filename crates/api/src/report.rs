@@ -142,6 +142,10 @@ pub struct SessionReport {
     /// A second frontend is connected. It is parked: its vrings start when the first has stopped its own.
     #[serde(default)]
     pub parked: bool,
+    /// The service manager keeps the connection: if this process is killed, the next one goes on with it. Otherwise the frontend has to
+    /// connect again then.
+    #[serde(default)]
+    pub kept: bool,
     /// Sessions so far.
     pub count: u64,
     /// Virtio features that the guest accepted, in hexadecimal.

@@ -3,7 +3,7 @@
 mod possession;
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 use std::slice;
@@ -33,6 +33,10 @@ pub struct Disk {
     limits: Limits,
     capacity_bytes: AtomicU64,
     sync_failed: AtomicBool,
+    /// The guest knows of the failed sync. Of an NBD disk, its client knows that.
+    is_failure_told: AtomicBool,
+    /// Where a failed sync is noted, and the line that says it.
+    failure_note: Option<(File, &'static str)>,
     stripe: Option<Stripe>,
     /// Never empty.
     legs: Box<[Leg]>,
@@ -50,6 +54,15 @@ impl Drop for Disk {
         let legs = std::mem::take(&mut self.legs).into_iter();
         drop(legs.filter_map(Leg::start_closing).collect::<Vec<_>>());
     }
+}
+
+/// What the guest knows of a failed sync.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SyncFailure {
+    /// No flush of the guest has been answered with an error since then.
+    Untold,
+    /// A flush of the guest has been answered with an error.
+    Told,
 }
 
 /// Result of checking the size of a disk.
@@ -71,7 +84,8 @@ impl Disk {
 
     /// Opens a disk like `open`, and uses `given`, if there are any, in place of opening its files. They are the
     /// [`held_files`](Disk::held_files) of another process, which may go on with the disk if this one refuses it: an error releases
-    /// no lock and leaves the flags of the files as they are. If the other process has released the disk, it is opened with
+    /// no lock and leaves the flags of the files as they are. While the other process runs, the disk is opened with
+    /// [`Locking::Given`](crate::Locking::Given). If it has released the disk, it is opened with
     /// [`Locking::Later`](crate::Locking::Later), and acquired when that process has ended.
     pub fn open_given(
         spec: &DiskSpec,
@@ -174,6 +188,8 @@ impl Disk {
             capacity_bytes: AtomicU64::new(limits.capacity_bytes),
             limits,
             sync_failed: AtomicBool::new(false),
+            is_failure_told: AtomicBool::new(false),
+            failure_note: None,
             stripe,
             legs: legs.into_boxed_slice(),
             superblocks: Vec::new(),
@@ -431,23 +447,50 @@ impl Disk {
         matches!(self.backing(), Backing::Nbd(nbd) if nbd.owes_changes())
     }
 
-    /// Records that the daemon which served this disk before owed changes when it ended ([`Disk::owes_changes`]). They are gone, so
-    /// every flush fails.
+    /// Records that the daemon which served this disk before owed changes when it ended ([`Disk::owes_changes`]), or that a sync had
+    /// failed of which the guest may not know. They are gone, so every flush fails.
     pub fn mark_changes_lost(&self) {
-        if let Backing::Nbd(nbd) = self.backing() {
-            tracing::error!(
-                "{}: the daemon before this one ended before the guest was told of a loss: what its NBD server had answered and \
-                 not flushed may be gone; every flush fails until the disk is reopened",
-                self.name()
-            );
-            nbd.mark_changes_lost();
-        }
+        let Backing::Nbd(nbd) = self.backing() else {
+            return self.inherit_sync_failure(SyncFailure::Untold);
+        };
+        tracing::error!(
+            "{}: the daemon before this one ended before the guest was told of a loss: what its NBD server had answered and \
+             not flushed may be gone; every flush fails until the disk is reopened",
+            self.name()
+        );
+        nbd.mark_changes_lost();
     }
 
     /// Records that the guest was answered that a flush failed. The next daemon need not tell it of earlier losses.
     pub fn mark_loss_told(&self) {
+        self.is_failure_told.store(true, Ordering::Release);
         if let Backing::Nbd(nbd) = self.backing() {
             nbd.mark_loss_told();
+        }
+    }
+
+    /// Returns true if the guest does not know yet that changes are lost, or may be.
+    pub fn is_loss_untold(&self) -> bool {
+        self.owes_changes() || self.sync_failure() == Some(SyncFailure::Untold)
+    }
+
+    /// Has this line appended to a file when a sync fails, before anybody learns of it: a process that follows this one finds the
+    /// line, however this one ends.
+    pub fn note_sync_failure(&mut self, file: File, line: &'static str) {
+        self.failure_note = Some((file, line));
+    }
+
+    /// Goes on with the failed sync of the process that served this disk before, from which this one has taken it.
+    pub fn inherit_sync_failure(&self, failure: SyncFailure) {
+        if !self.sync_failed() {
+            let disk = self.name();
+            tracing::error!(
+                "{disk}: a sync failed in the daemon before this one, and data may be lost; every flush fails until the disk is reopened"
+            );
+        }
+        self.mark_sync_failed();
+        if failure == SyncFailure::Told {
+            self.mark_loss_told();
         }
     }
 
@@ -467,6 +510,16 @@ impl Disk {
     /// Records a failed fsync: the kernel may have dropped dirty pages, so no later fsync can vouch for them.
     /// Permanent until the disk is reopened.
     pub fn mark_sync_failed(&self) {
+        if let Some((file, line)) = &self.failure_note
+            && !self.sync_failed.load(Ordering::Acquire)
+        {
+            // Without the note, a process that follows the death of this one does not know.
+            let mut file = file;
+            if let Err(error) = file.write_all(line.as_bytes()) {
+                let disk = self.name();
+                tracing::error!(disk, %error, "a failed sync cannot be noted beside the socket");
+            }
+        }
         // Release, with the Acquire below: a worker that learns of a failed sync from the guest's next
         // request must also see it here, whichever worker it failed on.
         self.sync_failed.store(true, Ordering::Release);
@@ -479,6 +532,18 @@ impl Disk {
     pub fn sync_failed(&self) -> bool {
         self.sync_failed.load(Ordering::Acquire)
             || matches!(self.backing(), Backing::Nbd(nbd) if nbd.has_lost_data())
+    }
+
+    /// Returns what the guest knows of it, if a sync has failed.
+    pub fn sync_failure(&self) -> Option<SyncFailure> {
+        let is_told = match self.backing() {
+            Backing::Nbd(nbd) => !nbd.owes_changes(),
+            _ => self.is_failure_told.load(Ordering::Acquire),
+        };
+        self.sync_failed().then_some(match is_told {
+            true => SyncFailure::Told,
+            false => SyncFailure::Untold,
+        })
     }
 
     /// Returns this disk, for tests of engines, with larger alignments (powers of two). A stricter alignment than the real one is

@@ -1,8 +1,9 @@
 //! Files that another process has open and has given to this one. They hold the locks and claims of a disk, so no other program
 //! can get those while the disk changes hands.
 //!
-//! The other process goes on with the disk if it cannot be served here. So nothing is done to these files but to lock them, which
-//! changes nothing while they hold the locks. The disk is examined through other descriptions of them, because that sets flags.
+//! A process that still runs goes on with the disk if it cannot be served here. So nothing is done to these files, not even to lock
+//! them ([`Locking::Given`]). Those of a process that has ended are locked, which changes nothing while they hold the locks. The
+//! disk is examined through other descriptions of them, because that sets flags.
 
 use std::fs::File;
 use std::path::Path;

@@ -60,6 +60,10 @@ pub enum Locking {
     AtOpen,
     /// By [`Disk::acquire`](crate::Disk::acquire). Another program may have the disk until then, and nothing is written to it.
     Later,
+    /// By the process that has given its files and serves the disk until it is taken. They are not locked here: that process may
+    /// release them meanwhile, and nobody would release them a second time. Files that were not given are locked when the disk is
+    /// opened.
+    Given,
 }
 
 /// Origin of what a disk holds.
@@ -280,7 +284,7 @@ pub(crate) fn open_path(
     locking: Locking,
 ) -> Result<(File, FileKind), OpenError> {
     let (file, kind) = open_unlocked(path, read_only)?;
-    if locking == Locking::AtOpen {
+    if locking != Locking::Later {
         lock(&file, &path.display().to_string(), read_only, TRIES)?;
     }
     Ok((file, kind))

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions};
+use cleave_disk::{Direct, Disk, DiskSpec, OpenOptions, SyncFailure};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -117,6 +117,36 @@ fn a_sync_of_the_operator_takes_no_failure_away_from_a_worker() {
     assert_eq!(rustix::io::pwrite(files[1], &[7; 4096], 0), Ok(4096));
     assert!(disk.sync().is_err() && disk.sync_failed());
     assert_eq!(files.map(rustix::fs::fsync), [Err(Errno::IO); 2]);
+}
+
+/// The process before tells this one of the failure, because the kernel does not.
+#[test]
+fn a_failure_that_was_seen_is_not_reported_to_the_next_process() {
+    let _limit = LIMIT.lock().unwrap();
+    let Some(device) = Failing::attach() else {
+        return;
+    };
+    let options = OpenOptions {
+        direct: Direct::Off,
+        ..workers(2)
+    };
+    let before = open(&device.path, &options);
+    device.cut();
+    let file = before.legs()[0].file_for(1).unwrap();
+    assert_eq!(rustix::io::pwrite(file, &[7; 4096], 0), Ok(4096));
+    assert!(before.sync().is_err());
+    assert_eq!(before.sync_failure(), Some(SyncFailure::Untold));
+    let given = before.held_files().map(|file| file.try_clone().unwrap());
+    let spec = DiskSpec::Path(device.path.clone());
+    let next = Disk::open_given(&spec, &options, given.collect()).unwrap();
+    let file = next.legs()[0].file_for(1).unwrap();
+    assert_eq!(rustix::fs::fsync(file), Ok(()));
+    assert_eq!(next.sync_failure(), None);
+    next.inherit_sync_failure(SyncFailure::Untold);
+    assert!(next.sync_failed() && next.is_loss_untold());
+    assert!(next.sync().is_err());
+    next.mark_loss_told();
+    assert_eq!(next.sync_failure(), Some(SyncFailure::Told));
 }
 
 #[test]

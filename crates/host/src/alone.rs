@@ -13,7 +13,7 @@ use crate::disk_server::Order;
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::hosted::disk::HostedState;
-use crate::hosted::disk_host::{DiskHost, OpenResult, Past, Work};
+use crate::hosted::disk_host::{DiskHost, OpenResult, Past, ServerEnd, Work};
 use crate::status::DiskStatus;
 
 /// The host of one disk.
@@ -42,7 +42,7 @@ impl DiskHost for Alone {
         _: &str,
         opened: Infallible,
         _: mpsc::Receiver<Order>,
-    ) -> Result<(Arc<DiskStatus>, Work<Option<String>>), Failure> {
+    ) -> Result<(Arc<DiskStatus>, Work<ServerEnd>), Failure> {
         match opened {}
     }
 

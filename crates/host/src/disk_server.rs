@@ -74,16 +74,20 @@ pub(crate) enum Order {
     Offer(oneshot::Sender<Result<Parcel, Refusal>>),
     /// Give the disk to a process that is ready to take it. The guard keeps others from asking.
     Give(Giver, Peer, Option<PassingOn>),
+    /// End as with `Stop`, so that another process can open the disk. It is opened here again if that process leaves.
+    Yield(String),
     /// Check the size of the disk, and tell the result to whoever asked, if anybody did.
     CheckSize(Option<SizeAsker>),
 }
 
 /// How a disk ended that was served in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Served {
     Ended,
     /// Another process serves it.
     Given(Peer),
+    /// Another process is to open it.
+    Yielded,
 }
 
 /// Opens the disk, and proves that it can be polled for where that is asked. It may block for as long as the store does.
@@ -128,8 +132,8 @@ pub(crate) fn open_offered(
     lock: Option<&PathLock>,
     files: Vec<File>,
 ) -> Result<Arc<Disk>, Failure> {
-    // It is active there.
-    service.open.locking = Locking::AtOpen;
+    // It is active there, and is asked again before it is given. Its guest may leave for another host until then.
+    service.open.locking = Locking::Given;
     let disk = source::open_storage(&service.disk, &service.open, files);
     complete(service, lock, disk.map_err(Failure::open)?)
 }
@@ -150,6 +154,7 @@ fn complete(
         if lock.left_lost_changes(&service.disk) {
             disk.mark_changes_lost();
         }
+        lock.note_failures_of(&mut disk);
     }
     let is_polled = service.config.iopoll.get().is_on();
     if is_polled {
@@ -161,7 +166,7 @@ fn complete(
     }
     service.tuning.split = split_for(&service.config, &disk, service.names)?;
     if let Some(lock) = lock {
-        lock.record(&service.disk, disk.owes_changes());
+        lock.record(&service.disk, disk.is_loss_untold());
     }
     Ok(disk)
 }
@@ -356,12 +361,18 @@ impl DiskServer {
         mut door: Door,
     ) -> Result<Served, Failure> {
         let mut deadline = self.service.stop_deadline();
+        let mut end = Served::Ended;
         loop {
             match self.event(orders).await {
                 Event::Ordered(Order::Stop(why, within)) => {
                     let name = self.disk.name();
                     tracing::info!("{name}: {why}: finishing the requests in flight, then exiting");
                     deadline = within.unwrap_or(deadline);
+                    break;
+                }
+                Event::Ordered(Order::Yield(why)) => {
+                    self.warn_of_yielding(&why);
+                    end = Served::Yielded;
                     break;
                 }
                 Event::Ordered(Order::HandOver(why, _)) if self.is_kept_back(&why) => break,
@@ -373,7 +384,7 @@ impl DiskServer {
                     let _ = reply.send(self.offer(&door));
                 }
                 Event::Ordered(Order::Give(giver, peer, passing)) => {
-                    if self.give(orders, giver, peer).await {
+                    if self.give(orders, giver, &peer).await {
                         door.set_owner(FileOwner::Another);
                         // Never let go: a signal that comes before the process ends must leave its sockets to the other one.
                         std::mem::forget(passing);
@@ -415,7 +426,7 @@ impl DiskServer {
         let drained = self
             .drain(orders, deadline, SessionHandle::hang_up)
             .await
-            .map(|_| Served::Ended);
+            .map(|_| end);
         // The timer of a quiet would keep the image open until its time is over.
         self.status.forget_quiet();
         drained

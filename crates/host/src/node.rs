@@ -5,6 +5,7 @@ mod files;
 mod folder;
 mod groups;
 mod hosting;
+mod judging;
 mod opening;
 mod pools;
 mod serving;
@@ -158,6 +159,9 @@ async fn control(
     };
     let (end_for, mut passed_on) = mpsc::channel(1);
     let node = begin(settings, files, &given, parcels, &manager, end_for, log)?;
+    if given.offer.is_some() {
+        node.judge_served().await?;
+    }
     let kept = node.restore()?;
     let host = Arc::new(Host {
         disks: node.disks.clone(),
@@ -173,7 +177,7 @@ async fn control(
         },
         keeps: manager.has_store(),
         watchdog,
-        changes: Changes::default(),
+        changes: node.changes.clone(),
         many: Some(node.clone()),
     });
     manager.watch(watchdog);
@@ -186,23 +190,41 @@ async fn control(
         interfaces.serve(&served)
     };
     let (end, servers) = run(&node, &mut signals, &mut passed_on, given.offer, serve).await?;
-    let why = match end {
+    finish(end, servers, &node, &manager).await
+}
+
+/// Ends a node, and the disks that are left, as the reason asks.
+async fn finish(
+    end: NodeEnd,
+    servers: Option<Servers>,
+    node: &Node,
+    manager: &Arc<Manager>,
+) -> Result<(), Failure> {
+    match end {
         NodeEnd::Signal(signal) => {
             match servers {
                 // Another process that takes disks over has the sockets, and goes on with them.
-                Some(servers) if host.changes.are_passed_on() => servers.leave(),
+                Some(servers) if node.changes.are_passed_on() => servers.leave(),
                 servers => drop(servers),
             }
             manager.stopping(node.stop_deadline());
-            format!("{signal} received")
+            let why = format!("{signal} received");
+            node.stop(&why, Some(manager)).await
         }
         NodeEnd::PassedOn(peer) => {
             servers.into_iter().for_each(Servers::leave);
             manager.follow(peer.pid);
-            "another process has all disks that were served".to_owned()
+            let why = "another process has all disks that were served";
+            node.stop(why, None).await?;
+            peer.check_alive()
         }
-    };
-    node.stop(&why, &manager).await
+        // Nothing is left to the manager, whose service is the other node.
+        NodeEnd::Kept(why) => {
+            let failure = goes_on(&node.control, why);
+            node.stop(&failure.to_string(), None).await?;
+            Err(failure)
+        }
+    }
 }
 
 /// Makes the node, and confines the process.
@@ -238,6 +260,7 @@ fn begin(
         confinement,
         groups: Groups::default(),
         disks: Arc::new(Disks::default()),
+        changes: Changes::default(),
         openers: Arc::new(Semaphore::new(OPENERS_MAX)),
         slow_openers: Arc::new(Semaphore::new(DISKS_MAX)),
         turn: Arc::new(Semaphore::new(1)),
@@ -259,17 +282,19 @@ async fn run(
     serve: impl FnOnce() -> Result<Servers, Failure>,
 ) -> Result<(NodeEnd, Option<Servers>), Failure> {
     let all_given = async {
-        if let Some(before) = before {
-            let waited = aside("take-over", move || {
-                before.await_all();
-                Ok(())
-            });
-            // Without a thread the other node is not waited for.
-            let _ = waited.await;
+        match before {
+            Some(before) => {
+                let waited = aside("take-over", move || Ok(before.await_all()));
+                // Without a thread the link ends, and the other node goes on.
+                waited.await.unwrap_or_else(|error| Err(error.to_string()))
+            }
+            None => Ok(None),
         }
     };
     let mut all_given = pin!(all_given);
     let (mut serve, mut servers) = (Some(serve), None);
+    // To the end: the node before takes the end of the link for that of this one.
+    let mut _link = None;
     loop {
         let end = tokio::select! {
             biased;
@@ -281,9 +306,14 @@ async fn run(
                 }
             },
             Some(peer) = passed_on.recv() => NodeEnd::PassedOn(peer),
-            () = &mut all_given, if serve.is_some() => {
+            given = &mut all_given, if serve.is_some() => {
+                match given {
+                    Ok(link) => _link = link,
+                    Err(why) => return Ok((NodeEnd::Kept(why), None)),
+                }
                 node.takes_over.store(false, Ordering::Relaxed);
                 servers = serve.take().map(|serve| serve()).transpose()?;
+                node.open_failed_again().await;
                 continue;
             }
         };
@@ -295,6 +325,8 @@ async fn run(
 enum NodeEnd {
     Signal(&'static str),
     PassedOn(Peer),
+    /// The node from which this one was to take over goes on, for this reason.
+    Kept(String),
 }
 
 /// Returns what a running node offers besides its disks, if they are to be taken over and one runs.
@@ -304,11 +336,17 @@ fn offer(settings: &NodeSettings) -> Result<Option<Offer>, Failure> {
     }
     let shown = settings.control.path.display();
     let offer = offer::ask(&settings.control.path, None)
-        .map_err(|why| Failure::run(format!("--take-over: the node at {shown} goes on: {why}")))?;
+        .map_err(|why| goes_on(&settings.control.path, why))?;
     if offer.is_none() {
         tracing::info!("no node runs at {shown}: there is nothing to take over");
     }
     Ok(offer)
+}
+
+/// Why this node does not serve: the one at the control socket does.
+fn goes_on(control: &Path, why: String) -> Failure {
+    let shown = control.display();
+    Failure::run(format!("--take-over: the node at {shown} goes on: {why}"))
 }
 
 /// Gives up what opening and serving disks does not need.

@@ -98,7 +98,7 @@ impl DiskPossession {
         tell: impl Fn(Value) + Send + Sync + 'static,
     ) -> DiskPossession {
         let state = match locking {
-            Locking::AtOpen => PossessionState::Active,
+            Locking::AtOpen | Locking::Given => PossessionState::Active,
             Locking::Later => PossessionState::Inactive,
         };
         DiskPossession {

@@ -24,6 +24,7 @@ use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::handover::store;
 use crate::hosted::changes::Changes;
 use crate::hosted::disk::{DiskRequest, HostedDisk};
+use crate::hosted::disk_host::ServerEnd;
 use crate::hosted::{Disks, Host, Room, life};
 use crate::http::interfaces::{Interfaces, Servers};
 use crate::http::server::CONNECTIONS_MAX;
@@ -203,7 +204,10 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
     };
     let served = runtime.block_on(control(service, disk.clone(), parcel, outside));
     end(&served, disk, lock);
-    served.map(drop)
+    match served? {
+        Served::Ended | Served::Yielded => Ok(()),
+        Served::Given(peer) => peer.check_alive(),
+    }
 }
 
 /// Closes the disk, and has the lock of its socket tell the next process how this one ends.
@@ -338,9 +342,11 @@ async fn control(
     let mut server = server.map_err(|failure| refused(is_offered, failure))?;
     server.serve_connected(&door)?;
     let sockets = interfaces.copies()?;
+    // To the end: the process before takes the end of the link for that of this one.
+    let mut _link = None;
     if let Some(offer) = outside.offer {
         let taken = offer.take(&watched, outside.lock);
-        parcel = taken.map_err(not_taken)?;
+        (parcel, _link) = taken.map_err(not_taken)?;
         door.set_owner(FileOwner::Us);
         interfaces.own();
     }
@@ -395,7 +401,7 @@ fn live(
             let lost = served.as_ref().err().map(ToString::to_string);
             // It is waited for to the end of the process.
             let _ = reply.send(served);
-            lost
+            ServerEnd::with(lost)
         })
     });
     (disk, served)

@@ -49,6 +49,7 @@ use rustix::event::{PollFd, PollFlags};
 use fd::{is_readable, wait};
 use intake::{Connection, Intake};
 pub use keeper::Keeper;
+use keeper::Keeping;
 pub use kept::MEMORY_FILES_MAX;
 use message::Message;
 pub use offload::Offload;
@@ -92,8 +93,7 @@ pub struct Session {
     /// What makes it the session that another process has handed over.
     inherited: Option<Inherited>,
     keeper: Option<Box<dyn Keeper>>,
-    /// True while the keeper has the session.
-    is_kept: bool,
+    keeping: Keeping,
 }
 
 /// What a session begins with that goes on with another.
@@ -153,7 +153,7 @@ impl Session {
             silent_until: Some(Instant::now() + FIRST_MESSAGE_WITHIN),
             inherited: None,
             keeper: None,
-            is_kept: false,
+            keeping: Keeping::Due,
         };
         Ok((session, SessionHandle { shared }))
     }
@@ -267,13 +267,16 @@ impl Session {
     /// Shows the state to other threads.
     fn show(&self) {
         let view = self.relay.state().view();
-        *self.shared.lock_view() = view;
+        *self.shared.lock_view() = SessionView {
+            kept: self.keeping == Keeping::Kept,
+            ..view
+        };
     }
 
     /// Serves one message, or sleeps until there may be one.
     fn serve_next(&mut self) -> Result<(), MessageRefusal> {
         self.handle_requests()?;
-        if self.is_kept {
+        if self.keeping == Keeping::Kept {
             match is_readable(&self.connection) {
                 true => self.forget(),
                 false => return self.sleep(),
@@ -282,6 +285,7 @@ impl Session {
         match self.connection.read()? {
             Intake::Message(message) => {
                 self.silent_until = None;
+                self.keeping = Keeping::Due;
                 self.serve(message)
             }
             Intake::Gone => Err(MessageRefusal::Gone),
@@ -292,33 +296,51 @@ impl Session {
         }
     }
 
-    /// Has the session kept, if another process can go on with it whenever this one dies.
+    /// Has the session kept, if another process can go on with it whenever this one dies. Without it the frontend has to connect again
+    /// then, so an attempt that fails is repeated.
     fn keep(&mut self) {
         let Some(keeper) = &mut self.keeper else {
             return;
         };
         let mut state = self.relay.state();
         if self.connection.deadline().is_some() || !state.can_be_kept() {
+            // Nothing is tried, so nothing may wake the session for it.
+            self.keeping = Keeping::Due;
             return;
         }
-        // Without it the frontend has to connect again.
-        if let (Ok(connection), Ok(messages)) = (self.connection.hand_over(), state.messages_now())
-        {
-            self.is_kept = true;
+        let now = Instant::now();
+        if !self.keeping.is_due(now) {
+            return;
+        }
+        let mut keep = || {
             keeper.keep(Handover {
-                connection,
+                connection: self.connection.hand_over()?,
                 owns: self.shared.signals.owns(),
                 has_owned: true,
                 needs_reset: state.needs_reset(),
                 writeback: Some(state.is_writeback()),
                 device: state.portable().to_bytes(),
-                messages,
-            });
+                messages: state.messages_now()?,
+            })
+        };
+        let Err(error) = keep() else {
+            self.keeping = Keeping::Kept;
+            self.shared.lock_view().kept = true;
+            return;
+        };
+        self.keeping = self.keeping.failed(now);
+        if self.keeping == Keeping::GivenUp {
+            let name = state.device.disk.name();
+            tracing::warn!(
+                "{name}: its frontend has to connect again if this daemon is killed: the service manager does not keep its \
+                 connection: {error}"
+            );
         }
     }
 
     fn forget(&mut self) {
-        if std::mem::take(&mut self.is_kept) {
+        if std::mem::take(&mut self.keeping) == Keeping::Kept {
+            self.shared.lock_view().kept = false;
             self.keeper.iter_mut().for_each(|keeper| keeper.forget());
         }
     }
@@ -352,7 +374,7 @@ impl Session {
     }
 
     /// Sleeps until the frontend, a worker or another thread acts. There is a time-out only while a message is
-    /// incomplete or the first one has not arrived.
+    /// incomplete, the first one has not arrived, or the session is to be kept and could not be.
     fn sleep(&mut self) -> Result<(), MessageRefusal> {
         let (until, why) = match self.connection.deadline() {
             Some(until) => (
@@ -369,6 +391,7 @@ impl Session {
             PollFd::new(&self.shared.signals.wake, PollFlags::IN),
             PollFd::new(&self.shared.signals.alarm, PollFlags::IN),
         ];
+        let until = until.into_iter().chain(self.keeping.again_at()).min();
         wait(&mut fds, until).map_err(|error| MessageRefusal::lost(format!("cannot wait: {error}")))
     }
 

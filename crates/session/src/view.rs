@@ -13,6 +13,8 @@ pub struct SessionView {
     pub vrings: Vec<VringView>,
     /// Why another process could not go on with this session.
     pub obstacle: Option<&'static str>,
+    /// True while the session is kept for a process that follows the death of this one.
+    pub kept: bool,
 }
 
 /// A running vring.
@@ -45,6 +47,7 @@ impl SessionState {
             features: self.features,
             protocol_features: self.protocol_bits(),
             obstacle: self.obstacle(),
+            kept: false,
             vrings: self.vrings.iter_mut().filter_map(running).collect(),
         }
     }

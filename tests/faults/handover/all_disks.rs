@@ -2,8 +2,9 @@
 
 use std::fs::File;
 use std::io::Write as _;
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -11,13 +12,17 @@ use cleave_client::{Base, Client};
 use cleave_tests::http::{converse, fetch, get};
 use cleave_tests::{
     Case, Killed, Random, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, connect, disk_socket,
-    has_listener, outliving, program_path, run_to_exit, seeded, wait_until,
+    exercise_queue, has_listener, outliving, program_path, run_to_exit, seeded, wait_until,
 };
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::pauses::Pauses;
-use super::running::{HELLO, READY, TAKEN, asked, frame, received};
-use super::service::terminate;
+use super::running::{
+    HELLO, KEPT, PARCEL, READY, TAKEN, answered, asked, asked_by_another, frame, received,
+    send_offer, signal,
+};
+use super::service::{Service, terminate};
 
 /// The tests of this file.
 pub(crate) fn cases() -> Vec<Case> {
@@ -26,6 +31,11 @@ pub(crate) fn cases() -> Vec<Case> {
         no_request_is_lost_whichever_node_is_killed,
         a_node_keeps_all_disks_if_one_has_to_stay,
         a_disk_comes_back_if_the_next_node_dies,
+        a_node_fails_if_the_one_that_took_its_disks_is_dead,
+        a_node_ends_if_the_one_before_waits_no_longer,
+        a_node_that_was_taken_over_leaves_nothing_to_its_manager,
+        a_node_that_could_not_take_a_disk_takes_none,
+        a_take_over_ends_although_a_disk_is_not_taken,
     ]
 }
 
@@ -250,12 +260,20 @@ fn a_node_keeps_all_disks_if_one_has_to_stay() {
 }
 
 /// Takes part in a take-over until all is prepared.
-fn made_ready(place: &Place, target: &str) -> UnixStream {
-    let mut link = asked(&place.control, target);
+fn made_ready(control: &Path, target: &str) -> UnixStream {
+    let mut link = asked(control, target);
     let version = 1_u32.to_le_bytes();
     link.write_all(&frame(HELLO, &version)).unwrap();
     assert_eq!(received(&mut link), 2);
     link.write_all(&frame(READY, &[])).unwrap();
+    link
+}
+
+/// Takes a disk of a node.
+fn taken(control: &Path, id: &str) -> UnixStream {
+    let mut link = made_ready(control, &format!("/v1/take-over?disk={id}"));
+    assert_eq!(received(&mut link), PARCEL);
+    link.write_all(&frame(TAKEN, &[])).unwrap();
     link
 }
 
@@ -264,19 +282,169 @@ fn a_disk_comes_back_if_the_next_node_dies() {
     let place = Place::new();
     let mut node = place.start_first();
     let mut guests = Guests::of(&place);
-    guests.work(&mut random, Duration::from_millis(5));
-    let all = made_ready(&place, "/v1/take-over");
-    // The description of a disk has been read, so it stays.
-    let change = fetch(&place.control, "DELETE", "/v1/disks/b?mode=drain", "");
-    assert_eq!(change.status, 409, "{}", change.body);
-    let mut link = made_ready(&place, "/v1/take-over?disk=a");
-    assert_eq!(received(&mut link), 4);
-    link.write_all(&frame(TAKEN, &[])).unwrap();
     let state = || get(&place.control, "/v1/disks/a")["state"].clone();
-    assert!(wait_until(|| state() == "ended"));
-    drop((link, all));
-    assert!(place.serves_all(&mut node));
+    let line = format!(" serving {} ", place.scratch.join("image-a").display());
+    let openings = || {
+        std::fs::read_to_string(place.log())
+            .unwrap()
+            .matches(&line)
+            .count()
+    };
+    // It dies when this node has closed the disk, or before.
+    for is_closed in [true, false] {
+        let before = openings();
+        guests.work(&mut random, Duration::from_millis(5));
+        let all = made_ready(&place.control, "/v1/take-over");
+        // The description of a disk has been read, so it stays.
+        let change = fetch(&place.control, "DELETE", "/v1/disks/b?mode=drain", "");
+        assert_eq!(change.status, 409, "{}", change.body);
+        let link = taken(&place.control, "a");
+        assert!(!is_closed || wait_until(|| state() == "ended"));
+        drop((link, all));
+        assert!(wait_until(|| openings() > before), "nobody serves it");
+        assert_eq!(guests.verify(true), 1);
+        assert!(place.serves_all(&mut node));
+    }
+    let change = fetch(&place.control, "DELETE", "/v1/disks/b?mode=drain", "");
+    assert_eq!(change.status, 200, "{}", change.body);
+}
+
+/// The next node takes nothing from a manager while it runs, so a disk that is opened after all others were given must be free.
+fn a_node_that_was_taken_over_leaves_nothing_to_its_manager() {
+    let mut node = Service::node();
+    let image = node.scratch.image("image", SURVIVOR_DISK_BYTES);
+    let body = json!({"disk": [image]}).to_string();
+    let added = fetch(&node.control(), "PUT", "/v1/disks/late", &body);
+    assert_eq!(added.status, 201, "{}", added.body);
+    node.stop();
+    let away = node.scratch.join("away");
+    std::fs::rename(&image, &away).unwrap();
+    node.start_again();
+    let mut all = made_ready(&node.control(), "/v1/take-over");
+    assert_eq!(received(&mut all), PARCEL);
+    std::fs::rename(&away, &image).unwrap();
+    let started = fetch(&node.control(), "POST", "/v1/disks/late/start", "");
+    assert_eq!(started.status, 200, "{}", started.body);
+    all.write_all(&frame(TAKEN, &[])).unwrap();
+    assert_eq!(node.manager.awaits(&mut node.daemon).code(), Some(0));
+    assert_eq!(node.manager.main_pid, Some(std::process::id()));
+    assert_eq!(node.manager.disks(), 0, "nobody takes what it keeps");
+    node.start_again();
+    let socket = disk_socket(node.scratch.path(), "late");
+    let mut client = connect(|| Client::open(&socket, &outliving()));
+    exercise_queue(&mut client, 0).unwrap();
+}
+
+fn a_node_that_could_not_take_a_disk_takes_none() {
+    let mut random = seeded("node-take-over-judged");
+    let place = Place::new();
+    let mut node = place.start_first();
+    let mut guests = Guests::of(&place);
+    let file = place.scratch.join("state").join("disks").join("b.toml");
+    let kept = std::fs::read_to_string(&file).unwrap();
+    let other = kept.replace("image-b", "image-c");
+    assert_ne!(other, kept);
+    for (text, why) in [
+        (Some("disk = 7".to_owned()), "b.toml"),
+        (None, "is missing"),
+        (Some(other), "is another disk"),
+        (Some(format!("pool = \"none\"\n{kept}")), "none"),
+    ] {
+        match text {
+            Some(text) => std::fs::write(&file, text).unwrap(),
+            None => std::fs::remove_file(&file).unwrap(),
+        }
+        guests.work(&mut random, Duration::from_millis(2));
+        let refused = run_to_exit(&place.args());
+        let said = refused.stderr;
+        assert_eq!(refused.code, Some(1), "{said}");
+        assert!(said.contains("disk b") && said.contains(why), "{said}");
+        assert_eq!(guests.verify(true), 0);
+        // When the running node has heard of the end of the other one.
+        let change = || fetch(&place.control, "PATCH", "/v1/disks/b", "{}").status;
+        assert!(wait_until(|| change() == 200));
+    }
+    std::fs::write(&file, kept).unwrap();
+    let mut next = place.start();
+    assert_eq!(node.0.wait().unwrap().code(), Some(0));
+    assert!(place.serves_all(&mut next));
+    assert_eq!(guests.verify(true), 0);
+}
+
+fn a_take_over_ends_although_a_disk_is_not_taken() {
+    let mut random = seeded("node-take-over-bound");
+    let place = Place::new();
+    let mut node = place.start_first();
+    let mut guests = Guests::of(&place);
+    guests.work(&mut random, Duration::from_millis(5));
+    assert_eq!(guests.verify(true), 0);
+    // The next node takes the file that is open, and refuses another one.
+    let [image, copy] = ["image-b", "copy"].map(|name| place.scratch.join(name));
+    std::fs::copy(&image, &copy).unwrap();
+    std::fs::rename(&copy, &image).unwrap();
+    let mut next = place.start();
+    let mut has_ended = || node.0.try_wait().unwrap().is_some();
+    assert!(wait_until(&mut has_ended) || wait_until(&mut has_ended));
+    assert_eq!(node.0.wait().unwrap().code(), Some(0));
+    let log = std::fs::read_to_string(place.log()).unwrap();
+    let ends = "could not take it over: finishing the requests in flight";
+    assert_eq!(log.matches(ends).count(), 1, "{log}");
+    assert!(place.serves_all(&mut next));
     assert_eq!(guests.verify(true), 1);
     let change = fetch(&place.control, "DELETE", "/v1/disks/b?mode=drain", "");
     assert_eq!(change.status, 200, "{}", change.body);
+}
+
+/// Its manager starts the service again only then.
+fn a_node_fails_if_the_one_that_took_its_disks_is_dead() {
+    let mut random = seeded("node-take-over-dead");
+    let place = Place::new();
+    let mut node = place.start_first();
+    let mut guests = Guests::of(&place);
+    guests.work(&mut random, Duration::from_millis(5));
+    let mut all = made_ready(&place.control, "/v1/take-over");
+    let _taken = DISKS.map(|id| taken(&place.control, id));
+    assert_eq!(received(&mut all), PARCEL);
+    // Both have happened when it looks.
+    signal(&node, Signal::STOP);
+    all.write_all(&frame(TAKEN, &[])).unwrap();
+    drop(all);
+    signal(&node, Signal::CONT);
+    assert_eq!(node.0.wait().unwrap().code(), Some(1));
+    let log = std::fs::read_to_string(place.log()).unwrap();
+    assert!(log.contains("until this daemon is started again"), "{log}");
+    let mut next = place.start();
+    assert!(place.serves_all(&mut next));
+    assert_eq!(guests.verify(true), DISKS.len());
+    drop(guests);
+    terminate(&mut next);
+    assert_eq!(next.0.wait().unwrap().code(), Some(0));
+}
+
+/// Otherwise both would serve the control socket.
+fn a_node_ends_if_the_one_before_waits_no_longer() {
+    let place = Place::new();
+    for folder in ["state", "run"] {
+        std::fs::create_dir(place.scratch.join(folder)).unwrap();
+    }
+    let state = File::open(place.scratch.join("state")).unwrap();
+    let control = UnixListener::bind(&place.control).unwrap();
+    let mut next = place.start();
+    let mut link = asked_by_another(&control);
+    let document = json!({
+        "format": "cleave-hand-over", "version": 1, "cleave": "0.3.0",
+        "disk": {"id": "", "storage": "", "endpoint": "", "identities": []},
+        "files": ["0"], "listener": null, "control": "1", "metrics": null, "watchdog_ns": null, "since_ns": null,
+        "limit_levels": null, "sessions": [],
+    });
+    send_offer(&link, &document, &[state.as_fd(), control.as_fd()]);
+    // It asks for the disks that are served.
+    let none = "200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]";
+    let _list = answered(&control, none);
+    assert_eq!(received(&mut link), READY);
+    link.write_all(&frame(KEPT, b"it waits no longer")).unwrap();
+    assert_eq!(next.0.wait().unwrap().code(), Some(1));
+    let log = std::fs::read_to_string(place.log()).unwrap();
+    assert!(log.contains("goes on: it waits no longer"), "{log}");
+    UnixStream::connect(&place.control).unwrap();
 }

@@ -3,15 +3,16 @@
 use std::fs::File;
 use std::time::Instant;
 
-use cleave_client::{Client, DeviceOptions};
+use cleave_client::{Client, DeviceOptions, Error};
+use cleave_tests::http::converse;
 use cleave_tests::nbd::{Export, NbdServer};
 use cleave_tests::{
-    Case, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, closes_within, exercise_queue, http,
-    seeded, wait_until,
+    Case, Requirement, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, UnresponsiveFs,
+    closes_within, exercise_queue, http, outliving, seeded, wait_until,
 };
 use rustix::fs::{FlockOperation, flock};
 
-use super::service::Service;
+use super::service::{Service, terminate};
 
 /// The tests of this file.
 pub(super) fn cases() -> Vec<Case> {
@@ -20,10 +21,15 @@ pub(super) fn cases() -> Vec<Case> {
         a_stripe_is_handed_over_with_all_legs,
         an_export_is_handed_over,
         requests_over_a_limit_wait_for_the_next_process,
+        a_failed_sync_outlives_its_process: Requirement::Fuse,
+        a_failed_sync_of_which_no_guest_knows_is_kept: Requirement::Fuse,
+        a_sync_that_fails_at_the_end_of_its_process_is_handed_over: Requirement::Fuse,
     ]
 }
 
 const RESTARTS: u64 = 8;
+/// Has the operator's flush done.
+const FLUSH: &str = "POST /v1/disks/d/flush HTTP/1.0\r\nContent-Length: 0\r\n\r\n";
 
 fn is_locked(service: &Service) -> bool {
     let image = File::open(service.scratch.join("disk")).unwrap();
@@ -122,4 +128,98 @@ fn requests_over_a_limit_wait_for_the_next_process() {
     assert_eq!(answer.status, 200, "{}", answer.body);
     guest.await_all(&mut client, true);
     guest.verify(&mut client, true);
+}
+
+/// The next process goes on after the death of this one.
+fn kill(service: &mut Service) {
+    assert!(service.manager.keeps_one());
+    service.daemon.kill();
+    service.start_again();
+}
+
+fn assert_flush_fails(client: &mut Client) {
+    let failed = client.queue(0).flush();
+    let is_refused = matches!(failed, Err(Error::Status { status: 1, .. }));
+    assert!(is_refused, "{failed:?}");
+}
+
+/// A sync fails for the operator, and the guest is not told. The kernel tells nobody again.
+fn a_failed_sync_outlives_its_process() {
+    let ways: [fn(&mut Service); 3] = [Service::restart, Service::take_over, kill];
+    for next in ways {
+        let scratch = Scratch::new();
+        let disk = UnresponsiveFs::mount(&scratch, 8 << 20).unwrap();
+        let path = disk.file().display().to_string();
+        let mut service = Service::serve_in(scratch, &path, &["--serial", "d"]);
+        let mut client = service.open(&outliving());
+        client.queue(0).write(0, &[1; 4096]).unwrap();
+        disk.fail_flush();
+        let flush = http::fetch(&service.control(), "POST", "/v1/disks/d/flush", "");
+        assert_eq!(flush.status, 500, "{}", flush.body);
+        next(&mut service);
+        let report = http::get(&service.control(), "/v1/disks/d");
+        assert_eq!(report["store"]["sync_failed"], true);
+        assert_flush_fails(&mut client);
+        // A program that tries again is not told of success either.
+        next(&mut service);
+        assert_flush_fails(&mut client);
+        // The operator starts the daemon anew.
+        service.stop();
+        service.manager.kept.clear();
+        assert!(closes_within(client.frontend().socket(), TIMEOUT));
+        service.start_again();
+        service
+            .open(&outliving())
+            .queue(0)
+            .flush()
+            .expect("it has been told");
+    }
+}
+
+fn a_sync_that_fails_at_the_end_of_its_process_is_handed_over() {
+    let scratch = Scratch::new();
+    let disk = UnresponsiveFs::mount(&scratch, 8 << 20).unwrap();
+    let path = disk.file().display().to_string();
+    let options = ["--serial", "d", "--stop-deadline", "60"];
+    let mut service = Service::serve_in(scratch, &path, &options);
+    let mut client = service.open(&outliving());
+    client.queue(0).write(0, &[1; 4096]).unwrap();
+    disk.hold(true);
+    let control = service.control();
+    let flush = std::thread::spawn(move || converse(&control, FLUSH.as_bytes(), TIMEOUT).map(drop));
+    assert!(wait_until(|| disk.held() == 1));
+    // No running process can take it over.
+    let refusal = service.is_refused();
+    assert!(refusal.contains("it is being flushed"), "{refusal}");
+    terminate(&mut service.daemon);
+    let ends = || service.manager.log().contains("leaving the rest");
+    assert!(wait_until(ends));
+    disk.fail_flush();
+    disk.release();
+    assert_eq!(service.manager.awaits(&mut service.daemon).code(), Some(0));
+    // Its socket is closed at the end of the process, maybe without an answer.
+    let _ = flush.join().unwrap();
+    service.start_again();
+    assert_flush_fails(&mut client);
+}
+
+/// The guest has left, and the next one at that socket has to be told.
+fn a_failed_sync_of_which_no_guest_knows_is_kept() {
+    let scratch = Scratch::new();
+    let disk = UnresponsiveFs::mount(&scratch, 8 << 20).unwrap();
+    let path = disk.file().display().to_string();
+    let mut service = Service::serve_in(scratch, &path, &["--serial", "d"]);
+    disk.fail_flush();
+    let flush = http::fetch(&service.control(), "POST", "/v1/disks/d/flush", "");
+    assert_eq!(flush.status, 500, "{}", flush.body);
+    for is_told in [false, true] {
+        service.stop();
+        service.manager.kept.clear();
+        service.start_again();
+        let mut client = service.open(&outliving());
+        match is_told {
+            false => assert_flush_fails(&mut client),
+            true => client.queue(0).flush().unwrap(),
+        }
+    }
 }

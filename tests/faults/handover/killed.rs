@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use cleave_client::{Base, Buffer, Client, DeviceOptions};
 use cleave_tests::{
-    Case, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, closes_within, connect, outliving,
-    scale, seeded,
+    Case, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, closes_within, connect, exercise_queue,
+    http, outliving, scale, seeded, wait_until,
 };
 
 use super::service::Service;
@@ -21,6 +21,7 @@ pub(super) fn cases() -> Vec<Case> {
     cleave_tests::cases![
         a_frontend_that_connects_again_loses_nothing,
         a_frontend_that_cannot_sees_its_end,
+        a_session_is_kept_once_the_manager_has_time,
     ]
 }
 
@@ -122,4 +123,23 @@ fn a_frontend_that_cannot_sees_its_end() {
         }
     }
     println!("{rounds} processes were killed; the connection ended with {ended}");
+}
+
+/// A guest that runs has no reason to send its daemon another message for weeks.
+fn a_session_is_kept_once_the_manager_has_time() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", SURVIVOR_DISK_BYTES);
+    let mut service = Service::serve_in(scratch, image.to_str().unwrap(), &["--serial", "d"]);
+    service.manager.settle();
+    service.manager.fill();
+    let mut client = service.open(&outliving());
+    exercise_queue(&mut client, 0).unwrap();
+    let control = service.control();
+    let is_kept = || http::get(&control, "/v1/disks/d")["session"]["kept"] == true;
+    assert!(!is_kept());
+    assert!(service.manager.keeps_one());
+    assert!(wait_until(is_kept));
+    service.daemon.kill();
+    service.start_again();
+    exercise_queue(&mut client, 0).unwrap();
 }

@@ -1,9 +1,12 @@
 //! A guest that moves to another host while its daemon is restarted: each page that a daemon writes is marked.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 
+use cleave_client::message::{VERSION, message, request, vring_state};
 use cleave_client::{Buffer, Queue, WriteLog};
-use cleave_tests::{Case, Scratch, header, moving, wait_until};
+use cleave_tests::{Case, Requirement, Scratch, UnresponsiveFs, header, http, moving, wait_until};
+use rustix::fs::{FlockOperation, flock};
 
 use super::service::{Service, terminate};
 
@@ -12,7 +15,11 @@ const SLOTS: u64 = 64;
 
 /// The tests of this file.
 pub(super) fn cases() -> Vec<Case> {
-    cleave_tests::cases![no_page_is_unmarked, no_page_is_unmarked_by_take_overs]
+    cleave_tests::cases![
+        no_page_is_unmarked,
+        no_page_is_unmarked_by_take_overs,
+        a_disk_that_leaves_while_its_daemon_ends_stays_released: Requirement::Fuse,
+    ]
 }
 
 /// Prepares reads into pages that hold something else.
@@ -89,4 +96,42 @@ fn mark(change: fn(&mut Service)) {
         assert!(changed.len() as u64 >= SLOTS);
         while queue.ring().reap().is_some() {}
     }
+}
+
+/// The guest's last virtqueue stops, and its disk is handed to another host, while the daemon ends.
+fn a_disk_that_leaves_while_its_daemon_ends_stays_released() {
+    let folder = Scratch::in_memory();
+    let storage = UnresponsiveFs::mount(&folder, 4 << 20).unwrap();
+    let image = storage.file();
+    let mut service = Service::serve(
+        image.to_str().unwrap(),
+        &["--start", "inactive", "--serial", "moves"],
+    );
+    let possession = |service: &Service| {
+        let disk = http::get(&service.control(), "/v1/disks/moves");
+        disk["possession"].as_str().unwrap().to_owned()
+    };
+    let mut client = service.open(&moving(1));
+    client.queue(0).write(0, &[b'A'; 4096]).unwrap();
+    assert_eq!(possession(&service), "active");
+    let log = WriteLog::new(client.memory()).unwrap();
+    client.start_log(&log).unwrap();
+    storage.hold(true);
+    let stop = message(request::GET_VRING_BASE, VERSION, &vring_state(0, 0));
+    client.frontend().socket().send_raw(&stop, &[]).unwrap();
+    assert!(wait_until(|| storage.held() > 0), "nothing is flushed");
+    terminate(&mut service.daemon);
+    let is_told = || service.manager.log().contains("finishing the requests");
+    assert!(wait_until(is_told), "{}", service.manager.log());
+    storage.release();
+    assert_eq!(service.manager.awaits(&mut service.daemon).code(), Some(0));
+    assert!(client.frontend().socket().recv().is_ok(), "its position");
+    assert_eq!(service.manager.disks(), 0);
+    let told = service.manager.log();
+    assert!(told.contains("has left for another host"), "{told}");
+    service.start_again();
+    assert_eq!(possession(&service), "inactive");
+    let other = File::options().read(true).write(true).open(&image).unwrap();
+    flock(&other, FlockOperation::NonBlockingLockExclusive).unwrap();
+    service.stop();
 }

@@ -57,18 +57,23 @@ fn keep(service: &mut Service, fd: impl Into<OwnedFd>) {
 fn socket_with(bytes: &[u8], fds: &[BorrowedFd<'_>]) -> UnixStream {
     let (mut ours, kept) = UnixStream::pair().unwrap();
     ours.write_all(bytes).unwrap();
+    send_fds(&ours, fds);
+    kept
+}
+
+/// Sends the descriptors that end a frame.
+pub(super) fn send_fds(into: &UnixStream, fds: &[BorrowedFd<'_>]) {
     for chunk in fds.chunks(CHUNK) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(CHUNK))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(chunk));
         let piece = [std::io::IoSlice::new(&[0])];
-        sendmsg(&ours, &piece, &mut control, SendFlags::empty()).unwrap();
+        sendmsg(into, &piece, &mut control, SendFlags::empty()).unwrap();
     }
-    kept
 }
 
 /// A sealed file with this document.
-fn sealed(document: &Value) -> File {
+pub(super) fn sealed(document: &Value) -> File {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(memfd_create("document", flags).unwrap());
     file.write_all(document.to_string().as_bytes()).unwrap();

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,11 @@ use cleave_tests::{
 };
 
 use cleave_tests::http::{converse, fetch};
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
 
+use super::parcels::{sealed, send_fds};
 use super::pauses::Pauses;
 use super::service::terminate;
 use super::{LIFE_MAX_US, ROUND, WHOLE_EVERY};
@@ -26,6 +31,8 @@ pub(crate) fn cases() -> Vec<Case> {
     cleave_tests::cases![
         no_request_is_lost_or_repeated_by_take_overs,
         a_process_that_dies_or_falls_silent_takes_nothing,
+        a_process_fails_if_the_one_that_took_its_disk_is_dead,
+        an_offered_disk_is_locked_by_nobody_else,
         one_process_serves_whichever_is_killed,
         what_cannot_be_taken_over_stays,
         a_process_of_another_user_gets_nothing: Requirement::Root,
@@ -170,6 +177,7 @@ pub(super) fn frame(kind: u32, bytes: &[u8]) -> Vec<u8> {
 
 pub(super) const HELLO: u32 = 1;
 pub(super) const READY: u32 = 3;
+pub(super) const PARCEL: u32 = 4;
 pub(super) const TAKEN: u32 = 5;
 pub(super) const KEPT: u32 = 6;
 
@@ -234,7 +242,8 @@ fn a_process_that_dies_or_falls_silent_takes_nothing() {
             stream.write_all(&frame(HELLO, &version)).unwrap();
             assert_eq!(received(stream), 2);
             stream.write_all(&frame(TAKEN, &[])).unwrap();
-            assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
+            // Otherwise it would take the end of the link for a death.
+            assert_eq!(received(stream), KEPT);
         }),
         ("leaves before the sessions", &|stream| {
             stream.write_all(&frame(HELLO, &version)).unwrap();
@@ -277,6 +286,112 @@ fn a_process_that_dies_or_falls_silent_takes_nothing() {
     drop(client);
     terminate(&mut next);
     assert_eq!(next.0.wait().unwrap().code(), Some(0));
+}
+
+/// Its manager starts the service again only then.
+fn a_process_fails_if_the_one_that_took_its_disk_is_dead() {
+    let mut random = seeded("take-over-dead");
+    let scratch = Scratch::new();
+    let place = Place::new(&scratch, "on");
+    let mut daemon = place.start();
+    let options = outliving();
+    let mut client = connect(|| Client::open(&place.socket, &options));
+    let mut guest = Survivor::new(&mut client);
+    guest.work(&mut client, &mut random, Duration::from_millis(5));
+    let mut stream = asked(&place.control, "/v1/take-over");
+    stream
+        .write_all(&frame(HELLO, &1_u32.to_le_bytes()))
+        .unwrap();
+    assert_eq!(received(&mut stream), 2);
+    stream.write_all(&frame(READY, &[])).unwrap();
+    assert_eq!(received(&mut stream), 4);
+    // Both have happened when it looks.
+    signal(&daemon, Signal::STOP);
+    stream.write_all(&frame(TAKEN, &[])).unwrap();
+    drop(stream);
+    signal(&daemon, Signal::CONT);
+    assert_eq!(daemon.0.wait().unwrap().code(), Some(1));
+    let log = std::fs::read_to_string(&place.log).unwrap();
+    assert!(log.contains("until this daemon is started again"), "{log}");
+    let mut next = place.start();
+    connect(|| client.reconnect(&place.socket, &options, Base::Used));
+    guest.await_all(&mut client, true);
+    guest.verify(&mut client, true);
+    drop(client);
+    terminate(&mut next);
+    assert_eq!(next.0.wait().unwrap().code(), Some(0));
+}
+
+pub(super) fn signal(daemon: &Killed, signal: Signal) {
+    let pid = Pid::from_raw(daemon.0.id().cast_signed()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+/// Plays the process that is asked: accepts the other one, up to its greeting.
+pub(super) fn asked_by_another(control: &UnixListener) -> UnixStream {
+    let switch =
+        "101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: cleave-hand-over\r\n\r\n";
+    let mut stream = answered(control, switch);
+    assert_eq!(received(&mut stream), HELLO);
+    stream
+}
+
+/// Accepts a connection, and answers its first request.
+pub(super) fn answered(control: &UnixListener, answer: &str) -> UnixStream {
+    let (mut stream, _) = control.accept().unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        request.push(byte[0]);
+    }
+    stream
+        .write_all(format!("HTTP/1.1 {answer}").as_bytes())
+        .unwrap();
+    stream
+}
+
+/// Sends what a process prepares itself with. The document has the places of the descriptors as their names.
+pub(super) fn send_offer(mut stream: &UnixStream, document: &Value, fds: &[BorrowedFd<'_>]) {
+    let document = sealed(document);
+    let names: Vec<_> = (0..fds.len()).map(|at| at.to_string()).collect();
+    let names = serde_json::to_vec(&names).unwrap();
+    let header = [2, names.len() as u32, 1 + fds.len() as u32].map(u32::to_le_bytes);
+    stream.write_all(header.as_flattened()).unwrap();
+    stream.write_all(&names).unwrap();
+    send_fds(stream, &[&[document.as_fd()], fds].concat());
+}
+
+/// Plays a process whose guest leaves for another host while the next process gets ready: nothing keeps that host from the disk.
+fn an_offered_disk_is_locked_by_nobody_else() {
+    let scratch = Scratch::new();
+    let place = Place::new(&scratch, "off");
+    let image = scratch.join("disk");
+    let open = || File::options().read(true).write(true).open(&image).unwrap();
+    let control = UnixListener::bind(&place.control).unwrap();
+    let listener = UnixListener::bind(&place.socket).unwrap();
+    let mut next = place.start();
+    let mut stream = asked_by_another(&control);
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    let document = json!({
+        "format": "cleave-hand-over", "version": 1, "cleave": "0.3.0",
+        "disk": {"id": "d", "storage": path(&image), "endpoint": path(&place.socket), "identities": []},
+        "files": ["0"], "listener": "1", "control": "2", "metrics": null, "watchdog_ns": null, "since_ns": null,
+        "limit_levels": null, "sessions": [],
+    });
+    let released = open();
+    let fds = [released.as_fd(), listener.as_fd(), control.as_fd()];
+    send_offer(&stream, &document, &fds);
+    assert_eq!(received(&mut stream), READY);
+    let other = open();
+    flock(&other, FlockOperation::NonBlockingLockExclusive).unwrap();
+    stream
+        .write_all(&frame(KEPT, b"another host has it"))
+        .unwrap();
+    assert_eq!(next.0.wait().unwrap().code(), Some(1));
+    let log = std::fs::read_to_string(&place.log).unwrap();
+    assert!(log.contains("goes on: another host has it"), "{log}");
 }
 
 fn one_process_serves_whichever_is_killed() {

@@ -32,6 +32,7 @@ pub(super) fn cases() -> Vec<Case> {
         a_signal_during_a_take_over_loses_nothing,
         one_of_two_that_take_over_gets_it,
         take_overs_follow_at_once,
+        a_process_ends_when_its_manager_has_heard_of_the_next,
         another_file_or_access_is_refused,
         a_held_request_goes_on_if_its_frontend_keeps_it,
         a_held_request_that_nobody_keeps_stays,
@@ -157,6 +158,17 @@ fn take_overs_follow_at_once() {
     }
     guest.await_all(&mut client, true);
     guest.verify(&mut client, true);
+}
+
+/// A manager that does not know the next process yet would not notice its death.
+fn a_process_ends_when_its_manager_has_heard_of_the_next() {
+    let mut service = served(&[]);
+    let next = service.start_taking();
+    service.manager.hears(&format!("MAINPID={}", next.0.id()));
+    service.manager.hears("BARRIER=1");
+    assert_eq!(service.manager.awaits(&mut service.daemon).code(), Some(0));
+    service.daemon = next;
+    service.stop();
 }
 
 fn another_file_or_access_is_refused() {

@@ -277,6 +277,36 @@ fn an_attempt_of_qemu_costs_no_lock() {
     assert_eq!(locks(&path), [true; 2]);
 }
 
+/// The process that serves it releases it when its guest leaves for another host, which may be while the next one gets ready.
+#[test]
+fn a_disk_that_is_released_meanwhile_is_not_locked_again() {
+    let folder = TempDir::new().unwrap();
+    let path = image(&folder, "image", 1 << 20);
+    let given = OpenOptions {
+        locking: Locking::Given,
+        ..OpenOptions::default()
+    };
+    let first = open(&path, &OpenOptions::default());
+    // Without its files the disk is opened like any other.
+    refused(
+        open_given(&path, &given, Vec::new()),
+        "in use by another cleave",
+    );
+    let second = open_given(&path, &given, given_by(&first)).unwrap();
+    assert_eq!(locks(&path), [true; 2]);
+    first.release().unwrap();
+    assert_eq!(locks(&path), [false; 2]);
+    let third = open_given(&path, &given, given_by(&first)).unwrap();
+    assert_eq!(locks(&path), [false; 2]);
+    // If the process that served it has died, it is acquired, unless the other host was faster.
+    let other = open(&path, &OpenOptions::default());
+    drop((first, second));
+    assert!(third.acquire().unwrap_err().holder().is_some());
+    drop(other);
+    third.acquire().unwrap();
+    assert_eq!(locks(&path), [true; 2]);
+}
+
 #[test]
 fn a_released_disk_changes_hands_and_is_acquired() {
     let folder = TempDir::new().unwrap();

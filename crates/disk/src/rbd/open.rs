@@ -19,7 +19,7 @@ pub(crate) fn open(
         (false, _) if spec.place.snapshot.is_some() => {
             return Err(OpenError::Snapshot(name.to_owned()));
         }
-        (false, Locking::AtOpen) => ImageAccess::Write,
+        (false, Locking::AtOpen | Locking::Given) => ImageAccess::Write,
         (false, Locking::Later) => ImageAccess::WriteOnceLocked,
     };
     Image::open(&spec.place, access)

@@ -53,6 +53,8 @@ impl DiskServer {
             "its server may have lost changes, and no flush of the guest has failed since"
         } else if self.device.unsettled_for().is_some() {
             "its server may still do what a daemon sent that died"
+        } else if self.status.is_syncing() {
+            "it is being flushed for the operator, and only this process learns whether that fails"
         } else if self.device.is_lost() {
             "a worker failed and left requests in flight"
         } else if self.service.disk.needs_ceph() {
@@ -68,7 +70,7 @@ impl DiskServer {
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
         giver: Giver,
-        peer: Peer,
+        peer: &Peer,
     ) -> bool {
         let name = self.disk.name().to_owned();
         if let Err(why) = self.try_to_give(orders, giver).await {
@@ -88,6 +90,14 @@ impl DiskServer {
         self.pending.clear();
         self.status.forget_quiet();
         true
+    }
+
+    /// Tells that the disk ends, for this reason, so that another process can open it.
+    pub(super) fn warn_of_yielding(&self, why: &str) {
+        let name = self.disk.name();
+        tracing::warn!(
+            "{name}: {why}: finishing the requests in flight, then leaving the disk to that process; its frontend has to connect again"
+        );
     }
 
     /// Drains the sessions and offers them. If they are not taken, they go on here.
@@ -149,6 +159,7 @@ impl DiskServer {
             sessions,
             since: Some(since),
             limit_levels: Some(self.device.limit_levels()),
+            sync_failure: self.disk.sync_failure(),
             ..Parcel::default()
         };
         parcel.pack().map_err(|failed| {

@@ -45,11 +45,26 @@ impl DiskServer {
         self.pending.clear();
         let sessions = self.drain(orders, deadline, SessionHandle::hand_over).await;
         self.status.forget_quiet();
+        let sessions = sessions?;
+        if !self.possession.is_active() {
+            // It has gone to another host with its guest meanwhile. The next process would lock the files again, and nobody would
+            // release them for that host.
+            let name = self.disk.name();
+            tracing::info!(
+                "{name}: its guest has left for another host: nothing is kept for the next process"
+            );
+            door.close(&self.offload);
+            return Ok(());
+        }
+        // The guest waits, and must not be told that what was lost is durable.
+        let time = deadline.saturating_sub(now().saturating_sub(since));
+        self.status.await_syncing(time).await;
         let cannot = |error| Failure::run(format!("cannot be handed over: {error}"));
         let parcel = Parcel {
-            sessions: sessions?,
+            sessions,
             since: Some(since),
             limit_levels: Some(self.device.limit_levels()),
+            sync_failure: self.disk.sync_failure(),
             ..self.parcel(&door).map_err(cannot)?
         };
         door.set_owner(FileOwner::Another);
@@ -94,8 +109,11 @@ impl DiskServer {
         Some(Box::new(keeper))
     }
 
-    /// Goes on with what another process has left: the sessions, and the limits where they were.
+    /// Goes on with what another process has left: the sessions, a sync that failed, and the limits where they were.
     pub(crate) fn resume(&mut self, parcel: Parcel) {
+        if let Some(failure) = parcel.sync_failure {
+            self.disk.inherit_sync_failure(failure);
+        }
         if let Some(levels) = &parcel.limit_levels {
             self.device.fill_limits(levels);
         }

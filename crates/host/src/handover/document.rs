@@ -6,6 +6,7 @@ use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 
+use cleave_disk::SyncFailure;
 use cleave_worker::LimitLevels;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
 use serde::{Deserialize, Serialize};
@@ -66,7 +67,36 @@ pub(super) struct Document {
     pub(super) watchdog_ns: Option<u64>,
     pub(super) since_ns: Option<u64>,
     pub(super) limit_levels: Option<LimitLevels>,
+    /// Left out without a failure, so that a process which does not know it refuses only a parcel in which it matters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) sync_failure: Option<FailureEntry>,
     pub(super) sessions: Vec<SessionEntry>,
+}
+
+/// What the guest knows of a failed sync.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum FailureEntry {
+    Untold,
+    Told,
+}
+
+impl From<SyncFailure> for FailureEntry {
+    fn from(failure: SyncFailure) -> FailureEntry {
+        match failure {
+            SyncFailure::Untold => FailureEntry::Untold,
+            SyncFailure::Told => FailureEntry::Told,
+        }
+    }
+}
+
+impl From<FailureEntry> for SyncFailure {
+    fn from(entry: FailureEntry) -> SyncFailure {
+        match entry {
+            FailureEntry::Untold => SyncFailure::Untold,
+            FailureEntry::Told => SyncFailure::Told,
+        }
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -11,13 +11,16 @@
 //! ```
 //!
 //! Each side uses it on a thread of its own and may wait on it until a deadline that it names. After an error, or when the deadline
-//! has passed, the giver keeps the disk, and says so with `kept` and the reason. So a link that ends without it tells that the giver has
-//! died, or ended.
+//! has passed, the giver keeps the disk, and says so with `kept` and the reason. One that is dropped says it as well. So a link that ends
+//! without it tells that the giver has died, or ended.
+//!
+//! A taker that serves alone keeps its end open as long as it runs. So a giver that still runs sees if it dies.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::getsockopt;
@@ -31,6 +34,7 @@ use rustix::net::{
 use rustix::process::geteuid;
 
 use super::parcel::Packed;
+use crate::failure::Failure;
 
 /// Version of the exchange. The giver refuses a taker of another one.
 const VERSION: u32 = 1;
@@ -53,18 +57,38 @@ enum FrameKind {
     Kept = 6,
 }
 
-/// The process at the other end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The process that asks a giver.
+#[derive(Debug, Clone)]
 pub(crate) struct Peer {
     /// Its number; 0 if it has none in our PID namespace.
     pub(crate) pid: i32,
-    /// Its user.
-    pub(crate) uid: u32,
+    link: Arc<UnixStream>,
 }
 
-/// The end of the process that has the disk. If it is dropped, the other process gets nothing.
+impl Peer {
+    /// Refuses to end in order for a process that has taken everything over and has ended since. The manager starts the service again
+    /// if this process fails.
+    pub(crate) fn check_alive(&self) -> Result<(), Failure> {
+        let mut ends = [PollFd::new(&self.link, PollFlags::empty())];
+        let _ = retry_on_intr(|| poll(&mut ends, Some(&Timespec::default())));
+        let [end] = ends;
+        match end.revents().contains(PollFlags::HUP) {
+            false => Ok(()),
+            true => Err(Failure::run(format!(
+                "process {} has taken over and has ended: its guests hang until this daemon is started again",
+                self.pid
+            ))),
+        }
+    }
+}
+
+/// The end of the process that has the disk. If it is dropped, this process keeps the disk, and the other is told.
 #[derive(Debug)]
-pub(crate) struct Giver(FrameSocket);
+pub(crate) struct Giver {
+    socket: FrameSocket,
+    /// True if the disk is given, or the other process was told that it is kept.
+    is_over: bool,
+}
 
 /// The end of the process that wants the disk. If it is dropped, the giver keeps the disk at once.
 #[derive(Debug)]
@@ -73,28 +97,33 @@ pub(crate) struct Taker(FrameSocket);
 impl Giver {
     /// Waits for the greeting of a process that has connected. Refuses one of another user, unless that is root.
     pub(crate) fn accept(stream: UnixStream, deadline: Instant) -> io::Result<(Giver, Peer)> {
-        let peer = trusted_peer(&stream)?;
-        let socket = FrameSocket(stream);
+        let pid = trusted_process(&stream)?;
+        let socket = FrameSocket::new(stream);
         let (hello, _) = socket.receive(FrameKind::Hello, deadline)?;
         if hello != VERSION.to_le_bytes() {
             return Err(broken("it speaks another version of the hand-over"));
         }
-        Ok((Giver(socket), peer))
+        let giver = Giver {
+            socket,
+            is_over: false,
+        };
+        let link = giver.socket.0.clone();
+        Ok((giver, Peer { pid, link }))
     }
 
     /// Sends what the other process prepares itself with: a parcel without sessions.
     pub(crate) fn send_files(&self, files: &Packed, deadline: Instant) -> io::Result<()> {
-        self.0.send_packed(FrameKind::Files, files, deadline)
+        self.socket.send_packed(FrameKind::Files, files, deadline)
     }
 
     /// Waits until the other process needs nothing but the sessions.
     pub(crate) fn await_ready(&self, deadline: Instant) -> io::Result<()> {
-        self.0.receive(FrameKind::Ready, deadline).map(drop)
+        self.socket.receive(FrameKind::Ready, deadline).map(drop)
     }
 
     /// Waits for so long. An error says that the other process has left, which has nothing to say now.
     pub(crate) fn stays_for(&self, time: Duration) -> io::Result<()> {
-        match wait(&self.0.0, PollFlags::IN, Instant::now() + time) {
+        match wait(&self.socket.0, PollFlags::IN, Instant::now() + time) {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(()),
             Err(error) => Err(error),
             Ok(()) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -103,28 +132,49 @@ impl Giver {
 
     /// Gives the disk away. After an error this process still has it, and the other knows that it must not serve: the parcel can be
     /// unpacked and resumed here. Otherwise the other process alone may serve.
-    pub(crate) fn give(self, parcel: &Packed, deadline: Instant) -> io::Result<()> {
+    pub(crate) fn give(mut self, parcel: &Packed, deadline: Instant) -> io::Result<()> {
         // The other process cannot take what it does not have whole.
-        self.0.send_packed(FrameKind::Parcel, parcel, deadline)?;
+        let sent = self.socket.send_packed(FrameKind::Parcel, parcel, deadline);
+        sent.inspect_err(|error| self.say_kept(&error.to_string()))?;
         self.end(deadline)
     }
 
-    /// Tells the other process that this one keeps the disk, for this reason, before anything of it goes on here. If it does not hear
-    /// it, it has left or does not read.
-    pub(crate) fn keep(self, why: &str) {
+    /// Gives what is left to a process that serves everything by now. This one ends, whatever the other answers.
+    pub(crate) fn leave(mut self, parcel: &Packed, deadline: Instant) {
+        self.is_over = true;
+        let sent = self.socket.send_packed(FrameKind::Parcel, parcel, deadline);
+        let _ = sent.and_then(|()| wait(&self.socket.0, PollFlags::IN, deadline));
+    }
+
+    /// Tells the other process that this one keeps the disk, for this reason, before anything of it goes on here.
+    pub(crate) fn keep(mut self, why: &str) {
+        self.say_kept(why);
+    }
+
+    /// Says once that this process keeps the disk, unless it is given.
+    fn say_kept(&mut self, why: &str) {
+        if mem::replace(&mut self.is_over, true) {
+            return;
+        }
         let now = Instant::now();
-        let _ = self.0.send(FrameKind::Kept, why.as_bytes(), &[], now);
+        let said = self.socket.send(FrameKind::Kept, why.as_bytes(), &[], now);
+        if said.is_err_and(|error| !has_ended(&error)) {
+            // The other process has stopped reading and there is no room. It would take the end of the link for the death of this
+            // process, so this end stays open until that comes.
+            mem::forget(self.socket.0.clone());
+        }
     }
 
     /// Waits until the other process has taken the disk or cannot take it any more.
     ///
     /// This end of the socket is shut down before it is read. When the kernel queues a message, it checks for that under the same lock, so
     /// the other's message is in the queue by then, or its `take` fails.
-    fn end(self, deadline: Instant) -> io::Result<()> {
-        let socket = &self.0.0;
+    fn end(mut self, deadline: Instant) -> io::Result<()> {
+        let socket = &self.socket.0;
         let waited = wait(socket, PollFlags::IN, deadline);
         if shutdown(socket, Shutdown::Read).is_err() {
             // Its message may still come. A disk that nobody serves is better than one that two do.
+            self.is_over = true;
             return Ok(());
         }
         // Whatever ended the wait, the queue says how it ended.
@@ -133,6 +183,7 @@ impl Giver {
         let read = retry_on_intr(|| recv(socket, &mut *buffer, RecvFlags::DONTWAIT));
         let is_whole = read.is_ok_and(|(_, count)| count == HEADER_BYTES);
         if is_whole && found == header(FrameKind::Taken, 0, 0) {
+            self.is_over = true;
             return Ok(());
         }
         let error = waited.err();
@@ -142,22 +193,34 @@ impl Giver {
     }
 }
 
+impl Drop for Giver {
+    fn drop(&mut self) {
+        self.say_kept("it does not wait any longer");
+    }
+}
+
 /// How an attempt to take a disk ends.
 #[derive(Debug)]
 pub(crate) enum TakeOutcome {
     /// This process alone may serve it.
-    Taken,
+    Taken(TakenLink),
     /// The giver serves it.
     Kept(io::Error),
     /// The giver has ended, and has not gone on with the disk before.
     Ended(io::Error),
 }
 
+/// The link of a process that serves alone. If it is dropped while the giver still runs, the giver takes this process for dead.
+#[derive(Debug)]
+pub(crate) struct TakenLink {
+    _end: FrameSocket,
+}
+
 impl Taker {
     /// Greets the process at the other end. Refuses one of another user, unless that is root.
     pub(crate) fn greet(stream: UnixStream, deadline: Instant) -> io::Result<Taker> {
-        trusted_peer(&stream)?;
-        let socket = FrameSocket(stream);
+        trusted_process(&stream)?;
+        let socket = FrameSocket::new(stream);
         socket.send(FrameKind::Hello, &VERSION.to_le_bytes(), &[], deadline)?;
         Ok(Taker(socket))
     }
@@ -169,7 +232,8 @@ impl Taker {
 
     /// Asks for the sessions: nothing else can keep this process from serving. The guest waits from here on.
     pub(crate) fn send_ready(&self, deadline: Instant) -> io::Result<()> {
-        self.0.send(FrameKind::Ready, &[], &[], deadline)
+        let sent = self.0.send(FrameKind::Ready, &[], &[], deadline);
+        sent.map_err(|_| self.last_word(deadline))
     }
 
     /// Receives the whole parcel.
@@ -182,20 +246,28 @@ impl Taker {
         let taken = header(FrameKind::Taken, 0, 0);
         // In one call that does not wait: a message is queued whole or not at all.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let failed = match retry_on_intr(|| send(&self.0.0, taken.as_flattened(), flags)) {
-            Ok(HEADER_BYTES) => return TakeOutcome::Taken,
-            Ok(_) => io::ErrorKind::WriteZero.into(),
-            Err(error) => error.into(),
-        };
+        let sent = retry_on_intr(|| send(&self.0.0, taken.as_flattened(), flags));
+        if sent == Ok(HEADER_BYTES) {
+            return TakeOutcome::Taken(TakenLink { _end: self.0 });
+        }
+        let why = self.last_word(deadline);
+        match has_ended(&why) {
+            true => TakeOutcome::Ended(why),
+            false => TakeOutcome::Kept(why),
+        }
+    }
+
+    /// Returns why nothing can be sent any more. What the giver said before it closed its end is still in the queue.
+    fn last_word(&self, deadline: Instant) -> io::Error {
         match self.0.receive(FrameKind::Kept, deadline) {
-            Ok((why, _)) => TakeOutcome::Kept(kept(&why)),
-            Err(error) if has_ended(&error) => TakeOutcome::Ended(failed),
-            Err(_) => TakeOutcome::Kept(failed),
+            Ok((why, _)) => kept(&why),
+            Err(error) => error,
         }
     }
 }
 
-/// Returns true if the process at the other end has closed the link without a word.
+/// Returns true if the process at the other end has closed the link without a word. One that has closed it within a message may have
+/// had no time for the rest of it, and have kept the disk.
 pub(crate) fn has_ended(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
@@ -208,7 +280,7 @@ fn kept(why: &[u8]) -> io::Error {
 
 /// Puts a parcel into a socket, where it waits for whoever reads the other end.
 pub(super) fn send_parcel(into: UnixStream, parcel: &Packed, deadline: Instant) -> io::Result<()> {
-    FrameSocket(into).send_packed(FrameKind::Parcel, parcel, deadline)
+    FrameSocket::new(into).send_packed(FrameKind::Parcel, parcel, deadline)
 }
 
 /// Takes out of a socket all that waits in it, and closes it. Its descriptors are closed by the kernel, because there is no room for them.
@@ -224,14 +296,18 @@ pub(super) fn discard(from: &UnixStream) {
 
 /// Takes a parcel out of a socket.
 pub(super) fn receive_parcel(from: UnixStream, deadline: Instant) -> io::Result<Packed> {
-    FrameSocket(from).receive_packed(FrameKind::Parcel, deadline)
+    FrameSocket::new(from).receive_packed(FrameKind::Parcel, deadline)
 }
 
 /// A connected socket, blocking or not, that carries frames.
 #[derive(Debug)]
-struct FrameSocket(UnixStream);
+struct FrameSocket(Arc<UnixStream>);
 
 impl FrameSocket {
+    fn new(stream: UnixStream) -> FrameSocket {
+        FrameSocket(Arc::new(stream))
+    }
+
     fn send_packed(&self, kind: FrameKind, packed: &Packed, deadline: Instant) -> io::Result<()> {
         let (names, fds): (Vec<_>, Vec<_>) = packed.fds.iter().map(|(name, fd)| (name, fd)).unzip();
         let fds = std::iter::once(&packed.document).chain(fds);
@@ -282,10 +358,12 @@ impl FrameSocket {
             )));
         }
         let mut bytes = vec![0; length];
-        self.read(&mut bytes, &mut fds, 0, deadline)?;
+        self.read(&mut bytes, &mut fds, 0, deadline)
+            .map_err(cut_off)?;
         while fds.len() < count {
             let whole = count.min(fds.len() + CHUNK);
-            self.read(&mut [0], &mut fds, whole, deadline)?;
+            self.read(&mut [0], &mut fds, whole, deadline)
+                .map_err(cut_off)?;
             if fds.len() < whole {
                 return Err(broken("it sent fewer descriptors than it announced"));
             }
@@ -384,12 +462,12 @@ fn wait(socket: &UnixStream, flags: PollFlags, deadline: Instant) -> io::Result<
     }
 }
 
-/// Returns the process at the other end, if it may have our disks or give us its own.
-fn trusted_peer(stream: &UnixStream) -> io::Result<Peer> {
+/// Returns the number of the process at the other end, if it may have our disks or give us its own.
+fn trusted_process(stream: &UnixStream) -> io::Result<i32> {
     let found = getsockopt(stream, PeerCredentials)?;
     let (pid, uid) = (found.pid(), found.uid());
     match is_trusted(uid, geteuid().as_raw()) {
-        true => Ok(Peer { pid, uid }),
+        true => Ok(pid),
         false => Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
             format!("process {pid} is of user {uid}: take disks over as the same user, or as root"),
@@ -399,6 +477,14 @@ fn trusted_peer(stream: &UnixStream) -> io::Result<Peer> {
 
 fn is_trusted(uid: u32, own: u32) -> bool {
     uid == own || uid == 0
+}
+
+/// Makes of the end of a link within a message an error that is not [`has_ended`].
+fn cut_off(error: io::Error) -> io::Error {
+    match has_ended(&error) {
+        true => broken("it ended within a message"),
+        false => error,
+    }
 }
 
 fn broken(why: &str) -> io::Error {

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cleave_api::{ClientError, HttpClient};
-use cleave_disk::{Backing, Disk};
+use cleave_disk::{Backing, Disk, SyncFailure};
 
-use super::link::{TakeOutcome, Taker, has_ended};
+use super::link::{TakeOutcome, TakenLink, Taker, has_ended};
 use super::parcel::Parcel;
 use super::{PATH, PROTOCOL};
 use crate::socket::path_lock::PathLock;
@@ -19,7 +19,7 @@ const PARCEL_TIME: Duration = Duration::from_secs(15);
 /// last I/O.
 const LOCK_TIME: Duration = Duration::from_secs(5);
 
-/// Longest wait for a node to give all of its disks. One with an obstacle stays there until that has gone.
+/// Longest wait for a node to give all of its disks. That node has a bound for those that are not taken, and knows how far it is.
 const NODE_TIME: Duration = Duration::from_secs(365 * 86_400);
 
 /// A disk that another process offers, and serves until it is taken.
@@ -53,13 +53,21 @@ pub(crate) fn ask(control: &Path, disk: Option<&str>) -> Result<Option<Offer>, S
 }
 
 impl Offer {
-    /// Waits until a node has given all disks that it serves, or has ended.
-    pub(crate) fn await_all(self) {
+    /// Waits until a node has given all disks that it serves, or has ended. An error is the reason for which it goes on: it has the
+    /// control socket then, and what it had given it serves again. Otherwise the link is to be kept, if there is one.
+    pub(crate) fn await_all(self) -> Result<Option<TakenLink>, String> {
         let ready = self.taker.send_ready(Instant::now() + ANSWER_TIME);
         match ready.and_then(|()| self.taker.receive_parcel(Instant::now() + NODE_TIME)) {
             // A node without disks ends, whatever it hears.
-            Ok(_) => drop(self.taker.take(Instant::now() + ANSWER_TIME)),
-            Err(error) => tracing::warn!("the node that ran before has ended early: {error}"),
+            Ok(_) => match self.taker.take(Instant::now() + ANSWER_TIME) {
+                TakeOutcome::Taken(link) => Ok(Some(link)),
+                TakeOutcome::Kept(_) | TakeOutcome::Ended(_) => Ok(None),
+            },
+            Err(error) if has_ended(&error) => {
+                tracing::warn!("the node that ran before has ended early: {error}");
+                Ok(None)
+            }
+            Err(error) => Err(error.to_string()),
         }
     }
 
@@ -67,7 +75,13 @@ impl Offer {
     ///
     /// The giver keeps the lock of the path until it has heard that the disk is taken. If it ends without a word, the lock tells
     /// when its last I/O has ended: then the disk is this process's, with the sessions if they had come.
-    pub(crate) fn take(self, disk: &Disk, lock: Option<&PathLock>) -> Result<Parcel, String> {
+    ///
+    /// A process that has taken its only disk keeps the link.
+    pub(crate) fn take(
+        self,
+        disk: &Disk,
+        lock: Option<&PathLock>,
+    ) -> Result<(Parcel, Option<TakenLink>), String> {
         let has_inherited = || lock.is_some_and(|lock| lock.inherit(LOCK_TIME));
         let Offer { taker, .. } = self;
         let deadline = Instant::now() + PARCEL_TIME;
@@ -79,26 +93,138 @@ impl Offer {
                 if matches!(disk.backing(), Backing::Nbd(_)) {
                     return Err("the process that served the disk has died: start again".to_owned());
                 }
+                // Its guest may have left for another host before it died, so the locks may be free, or that host's.
+                let acquired = disk.acquire();
+                acquired.map_err(|error| format!("that process has died: {error}"))?;
                 tracing::warn!(
                     "the process that served the disk has died: its frontend has to connect again"
                 );
-                return Ok(Parcel::default());
+                let is_failed = lock.is_some_and(PathLock::tells_of_loss);
+                let parcel = Parcel {
+                    sync_failure: is_failed.then_some(SyncFailure::Untold),
+                    ..Parcel::default()
+                };
+                return Ok((parcel, None));
             }
             Err(error) => return Err(error.to_string()),
         };
         let parcel = Parcel::unpack(packed).map_err(|error| error.to_string())?;
         match taker.take(deadline) {
-            TakeOutcome::Taken => {
+            TakeOutcome::Taken(link) => {
                 // Without a lock, or with one that the other process does not release, it is the disk's all the same.
                 if lock.is_some() && !has_inherited() {
                     tracing::warn!(
                         "the lock beside the socket was not released: if this daemon is killed, the next one will not wait for its I/O"
                     );
                 }
-                Ok(parcel)
+                Ok((parcel, Some(link)))
             }
-            TakeOutcome::Ended(_) if has_inherited() => Ok(parcel),
+            TakeOutcome::Ended(_) if has_inherited() => Ok((parcel, None)),
             TakeOutcome::Ended(error) | TakeOutcome::Kept(error) => Err(error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::net::UnixStream;
+
+    use cleave_disk::{DiskSpec, Locking, OpenOptions};
+    use rustix::fs::{FlockOperation, flock};
+
+    use super::*;
+    use crate::handover::link::Giver;
+
+    /// For what is sure to come.
+    fn later() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    /// An offer, and the other end of its link.
+    fn offered() -> (Giver, Offer) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let offer = offer_of(theirs);
+        (Giver::accept(ours, later()).unwrap().0, offer)
+    }
+
+    fn offer_of(stream: UnixStream) -> Offer {
+        Offer {
+            parcel: Parcel::default(),
+            taker: Taker::greet(stream, later()).unwrap(),
+        }
+    }
+
+    /// The other process has given the disk to a third one meanwhile, so its lock is free.
+    #[test]
+    fn the_free_lock_of_a_process_that_waits_no_longer_is_not_inherited() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let running = PathLock::take(&path).unwrap().unwrap();
+        let next = PathLock::of_running(&path).unwrap();
+        let copy = PathLock::copy(Some(&running)).unwrap().unwrap();
+        let disk = Disk::open(&"null:1M".parse().unwrap(), &OpenOptions::default()).unwrap();
+        let (giver, offer) = offered();
+        drop(giver);
+        flock(&copy, FlockOperation::Unlock).unwrap();
+        let kept = offer.take(&disk, Some(&next)).unwrap_err();
+        assert!(kept.contains("does not wait any longer"), "{kept}");
+        // That of one that has died is.
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let offer = offer_of(theirs);
+        drop(ours);
+        let (taken, _) = offer.take(&disk, Some(&next)).unwrap();
+        assert!(taken.sessions.is_empty());
+        running.leave();
+    }
+
+    /// Its guest may have left for another host before, which has the disk, or comes to have it.
+    #[test]
+    fn the_disk_of_a_process_that_died_is_locked_before_it_is_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, image) = (folder.path().join("s"), folder.path().join("image"));
+        File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        let open = || Disk::open(&DiskSpec::Path(image.clone()), &OpenOptions::default());
+        let first = open().unwrap();
+        first.release().unwrap();
+        let files = first.held_files().map(|file| file.try_clone().unwrap());
+        let options = OpenOptions {
+            locking: Locking::Given,
+            ..OpenOptions::default()
+        };
+        let spec = DiskSpec::Path(image.clone());
+        let disk = Disk::open_given(&spec, &options, files.collect()).unwrap();
+        drop(first);
+        PathLock::take(&path).unwrap().unwrap().leave_to_rings();
+        let next = PathLock::of_running(&path).unwrap();
+        let take = || {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let offer = offer_of(theirs);
+            drop(ours);
+            offer.take(&disk, Some(&next))
+        };
+        let other = open().unwrap();
+        let refused = take().unwrap_err();
+        assert!(refused.contains("in use by another cleave"), "{refused}");
+        drop(other);
+        // A child that another test starts may hold it for a moment.
+        let end = later();
+        while take().is_err() {
+            assert!(Instant::now() < end);
+        }
+        assert!(open().unwrap_err().holder().is_some());
+    }
+
+    /// Otherwise both would serve the control socket.
+    #[test]
+    fn a_node_that_waits_no_longer_is_not_taken_for_dead() {
+        let (giver, offer) = offered();
+        drop(giver);
+        let kept = offer.await_all().unwrap_err();
+        assert!(kept.contains("does not wait any longer"), "{kept}");
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let offer = offer_of(theirs);
+        drop(ours);
+        offer.await_all().unwrap();
     }
 }

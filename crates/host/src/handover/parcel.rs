@@ -8,6 +8,7 @@ use std::iter;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use cleave_disk::SyncFailure;
 use cleave_session::{Handover, RecordedMessage};
 use cleave_worker::LimitLevels;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
@@ -39,6 +40,8 @@ pub(crate) struct Parcel {
     pub(crate) since: Option<Duration>,
     /// The levels of the buckets of its limits at that time.
     pub(crate) limit_levels: Option<LimitLevels>,
+    /// A sync has failed: no flush may succeed, whoever serves the disk.
+    pub(crate) sync_failure: Option<SyncFailure>,
 }
 
 /// A parcel as it is kept and sent.
@@ -131,6 +134,7 @@ impl Parcel {
             watchdog_ns: self.watchdog.map(ns),
             since_ns: self.since.map(ns),
             limit_levels: self.limit_levels,
+            sync_failure: self.sync_failure.map(Into::into),
             sessions: sessions.collect(),
         }
     }
@@ -176,6 +180,7 @@ impl Parcel {
             sessions,
             since: document.since_ns.map(Duration::from_nanos),
             limit_levels: document.limit_levels,
+            sync_failure: document.sync_failure.map(Into::into),
         })
     }
 }

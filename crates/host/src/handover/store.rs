@@ -67,6 +67,7 @@ impl SessionKeeper {
         }
     }
 
+    /// Puts a parcel where the manager's end is. After an error there may be a part of it.
     fn put(&mut self, parcel: Parcel) -> io::Result<()> {
         let packed = parcel.pack().map_err(|failed| failed.1)?;
         let send = |ours: &UnixStream| {
@@ -85,14 +86,14 @@ impl SessionKeeper {
 }
 
 impl Keeper for SessionKeeper {
-    fn keep(&mut self, session: Handover) {
+    fn keep(&mut self, session: Handover) -> io::Result<()> {
         let parcel = Parcel {
             disk: self.disk.clone(),
             sessions: vec![session],
             ..Parcel::default()
         };
-        // If it fails, the frontend has to connect again after a crash. A part of a parcel is nothing.
-        let _ = self.put(parcel);
+        // A part of a parcel is nothing, and a whole one must not follow it.
+        self.put(parcel).inspect_err(|_| self.forget())
     }
 
     fn forget(&mut self) {

@@ -13,7 +13,7 @@ use crate::problem::Refusal;
 const CHANGE_TIME: Duration = Duration::from_secs(2);
 
 /// Held by requests that change a disk, and alone while another process takes the disks over.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Changes(Arc<RwLock<()>>);
 
 /// Held while another process takes disks over from this one, so that it is the only one.
@@ -36,6 +36,11 @@ impl Changes {
             let why = "a disk is being changed, or another process takes over already";
             Refusal(ProblemKind::Busy, why.to_owned())
         })
+    }
+
+    /// Waits until no other process takes disks over. One that has taken all of them never ends that.
+    pub(crate) async fn passed_back(self) {
+        drop(self.0.read().await);
     }
 
     /// Returns true while another process takes disks over.

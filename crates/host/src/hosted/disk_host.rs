@@ -29,13 +29,13 @@ pub(crate) trait DiskHost: Send + Sync + 'static {
     /// Opens a disk. If the work is dropped, nothing stays open.
     fn open(self: Arc<Self>, id: &str, config: &DiskConfig, past: Past) -> Work<OpenResult<Self>>;
 
-    /// Begins to serve a disk. The work ends when the disk does and its image is closed, with the fate of requests that did not end.
+    /// Begins to serve a disk. The work ends when the disk does and its image is closed.
     fn serve(
         self: Arc<Self>,
         id: &str,
         opened: Self::Opened,
         orders: mpsc::Receiver<Order>,
-    ) -> Result<(Arc<DiskStatus>, Work<Option<String>>), Failure>;
+    ) -> Result<(Arc<DiskStatus>, Work<ServerEnd>), Failure>;
 
     /// Makes the file of a disk as this description says, durably; `None`: there is to be none. If a group is named, its file is made
     /// as its limits are.
@@ -74,6 +74,21 @@ pub(crate) trait DiskHost: Send + Sync + 'static {
 
     /// Takes a disk out of the list, with the folder of its socket.
     fn forget(&self, id: &str);
+}
+
+/// How the server of a disk has ended.
+pub(crate) struct ServerEnd {
+    /// The fate of requests that did not end with it.
+    pub(crate) lost: Option<String>,
+    /// For a disk that another process has: ends when it is this one's again, if that process leaves.
+    pub(crate) back: Option<Work<()>>,
+}
+
+impl ServerEnd {
+    /// Returns the end of a disk that no other process has.
+    pub(crate) fn with(lost: Option<String>) -> ServerEnd {
+        ServerEnd { lost, back: None }
+    }
 }
 
 /// The result of opening.

@@ -12,6 +12,9 @@
 //!  be read: Broken ────┴────────────────────────────────────────────────────────────┴──── PUT: Opening, DELETE: Ended
 //! ```
 //!
+//! A disk that another process takes goes from Serving to Given. It is opened again if that process leaves before it has all disks,
+//! and ends with the host otherwise.
+//!
 //! A disk is *new* until a PUT has been answered with success: if it cannot be opened, or its file cannot be written, it is undone,
 //! and what was there before is back.
 //!
@@ -36,7 +39,7 @@ use tokio::time::Instant;
 use super::disk::{
     DeleteMode, DiskRequest, FutureReply, HostedDisk, HostedState, HostedStatus, Placed, Reply,
 };
-use super::disk_host::{DiskHost, Past, Work};
+use super::disk_host::{DiskHost, Past, ServerEnd, Work};
 use super::open_files::OpenFiles;
 use crate::disk_server::Order;
 use crate::problem::Refusal;
@@ -136,7 +139,7 @@ pub(crate) fn adopt<H: DiskHost>(
     id: &str,
     config: DiskConfig,
     status: Arc<DiskStatus>,
-    serve: impl FnOnce(mpsc::Receiver<Order>) -> Work<Option<String>>,
+    serve: impl FnOnce(mpsc::Receiver<Order>) -> Work<ServerEnd>,
 ) -> Arc<HostedDisk> {
     let file = KeptFile::Holds(Box::new(config.clone()));
     let (disk, mut life) = new(host, id, config, file);
@@ -209,7 +212,8 @@ impl<H: DiskHost> Life<H> {
                 LifeEvent::Asked(None) => self.stop("the host ends".to_owned()),
                 LifeEvent::Opened(Ok((opened, files))) => self.serve(opened, files),
                 LifeEvent::Opened(Err(failure)) => self.fail(failure.to_string()),
-                LifeEvent::Ended(lost) => self.ended(lost),
+                LifeEvent::Ended(end) => self.ended(end),
+                LifeEvent::PassedBack => self.open_again(),
                 LifeEvent::Kept(result) => self.kept(result),
                 LifeEvent::Due => self.due(),
             }
@@ -299,13 +303,17 @@ impl<H: DiskHost> Life<H> {
                 let was = Was::Failed(why.clone());
                 self.replace(wanted, was, reply);
             }
-            LifePhase::Opening { .. } | LifePhase::Serving(..) | LifePhase::Failed(..) => {
+            LifePhase::Opening { .. }
+            | LifePhase::Serving(..)
+            | LifePhase::Given(_)
+            | LifePhase::Failed(..) => {
                 if let Err(refusal) = self.become_as(&now, &wanted) {
                     return answer(reply, Err(refusal));
                 }
                 self.putting.push(reply);
                 match &self.phase {
-                    LifePhase::Failed(..) => self.open_again(),
+                    // Changes are refused while another process has it, so that has left.
+                    LifePhase::Failed(..) | LifePhase::Given(_) => self.open_again(),
                     LifePhase::Serving(..) => self.write(),
                     _ => {}
                 }
@@ -448,6 +456,7 @@ impl<H: DiskHost> Life<H> {
 
     /// Opens the disk without a pause, and begins to count the pauses anew.
     fn open_again(&mut self) {
+        self.lost = None;
         self.pause = PAUSE_MIN;
         self.open();
     }
@@ -532,14 +541,16 @@ impl<H: DiskHost> Life<H> {
         }
     }
 
-    fn ended(&mut self, lost: Option<String>) {
-        self.lost = lost;
+    fn ended(&mut self, end: ServerEnd) {
+        self.lost = end.lost;
         self.show
             .send_modify(|shown| shown.files = OpenFiles::default());
-        match std::mem::replace(&mut self.phase, LifePhase::Over(None)) {
-            LifePhase::Ending(_, goal) => self.follow(goal),
+        let phase = std::mem::replace(&mut self.phase, LifePhase::Over(None));
+        match (phase, end.back) {
+            (LifePhase::Ending(_, goal), _) => self.follow(goal),
+            (_, Some(back)) => self.enter(LifePhase::Given(back)),
             // By itself: it stays in the list, with what it left.
-            _ => self.follow(Goal::Stop),
+            (_, None) => self.follow(Goal::Stop),
         }
     }
 
@@ -678,7 +689,7 @@ impl<H: DiskHost> Life<H> {
             LifePhase::Serving(status, _) => HostedState::Serving(status.clone()),
             LifePhase::Ending(..) => HostedState::Ending,
             LifePhase::Failed(why, _) | LifePhase::Broken(why) => HostedState::Failed(why.clone()),
-            LifePhase::Removing => HostedState::Ended(self.lost.clone()),
+            LifePhase::Given(_) | LifePhase::Removing => HostedState::Ended(self.lost.clone()),
             LifePhase::Left(why) => HostedState::Ended(Some(why.clone())),
             LifePhase::Over(lost) => HostedState::Ended(lost.clone()),
         }

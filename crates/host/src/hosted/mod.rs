@@ -75,9 +75,6 @@ pub(crate) trait ManyDisks: std::fmt::Debug + Send + Sync {
     /// Ends the host, because another process serves all of its disks.
     fn end_for(&self, peer: Peer);
 
-    /// Serves those of these disks again that were given to a process which has left.
-    fn serve_again(&self, given: &[Arc<HostedDisk>]);
-
     /// Returns how the host was started.
     fn setup(&self) -> NodeSetup;
 }
@@ -176,10 +173,12 @@ impl Disks {
         self.lock().remove(id);
     }
 
-    /// Returns true if a disk is served.
-    pub(crate) fn are_served(&self) -> bool {
+    /// Returns the disks that are served.
+    pub(crate) fn served(&self) -> Vec<Arc<HostedDisk>> {
         let is_served = |state| matches!(state, HostedState::Serving(_) | HostedState::Ending);
-        self.all().iter().any(|disk| is_served(disk.state()))
+        let mut all = self.all();
+        all.retain(|disk| is_served(disk.state()));
+        all
     }
 
     /// Returns how many descriptors all disks may come to need.

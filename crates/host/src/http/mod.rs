@@ -6,4 +6,5 @@ pub(crate) mod router;
 mod routes;
 pub(crate) mod server;
 mod snapshot;
+mod standstill;
 mod take_over;

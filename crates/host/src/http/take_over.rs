@@ -11,9 +11,11 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use cleave_api::ProblemKind;
 use hyper::upgrade::{OnUpgrade, on};
+use tokio::runtime::Handle;
 
 use super::routes::{Answer, bad_request};
 use super::server::into_socket;
+use super::standstill::Standstill;
 use crate::disk_server::Order;
 use crate::handover::PROTOCOL;
 use crate::handover::link::{Giver, Peer};
@@ -75,10 +77,8 @@ pub(super) async fn begin(Shared(host): Shared<Arc<Host>>, request: Request) -> 
 async fn begin_all(host: Arc<Host>, request: Request) -> Answer {
     let passing = host.changes.pass_on().await?;
     let is_served = |disk: &Arc<HostedDisk>| matches!(disk.state(), HostedState::Serving(_));
-    let mut served = host.disks.all();
-    served.retain(is_served);
     let mut stay = Vec::new();
-    for disk in &served {
+    for disk in host.disks.all().iter().filter(|disk| is_served(disk)) {
         if let Err(Refusal(_, why)) = offered(disk).await {
             stay.push(why);
         }
@@ -95,26 +95,36 @@ async fn begin_all(host: Arc<Host>, request: Request) -> Answer {
     add_sockets(&mut parcel, &host)?;
     let state = host.sockets.state.iter().map(OwnedFd::try_clone);
     parcel.files = state.collect::<Result<_, _>>().map_err(no_descriptor)?;
-    tokio::spawn(give_all(host, on(request), parcel, served, passing));
+    tokio::spawn(give_all(host, on(request), parcel, passing));
     switch()
 }
 
-/// Waits until another process has all disks that were served, and has this node end then.
-async fn give_all(
-    host: Arc<Host>,
-    upgrade: OnUpgrade,
-    parcel: Parcel,
-    served: Vec<Arc<HostedDisk>>,
-    passing: PassingOn,
-) {
-    let disks = host.disks.clone();
+/// Waits until another process has all disks that were served, and has this node end then. If that process leaves before, the disks
+/// that it has taken are opened here again, as soon as each has been closed.
+///
+/// If that process takes none of the disks that are left, they end here, so that it can open them. Until this node ends, no disk can be
+/// changed, and those of the other process are not shown.
+async fn give_all(host: Arc<Host>, upgrade: OnUpgrade, parcel: Parcel, passing: PassingOn) {
+    let (disks, runtime) = (host.disks.clone(), Handle::current());
     let all_given = link(upgrade, parcel, move |giver, peer| {
-        while disks.are_served() {
-            giver.stays_for(LOOK_PAUSE)?;
-        }
         let nothing = Parcel::default().pack().map_err(|failed| failed.1)?;
-        // It serves all disks, whatever it answers.
-        let _ = giver.give(&nothing, Instant::now() + GREETING_TIME);
+        let mut standstill = Standstill::new(Instant::now());
+        loop {
+            let left = disks.served();
+            // After the last one too, which the other process may have died of.
+            giver.stays_for(LOOK_PAUSE)?;
+            if left.is_empty() {
+                break;
+            }
+            if standstill.is_over(left.len(), Instant::now()) {
+                let why = format!("process {} could not take it over", peer.pid);
+                for disk in left {
+                    let order = DiskRequest::Forward(Order::Yield(why.clone()));
+                    runtime.block_on(disk.order(order));
+                }
+            }
+        }
+        giver.leave(&nothing, Instant::now() + GREETING_TIME);
         Ok(peer)
     });
     let all_given = all_given.await;
@@ -127,9 +137,10 @@ async fn give_all(
         }
         Err(error) => {
             tracing::warn!(
-                "a process that took the disks of this node over has left: {error}: this node serves them again"
+                "a process that was to take over all disks of this node has left: {error}: this node serves them, and opens those again \
+                 that it had given"
             );
-            many.serve_again(&served);
+            drop(passing);
         }
     }
 }

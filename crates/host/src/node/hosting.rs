@@ -10,7 +10,7 @@ use cleave_api::{EventName, NodeSetup, ProblemKind};
 use cleave_config::{DiskConfig, ID_CHARS_MAX, is_id};
 use cleave_worker::RateLimits;
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::opening::{self, Opened};
@@ -22,7 +22,7 @@ use crate::handover::link::Peer;
 use crate::hosted::ManyDisks;
 use crate::hosted::aside::aside;
 use crate::hosted::disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Placed};
-use crate::hosted::disk_host::{DiskHost, OpenResult, Past, Work};
+use crate::hosted::disk_host::{DiskHost, OpenResult, Past, ServerEnd, Work};
 use crate::hosted::life;
 use crate::problem::Refusal;
 use crate::process::systemd::Manager;
@@ -35,11 +35,16 @@ pub(super) const DISKS_MAX: usize = 1024;
 
 impl Node {
     /// Stops all disks side by side, and tells of each that left or lost requests. Those that are kept are left to the next process,
-    /// if the manager can keep them for it.
-    pub(super) async fn stop(&self, why: &str, manager: &Arc<Manager>) -> Result<(), Failure> {
+    /// if the manager can keep them for it. `None`: the next process runs, and takes nothing from a manager. Whatever is left of a
+    /// disk would keep it from that process, so a disk that is still being opened is not waited for.
+    pub(super) async fn stop(
+        &self,
+        why: &str,
+        manager: Option<&Arc<Manager>>,
+    ) -> Result<(), Failure> {
         self.is_ending.store(true, Ordering::Relaxed);
         let all = self.disks.all();
-        if self.inherits {
+        if self.inherits && manager.is_some() {
             // The frontends of a disk that is still being opened can go on to the next process when it is served. The other disks
             // are served until then.
             let opened = async {
@@ -50,12 +55,13 @@ impl Node {
             };
             let _ = timeout(self.stop_deadline(), opened).await;
         }
+        let store = manager.filter(|manager| manager.has_store());
         for disk in &all {
             let why = why.to_owned();
             let comes_back = disk.shown().config.persistent.get().0;
-            let order = match manager.has_store() && comes_back {
-                true => DiskRequest::HandOver(why, manager.clone()),
-                false => DiskRequest::Stop(why),
+            let order = match store.filter(|_| comes_back) {
+                Some(manager) => DiskRequest::HandOver(why, manager.clone()),
+                None => DiskRequest::Stop(why),
             };
             disk.order(order).await;
         }
@@ -84,6 +90,16 @@ impl Node {
             _ => Err(Failure::run(format!(
                 "{lost} disks did not end in order; see the log"
             ))),
+        }
+    }
+
+    /// Has disks that could not be opened be tried at once: the process that had them is gone.
+    pub(super) async fn open_failed_again(&self) {
+        for disk in self.disks.all() {
+            if matches!(disk.state(), HostedState::Failed(_)) {
+                let (reply, _) = oneshot::channel();
+                disk.order(DiskRequest::Start(reply)).await;
+            }
         }
     }
 
@@ -200,20 +216,6 @@ impl ManyDisks for Node {
         let _ = self.end_for.try_send(peer);
     }
 
-    fn serve_again(&self, given: &[Arc<HostedDisk>]) {
-        let me = self.me.upgrade();
-        let Some(me) = me.filter(|_| !self.is_ending.load(Ordering::Relaxed)) else {
-            return;
-        };
-        for disk in given.iter().filter(|disk| disk.is_gone()) {
-            let config = disk.shown().config.clone();
-            // In this order: a group would end with its last disk.
-            let again = life::restore(&me, &disk.id, Ok(config.clone()));
-            self.groups.leave(&config);
-            self.disks.add(again);
-        }
-    }
-
     fn setup(&self) -> NodeSetup {
         let shown = |path: &PathBuf| path.display().to_string();
         NodeSetup {
@@ -244,7 +246,7 @@ impl DiskHost for Node {
         id: &str,
         opened: Opened,
         orders: mpsc::Receiver<Order>,
-    ) -> Result<(Arc<DiskStatus>, Work<Option<String>>), Failure> {
+    ) -> Result<(Arc<DiskStatus>, Work<ServerEnd>), Failure> {
         serving::begin(&self, id, opened, orders)
     }
 

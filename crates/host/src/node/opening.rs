@@ -153,7 +153,7 @@ fn check_files(node: &Node, id: &str, service: &Service, files: &OpenFiles) -> R
 }
 
 /// Returns the file of a disk that the folders of images keep out of reach. `images`: none means that all files can be reached.
-fn out_of_reach(images: &[PathBuf], service: &Service) -> Option<PathBuf> {
+pub(super) fn out_of_reach(images: &[PathBuf], service: &Service) -> Option<PathBuf> {
     if images.is_empty() {
         return None;
     }
@@ -201,7 +201,7 @@ impl Drop for Opener {
     }
 }
 
-fn refuse_out_of_reach(path: &Path) -> Failure {
+pub(super) fn refuse_out_of_reach(path: &Path) -> Failure {
     Failure::input(format!(
         "{} is in no folder of --images, so this node cannot open it: move it, or start the node with its folder",
         path.display()
@@ -266,7 +266,7 @@ fn take_here(
     let disk = disk_server::open_offered(&mut service, lock.as_ref(), files)?;
     let watch = node.watches.watch(&disk);
     let mut door = socket::shared_door(&path, offer.parcel.listener.take())?;
-    let parcel = offer.take(&disk, lock.as_ref()).map_err(keeps)?;
+    let (parcel, _) = offer.take(&disk, lock.as_ref()).map_err(keeps)?;
     door.set_owner(FileOwner::Us);
     Ok(Opened {
         service,

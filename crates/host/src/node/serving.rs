@@ -14,7 +14,7 @@ use super::opening::Opened;
 use super::shared::Node;
 use crate::disk_server::{DiskServer, Naming, Order, Served};
 use crate::failure::Failure;
-use crate::hosted::disk_host::Work;
+use crate::hosted::disk_host::{ServerEnd, Work};
 use crate::socket::path_lock::{Left, PathLock};
 use crate::socket::{self, Door};
 use crate::status::DiskStatus;
@@ -28,7 +28,7 @@ pub(super) fn begin(
     id: &str,
     mut opened: Opened,
     orders: mpsc::Receiver<Order>,
-) -> Result<(Arc<DiskStatus>, Work<Option<String>>), Failure> {
+) -> Result<(Arc<DiskStatus>, Work<ServerEnd>), Failure> {
     // Those of its group may have changed while it was opened.
     let config = node.groups.in_force(&opened.service.config);
     opened.service.tuning.limits = config.limits.get().values;
@@ -57,17 +57,17 @@ pub(super) fn begin(
     let status = server.status();
     let (node, id) = (node.clone(), id.to_owned());
     let ended = async move {
-        let lost = serve(&node, server, disk, opened.door, opened.lock, orders).await;
+        let end = serve(&node, server, disk, opened.door, opened.lock, orders).await;
         // Containers that have the folder of a disk mounted find the socket there again after a restart.
         if !is_kept {
             node.remove_folder(&id);
         }
-        lost
+        end
     };
     Ok((status, Box::pin(ended)))
 }
 
-/// Serves a disk to its end. Returns the requests that were left or lost, if there were any.
+/// Serves a disk to its end.
 async fn serve(
     node: &Node,
     mut server: DiskServer,
@@ -75,16 +75,22 @@ async fn serve(
     door: Door,
     lock: Option<PathLock>,
     mut orders: mpsc::Receiver<Order>,
-) -> Option<String> {
+) -> ServerEnd {
     let ended = server.serve(&mut orders, door).await;
     drop(server);
+    let passed_back: Work<()> = Box::pin(node.changes.clone().passed_back());
     if let Ok(Served::Given(_)) = ended {
         close(node, disk).await;
         if let Some(lock) = lock {
             lock.leave_to_rings();
         }
-        return None;
+        return ServerEnd {
+            lost: None,
+            back: Some(passed_back),
+        };
     }
+    // One that is yielded may lose requests too. One that is stopped does not come back, whatever this says.
+    let may_come_back = !matches!(ended, Ok(Served::Ended));
     let left = Left::of(&disk, lock.as_ref());
     close(node, disk).await;
     let lost = ended.err().map(|failure| failure.to_string());
@@ -93,7 +99,10 @@ async fn serve(
         (Some(lock), None) => lock.end(left),
         (None, _) => {}
     }
-    lost
+    ServerEnd {
+        lost,
+        back: may_come_back.then_some(passed_back),
+    }
 }
 
 /// Closes a disk on a thread of its own, because closing a file may wait for its server. The threads that close descriptors of

@@ -18,6 +18,7 @@ use crate::handover::link::Peer;
 use crate::handover::offer::{self, Offer};
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::hosted::Disks;
+use crate::hosted::changes::Changes;
 use crate::http::server::CONNECTIONS_MAX;
 use crate::process::confine::Confinement;
 use crate::process::systemd::Manager;
@@ -49,6 +50,8 @@ pub(super) struct Node {
     pub(super) groups: Groups,
     pub(super) watches: SizeWatches,
     pub(super) disks: Arc<Disks>,
+    /// Changes of the disks, and the process that takes them over meanwhile.
+    pub(super) changes: Changes,
     /// One for each thread that may open a disk.
     pub(super) openers: Arc<Semaphore>,
     /// One for each thread whose storage does not answer: such threads must not keep other disks away.

@@ -5,13 +5,13 @@
 
 use std::env;
 use std::ffi::OsStr;
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, Read as _};
 use std::iter;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::process;
 use std::time::Duration;
 
@@ -27,6 +27,9 @@ const KEPT: &str = "cleave-";
 
 /// How long a message may wait for a manager whose queue is full. The control loop waits meanwhile.
 const SEND_MAX: Duration = Duration::from_millis(100);
+
+/// Longest wait for a manager to handle what it was told. It may be busy.
+const HEARD_MAX: Duration = Duration::from_secs(5);
 
 /// Shortest time between two signs of life.
 const WATCH_MIN: Duration = Duration::from_millis(1);
@@ -118,12 +121,23 @@ impl Manager {
         ));
     }
 
-    /// Another process of the service goes on in place of this one.
+    /// Another process of the service goes on in place of this one. Waits until the manager has heard it: from then on it watches that
+    /// process.
     pub(crate) fn follow(&self, pid: i32) {
         // One in another PID namespace has no number here.
         if pid > 0 {
             self.tell(&format!("MAINPID={pid}"));
+            let _ = self.await_heard();
         }
+    }
+
+    /// Waits until the manager has handled what it was told, if it does so in time (sd_notify_barrier(3)).
+    fn await_heard(&self) -> io::Result<()> {
+        let (mut ours, theirs) = UnixStream::pair()?;
+        ours.set_read_timeout(Some(HEARD_MAX))?;
+        self.send("BARRIER=1", theirs, SendFlags::empty())?;
+        // The manager closes the other end.
+        ours.read(&mut [0]).map(drop)
     }
 
     /// Returns true if it keeps descriptors for the next process of this service.
@@ -134,16 +148,21 @@ impl Manager {
     /// Has a descriptor kept until this service is stopped, or a later process forgets it. It is passed to the next process.
     /// `WouldBlock`: the manager's queue is full.
     pub(crate) fn keep(&self, name: &str, fd: impl AsFd) -> io::Result<()> {
-        let socket = self.channel.as_ref();
-        let socket = socket.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
         // A socket whose other end is closed is not forgotten.
         let state = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0");
+        self.send(&state, fd, SendFlags::DONTWAIT)
+    }
+
+    /// Sends assignments with a descriptor.
+    fn send(&self, state: &str, fd: impl AsFd, flags: SendFlags) -> io::Result<()> {
+        let socket = self.channel.as_ref();
+        let socket = socket.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fds = [fd.as_fd()];
         control.push(SendAncillaryMessage::ScmRights(&fds));
         let bytes = [IoSlice::new(state.as_bytes())];
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let flags = flags | SendFlags::NOSIGNAL;
         sendmsg(socket, &bytes, &mut control, flags)?;
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ const INHERIT_PAUSE: Duration = Duration::from_micros(200);
 
 /// Begins the line of a lock file, and the most that is read of one.
 const SERVED: &str = "served ";
-/// The next line of a lock file, if the server of that disk may have lost changes.
+/// The next line of a lock file, if changes may be lost and the guest may not know: a sync failed, or a server may lack them.
 const LOST: &str = "changes are lost\n";
 const LOCK_BYTES_MAX: u64 = 1 << 20;
 
@@ -45,19 +45,19 @@ pub(crate) struct PathLock {
 /// What a daemon that ends tells the next one at its socket.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Left {
-    owes_changes: bool,
+    is_loss_untold: bool,
     is_settled: bool,
 }
 
 impl Left {
-    /// Looks at a disk that no session uses any more. What it owes is recorded, however the daemon ends.
+    /// Looks at a disk that no session uses any more. What its guest does not know is recorded, however the daemon ends.
     pub(crate) fn of(disk: &Disk, lock: Option<&PathLock>) -> Left {
-        let owes_changes = disk.owes_changes();
+        let is_loss_untold = disk.is_loss_untold();
         if let Some(lock) = lock {
-            lock.record_loss(owes_changes);
+            lock.record_loss(is_loss_untold);
         }
         Left {
-            owes_changes,
+            is_loss_untold,
             is_settled: disk.settled_at().is_none_or(|at| Instant::now() >= at),
         }
     }
@@ -187,16 +187,41 @@ impl PathLock {
         matches!(self.disk_left(), Some(DiskSpec::Nbd(_)))
     }
 
-    /// Returns true if a daemon ended here that served the same export, whose server may have lost what it could not send again. Another
-    /// export lacks nothing.
+    /// Returns true if a daemon ended here that served the same disk, which lacks changes, or may lack them, of which the guest may
+    /// not know. Another disk lacks nothing.
     pub(crate) fn left_lost_changes(&self, disk: &Storage) -> bool {
-        let (Some(DiskSpec::Nbd(left)), Storage::One(DiskSpec::Nbd(now))) =
-            (self.disk_left(), disk)
-        else {
-            return false;
+        let is_same = match (self.disk_left(), disk) {
+            (Some(DiskSpec::Nbd(left)), Storage::One(DiskSpec::Nbd(now))) => {
+                left.address == now.address && left.export == now.export
+            }
+            _ => self.was_serving(disk),
         };
-        let is_same = left.address == now.address && left.export == now.export;
-        matches!(&self.predecessor, Predecessor::Died(text) if is_same && text.ends_with(&format!("\n{LOST}")))
+        matches!(&self.predecessor, Predecessor::Died(text) if is_same && ends_with_loss(text))
+    }
+
+    /// Returns true if the daemon that had this file noted such a loss, whether or not it runs.
+    pub(crate) fn tells_of_loss(&self) -> bool {
+        // The position of the file is where its next line begins, and stays there.
+        let length = self.file.metadata().map_or(0, |found| found.len());
+        let mut bytes = vec![0; length.min(LOCK_BYTES_MAX) as usize];
+        let read = self.file.read_exact_at(&mut bytes, 0);
+        read.is_ok() && str::from_utf8(&bytes).is_ok_and(ends_with_loss)
+    }
+
+    /// Has failed syncs of this disk noted in the file, by whatever thread sees them, so that they are known after a kill too.
+    pub(crate) fn note_failures_of(&self, disk: &mut Disk) {
+        // A description of its own, because a line is written at the position of `file`, and threads of the disk can only write.
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = open(&self.path, flags | OFlags::NONBLOCK, Mode::empty());
+        match opened.map(fs::File::from) {
+            Ok(file) if self.predecessor != Predecessor::Foreign && is_same(&file, &self.file) => {
+                disk.note_sync_failure(file, LOST);
+            }
+            _ => tracing::warn!(
+                "{}: cannot be written to: after a kill, the next daemon will not know of a failed sync",
+                self.path.display()
+            ),
+        }
     }
 
     /// The disk that the daemon which ended here was serving, unless that was a stripe.
@@ -208,20 +233,23 @@ impl PathLock {
         line.strip_prefix(SERVED)?.parse().ok()
     }
 
-    /// Records that this disk is open, and whether it owes changes, for a successor. A failure, as on a full file system, leaves the
-    /// successor without that knowledge. A death in between leaves the end of an older line after this one.
-    pub(crate) fn record(&self, disk: &Storage, owes_changes: bool) {
+    /// Records that this disk is open, and whether its guest does not know of a loss, for a successor. A failure, as on a full file system,
+    /// leaves the successor without that knowledge. A death in between leaves the end of an older line after this one.
+    pub(crate) fn record(&self, disk: &Storage, is_loss_untold: bool) {
         if self.predecessor != Predecessor::Foreign {
             let line = served(disk);
             let mut file = &self.file;
             let _ = file.rewind().and_then(|()| file.write_all(line.as_bytes()));
-            self.record_loss(owes_changes);
+        }
+        // The line of one that runs is the same, and what it may have noted after that is not for this one to remove.
+        if self.predecessor != Predecessor::Running {
+            self.record_loss(is_loss_untold);
         }
     }
 
     /// Ends the file after the line of its disk, where the file's position is and stays, or after the line that tells of a loss. No
     /// order of these steps loses that line while the loss is owed.
-    fn record_loss(&self, owes_changes: bool) {
+    fn record_loss(&self, is_loss_untold: bool) {
         if self.predecessor == Predecessor::Foreign {
             return;
         }
@@ -229,7 +257,7 @@ impl PathLock {
         let Ok(end) = file.stream_position() else {
             return;
         };
-        let lost = if owes_changes { LOST } else { "" };
+        let lost = if is_loss_untold { LOST } else { "" };
         let _ = file.write_all(lost.as_bytes());
         let _ = file.set_len(end + lost.len() as u64);
         let _ = file.seek(io::SeekFrom::Start(end));
@@ -244,7 +272,7 @@ impl PathLock {
 
     /// Removes the file, because the daemon ends in order, unless it tells the successor of something.
     pub(crate) fn end(self, left: Left) {
-        let tells = left.owes_changes || !left.is_settled && self.left_a_server();
+        let tells = left.is_loss_untold || !left.is_settled && self.left_a_server();
         match tells {
             true => self.leave_to_rings(),
             false => self.remove(),
@@ -383,6 +411,18 @@ impl Predecessor {
     }
 }
 
+/// Returns true if the text of a lock file tells of a loss.
+fn ends_with_loss(text: &str) -> bool {
+    text.strip_suffix(LOST)
+        .is_some_and(|rest| rest.ends_with('\n'))
+}
+
+/// Returns true if both are descriptions of one file.
+fn is_same(one: &fs::File, other: &fs::File) -> bool {
+    let identity = |file| fstat(file).map(|found| (found.st_dev, found.st_ino));
+    matches!((identity(one), identity(other)), (Ok(one), Ok(other)) if one == other)
+}
+
 fn is_at(file: impl AsFd, path: &Path) -> bool {
     let (Ok(opened), Ok(found)) = (fstat(file), fs::symlink_metadata(path)) else {
         return false;
@@ -457,6 +497,45 @@ mod tests {
         running.leave();
         next.remove();
         assert!(!beside.exists());
+    }
+
+    /// However a daemon ends, and whoever has opened the file meanwhile.
+    #[test]
+    fn a_failed_sync_is_in_the_file_before_the_daemon_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let spec = || DiskSpec::Null(1 << 20);
+        let storage = Storage::One(spec());
+        let open = || Disk::open(&spec(), &cleave_disk::OpenOptions::default()).unwrap();
+        let running = PathLock::take(&path).unwrap().unwrap();
+        let mut disk = open();
+        running.note_failures_of(&mut disk);
+        running.record(&storage, false);
+        let next = PathLock::of_running(&path).unwrap();
+        assert!(!next.tells_of_loss());
+        disk.mark_sync_failed();
+        disk.mark_sync_failed();
+        next.record(&storage, false);
+        assert!(next.tells_of_loss());
+        drop(next);
+        // It dies.
+        running.leave_to_rings();
+        let next = PathLock::take(&path).unwrap().unwrap();
+        assert!(next.left_lost_changes(&storage));
+        assert!(!next.left_lost_changes(&Storage::One(DiskSpec::Null(2 << 20))));
+        let mut disk = open();
+        disk.mark_changes_lost();
+        next.note_failures_of(&mut disk);
+        next.record(&storage, disk.is_loss_untold());
+        let left = Left::of(&disk, Some(&next));
+        next.end(left);
+        let next = PathLock::take(&path).unwrap().unwrap();
+        assert!(next.left_lost_changes(&storage), "nobody was told");
+        disk.mark_loss_told();
+        let left = Left::of(&disk, Some(&next));
+        next.end(left);
+        let last = PathLock::take(&path).unwrap().unwrap();
+        assert!(!last.left_lost_changes(&storage));
     }
 
     /// The daemon has removed the file, and another one may have made a new file.

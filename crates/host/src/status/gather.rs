@@ -107,6 +107,7 @@ impl DiskStatus {
         SessionReport {
             connected: view.is_some(),
             parked,
+            kept: view.as_ref().is_some_and(|view| view.kept),
             count,
             features: view
                 .as_ref()

@@ -128,6 +128,18 @@ impl DiskStatus {
         self.is_barred.store(false, Ordering::Relaxed);
     }
 
+    /// Returns true while the disk is flushed or cloned for the operator. The result is this process's alone.
+    pub(crate) fn is_syncing(&self) -> bool {
+        self.aside.available_permits() == 0
+    }
+
+    /// Waits until such a flush has ended, at most for so long.
+    pub(crate) async fn await_syncing(&self, time: Duration) {
+        // If it takes longer, nobody learns how it ends.
+        let ended = tokio::time::timeout(time, self.aside.acquire()).await;
+        drop(ended);
+    }
+
     /// How long the disk stays quiesced.
     pub(crate) fn quiet_left(&self) -> Option<Duration> {
         let quiet = self.lock_quiet();
@@ -196,8 +208,7 @@ impl DiskStatus {
         self.possession.refuse_away()?;
         let mut quiet = self.lock_quiet();
         if self.is_barred.load(Ordering::Relaxed) {
-            let why = "the disk has ended or changes hands: see the list of disks".to_owned();
-            return Err(Refusal(ProblemKind::NotServed, why));
+            return Err(has_ended());
         }
         if quiet.is_some() {
             let why = "it is quiesced already: wait, or resume it first".to_owned();
@@ -276,6 +287,9 @@ impl DiskStatus {
         until: Instant,
         job: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> Result<(), Refusal> {
+        if self.is_barred.load(Ordering::Relaxed) {
+            return Err(has_ended());
+        }
         let (aside, confinement) = (self.aside.clone(), self.confinement.clone());
         let Ok(aside) = aside.try_acquire_owned() else {
             let why = "a flush of this disk is under way already: see why it takes so long";
@@ -304,6 +318,11 @@ impl DiskStatus {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
+}
+
+fn has_ended() -> Refusal {
+    let why = "the disk has ended or changes hands: see the list of disks".to_owned();
+    Refusal(ProblemKind::NotServed, why)
 }
 
 fn failed(error: io::Error) -> Refusal {

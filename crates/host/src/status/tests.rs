@@ -105,7 +105,7 @@ fn the_shape_of_the_json_is_a_promise() {
         pacing.switches.crowded pacing.switches.fast pacing.switches.slow pacing.switches.tuned pacing.switches.vain \
         pacing.wakeups possession process.cpu_seconds process.pid process.resident_bytes \
         process.uptime_seconds process.version quiesced_seconds recording serial session.connected session.count \
-        session.features session.parked session.protocol_features store.block_bytes store.cache store.connections store.direct store.iopoll \
+        session.features session.kept session.parked session.protocol_features store.block_bytes store.cache store.connections store.direct store.iopoll \
         store.kind store.lock store.read_only store.short_bytes store.size_bytes store.sync_failed totals.broken totals.calls \
         totals.calls_coalesced totals.calls_suppressed totals.failed totals.held totals.kicks totals.laps \
         totals.others totals.polled totals.read_bytes totals.reads totals.redone totals.refused totals.retired_vrings totals.throttled \

@@ -1,5 +1,6 @@
 //! A session that ends in one process and goes on in another, of which the frontend sees nothing.
 
+use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, channel};
 
@@ -425,15 +426,23 @@ fn a_session_with_too_many_files_cannot_be_handed_over() {
 struct Told {
     kept: Option<Handover>,
     forgotten: usize,
+    /// So many attempts to keep one fail.
+    fails: usize,
 }
 
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Told>>);
 
 impl Keeper for Recorder {
-    fn keep(&mut self, session: Handover) {
-        let before = self.0.lock().unwrap().kept.replace(session);
+    fn keep(&mut self, session: Handover) -> io::Result<()> {
+        let mut told = self.0.lock().unwrap();
+        if let Some(left) = told.fails.checked_sub(1) {
+            told.fails = left;
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let before = told.kept.replace(session);
         assert!(before.is_none(), "it was not forgotten");
+        Ok(())
     }
 
     fn forget(&mut self) {
@@ -494,6 +503,25 @@ fn a_session_is_kept_only_while_it_waits_for_its_frontend() {
         assert!(requests.contains(&request.into()), "{request:?}");
     }
     assert!(kept.owns);
+    frontend.end();
+    assert!(!keeper.has_one());
+}
+
+/// A running guest has no reason to send another message for weeks.
+#[test]
+fn a_session_that_could_not_be_kept_is_kept_later() {
+    let (mut frontend, keeper) = kept();
+    let (bytes, _, file) = frontend.region(&layout(0, 0, 4, 256));
+    let file = file.unwrap();
+    assert_eq!(frontend.give(&layout(bytes, 0, 4, 256), &file), Ack);
+    frontend.drive(0);
+    comes(|| keeper.has_one() && frontend.remote.view().kept);
+    keeper.0.lock().unwrap().fails = 3;
+    assert!(frontend.is_alive());
+    // The first attempt, after the answer.
+    comes(|| keeper.0.lock().unwrap().fails == 2);
+    assert!(!frontend.remote.view().kept);
+    comes(|| keeper.has_one() && frontend.remote.view().kept);
     frontend.end();
     assert!(!keeper.has_one());
 }

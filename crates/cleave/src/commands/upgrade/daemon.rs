@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use cleave_api::{ClientError, HttpClient, NodeReport, Operation};
 
+use super::listening::listens_at;
 use super::systemctl::Unit;
 use crate::commands::remote::clean;
 use crate::commands::view::ask::{self, ReportedDisk};
@@ -29,7 +30,7 @@ pub(super) struct Daemon {
 pub(super) enum Program {
     Installed,
     Other,
-    /// The process is another user's.
+    /// The process cannot be looked at, or is not the daemon.
     Unknown,
 }
 
@@ -48,16 +49,7 @@ impl Daemon {
     /// Asks the daemon at a control socket.
     pub(super) fn at(socket: &Path) -> Result<Daemon, ClientError> {
         let node = node(&HttpClient::new(socket, PATIENCE))?;
-        let unit = match is_of_owner(socket, node.pid) {
-            true => Unit::of(node.pid),
-            false => Unit::Unclear {
-                unit: None,
-                why: format!(
-                    "it says that it is process {}, which is not of the user that the socket belongs to: restart it yourself",
-                    node.pid
-                ),
-            },
-        };
+        let (program, unit) = process(socket, node.pid);
         // Without a unit this command does not restart it, so the manager does not matter.
         let keeps = node.keeps || !matches!(unit, Unit::Of(_));
         let disks = ask::disks(socket)?;
@@ -66,7 +58,7 @@ impl Daemon {
             .map(|disk| (disk.id().to_owned(), Fate::of(disk, keeps)));
         Ok(Daemon {
             socket: socket.to_owned(),
-            program: Program::of(node.pid),
+            program,
             unit,
             disks: disks.collect(),
             node,
@@ -102,6 +94,21 @@ impl Daemon {
             ),
         }
     }
+}
+
+/// Returns what the system says of the process that a daemon claims to be. The daemon may be in the hands of its guest, so nothing is
+/// restarted for an answer that the kernel does not confirm.
+fn process(socket: &Path, pid: u32) -> (Program, Unit) {
+    let why = if !is_of_owner(socket, pid) {
+        "which is not of the user that the socket belongs to: restart it yourself"
+    } else if !listens_at(pid, socket) {
+        "which does not have this socket open, as far as this command can see: run it as root, and outside of containers; if that \
+         changes nothing, take the daemon for compromised, and restart it yourself"
+    } else {
+        return (Program::of(pid), Unit::of(pid));
+    };
+    let why = format!("it says that it is process {pid}, {why}");
+    (Program::Unknown, Unit::Unclear { unit: None, why })
 }
 
 /// Returns true if a process can be the one that has this socket: any if the socket is root's, otherwise one of its owner. A user

@@ -2,6 +2,7 @@
 //! became of the frontend of each disk. With `--check` it only says what would become of them.
 
 mod daemon;
+mod listening;
 mod outcome;
 mod sums;
 mod systemctl;

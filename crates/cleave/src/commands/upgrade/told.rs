@@ -17,9 +17,7 @@ pub(super) fn checked(daemon: &Daemon) -> String {
     let program = match daemon.program {
         Program::Installed => ", runs the installed program".to_owned(),
         Program::Other => format!("; the installed program is {INSTALLED}"),
-        Program::Unknown => {
-            "; which program it runs cannot be seen: run this command as root".to_owned()
-        }
+        Program::Unknown => "; which program it runs cannot be seen".to_owned(),
     };
     let head = format!("{}: {version}, pid {pid}{program}", daemon.name());
     let fates = daemon.disks.iter().map(|(id, fate)| (id, fate_words(fate)));
@@ -213,7 +211,10 @@ mod tests {
         assert!(lines[1].contains("restart it by its service manager"));
         let why = || Fate::ConnectsAgain("nothing keeps its connection".to_owned());
         let lines = with(of_unit(), Program::Unknown, false, why());
-        assert!(lines[0].ends_with("run this command as root"), "{lines:?}");
+        assert!(
+            lines[0].ends_with("which program it runs cannot be seen"),
+            "{lines:?}"
+        );
         assert!(lines[1].contains("FileDescriptorStoreMax="), "{lines:?}");
         assert!(lines[1].contains("systemctl restart cleave.service"));
         // A restart costs nobody anything.

@@ -1,4 +1,4 @@
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::sync::Barrier;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -39,6 +39,11 @@ fn linked() -> (Giver, Taker) {
     (Giver::accept(ours, later()).unwrap().0, taker)
 }
 
+/// Ends the link as the death of the giver does.
+fn die(mut giver: Giver) {
+    giver.is_over = true;
+}
+
 #[test]
 fn a_disk_goes_from_one_side_to_the_other() {
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -56,7 +61,6 @@ fn a_disk_goes_from_one_side_to_the_other() {
         });
         let (giver, peer) = Giver::accept(ours, later()).unwrap();
         assert_eq!(u32::try_from(peer.pid), Ok(std::process::id()));
-        assert_eq!(peer.uid, geteuid().as_raw());
         giver.send_files(&files, later()).unwrap();
         giver.await_ready(later()).unwrap();
         giver.give(&parcel, later()).unwrap();
@@ -67,7 +71,7 @@ fn a_disk_goes_from_one_side_to_the_other() {
 }
 
 fn is_taken(taker: Taker) -> bool {
-    matches!(taker.take(later()), TakeOutcome::Taken)
+    matches!(taker.take(later()), TakeOutcome::Taken(_))
 }
 
 fn spin(ns: i64) {
@@ -123,13 +127,13 @@ fn only_a_whole_message_takes_the_disk() {
             |taker| {
                 let taken = header(FrameKind::Taken, 0, 0);
                 let part = &taken.as_flattened()[..HEADER_BYTES - 1];
-                (&taker.0.0).write_all(part).unwrap();
+                (&*taker.0.0).write_all(part).unwrap();
             },
             false,
         ),
         (
             "sent zeroes",
-            |taker| (&taker.0.0).write_all(&[0; HEADER_BYTES]).unwrap(),
+            |taker| (&*taker.0.0).write_all(&[0; HEADER_BYTES]).unwrap(),
             false,
         ),
     ];
@@ -137,7 +141,7 @@ fn only_a_whole_message_takes_the_disk() {
         // What is queued counts even after the deadline.
         for deadline in [later(), Instant::now()] {
             let (giver, taker) = linked();
-            giver.0.write(b"unread", &[], later()).unwrap();
+            giver.socket.write(b"unread", &[], later()).unwrap();
             act(taker);
             assert_eq!(giver.end(deadline).is_ok(), is_taken, "it {what}");
         }
@@ -167,8 +171,97 @@ fn a_giver_that_keeps_its_disk_says_so() {
     let kept = taker.receive_parcel(later()).unwrap_err();
     assert!(!has_ended(&kept) && kept.to_string() == "it is quiesced");
     let (giver, taker) = linked();
-    drop(giver);
+    die(giver);
     assert!(has_ended(&taker.receive_parcel(later()).unwrap_err()));
+    assert!(matches!(taker.take(later()), TakeOutcome::Ended(_)));
+}
+
+/// Whatever the taker does next: it may have sent something before that was not read, or find that it can send nothing any more.
+#[test]
+fn a_giver_that_is_dropped_has_kept_its_disk() {
+    let steps: [fn(&Taker) -> io::Error; 3] = [
+        |taker| taker.send_ready(later()).unwrap_err(),
+        |taker| taker.receive_parcel(later()).unwrap_err(),
+        |taker| taker.receive_files(later()).unwrap_err(),
+    ];
+    for step in steps {
+        for is_ready in [false, true] {
+            let (giver, taker) = linked();
+            if is_ready {
+                taker.send_ready(later()).unwrap();
+            }
+            drop(giver);
+            let kept = step(&taker);
+            assert!(!has_ended(&kept), "{kept:?}");
+            assert_eq!(kept.to_string(), "it does not wait any longer");
+        }
+    }
+    let (giver, taker) = linked();
+    drop(giver);
+    let taking = taker.take(later());
+    assert!(matches!(taking, TakeOutcome::Kept(_)), "{taking:?}");
+    // It says nothing after it has given the disk.
+    let (giver, taker) = linked();
+    let socket = taker.0.0.clone();
+    assert!(is_taken(taker));
+    giver.end(later()).unwrap();
+    assert_eq!((&*socket).read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_taker_that_dies_after_it_has_taken_the_disk_is_noticed() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let taker = Taker::greet(theirs, later()).unwrap();
+    let (giver, peer) = Giver::accept(ours, later()).unwrap();
+    let TakeOutcome::Taken(link) = taker.take(later()) else {
+        panic!("the giver waits");
+    };
+    giver.end(later()).unwrap();
+    peer.check_alive().unwrap();
+    drop(link);
+    let died = peer.check_alive().unwrap_err();
+    assert!(died.to_string().contains("started again"), "{died}");
+}
+
+/// A taker that is stopped leaves no room for the word.
+#[test]
+fn a_giver_that_cannot_say_that_it_keeps_its_disk_does_not_end_the_link() {
+    let (giver, taker) = linked();
+    let mut filled = 0;
+    while giver.socket.write(&[0], &[], Instant::now()).is_ok() {
+        filled += 1;
+    }
+    drop(giver);
+    let mut socket = &*taker.0.0;
+    socket.read_exact(&mut vec![0; filled]).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let more = socket.read(&mut [0]).unwrap_err();
+    assert_eq!(more.kind(), io::ErrorKind::WouldBlock);
+}
+
+/// The giver may have had no time for the rest, and keep the disk.
+#[test]
+fn a_link_that_ends_within_a_message_tells_of_no_death() {
+    let start = header(FrameKind::Parcel, 2, 1);
+    for message in [
+        start.as_flattened(),
+        &[start.as_flattened(), b"[]"].concat(),
+    ] {
+        let (giver, taker) = linked();
+        giver.socket.write(message, &[], later()).unwrap();
+        die(giver);
+        let cut = taker.receive_parcel(later()).unwrap_err();
+        assert!(!has_ended(&cut), "{cut:?}");
+    }
+}
+
+#[test]
+fn a_giver_that_ends_leaves_the_rest_whatever_is_answered() {
+    let (giver, taker) = linked();
+    let rest = packed(1);
+    giver.leave(&rest, Instant::now());
+    let left = taker.receive_parcel(later()).unwrap();
+    assert_eq!(content(&left), content(&rest));
     assert!(matches!(taker.take(later()), TakeOutcome::Ended(_)));
 }
 
@@ -198,9 +291,9 @@ fn a_slow_side_is_waited_for_until_the_deadline() {
     let (giver, taker) = linked();
     let sending = thread::spawn(move || {
         let start = header(FrameKind::Files, 1 << 20, 1);
-        let _ = giver.0.write(start.as_flattened(), &[], later());
+        let _ = giver.socket.write(start.as_flattened(), &[], later());
         // The first write after the other end is closed fails.
-        let mut bytes = (0..5000).map(|_| giver.0.write(b" ", &[], later()));
+        let mut bytes = (0..5000).map(|_| giver.socket.write(b" ", &[], later()));
         while bytes.next().is_some_and(|sent| sent.is_ok()) {
             thread::sleep(Duration::from_millis(1));
         }
@@ -215,7 +308,7 @@ fn a_slow_side_is_waited_for_until_the_deadline() {
 fn a_greeting_of_another_version_is_refused() {
     for hello in [&2_u32.to_le_bytes()[..], &[], &[1, 0, 0, 0, 0]] {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let socket = FrameSocket(theirs);
+        let socket = FrameSocket::new(theirs);
         socket.send(FrameKind::Hello, hello, &[], later()).unwrap();
         let error = Giver::accept(ours, later()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{hello:?}");
@@ -275,8 +368,8 @@ fn a_frame_is_what_its_header_says() {
             &[(b"[\"\"]", 0), (b"\0", 0)],
             "fewer descriptors",
         ),
-        (files(4, 2), 0, &[(b"[\"\"]", 0)], "end of file"),
-        (files(4, 2), 0, &[(b"[\"", 0)], "end of file"),
+        (files(4, 2), 0, &[(b"[\"\"]", 0)], "within a message"),
+        (files(4, 2), 0, &[(b"[\"", 0)], "within a message"),
         (files(2, 2), 0, &[(b"[]", 0), (b"\0", 2)], "without names"),
         (files(2, 0), 0, &[(b"[]", 0)], "without names"),
         (
@@ -292,14 +385,13 @@ fn a_frame_is_what_its_header_says() {
         let (giver, taker) = linked();
         let (end, fd) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
         let fds = vec![fd.as_fd(); CHUNK];
-        giver
-            .0
-            .write(head.as_flattened(), &fds[..head_fds], later())
-            .unwrap();
+        let (head, fds_of_head) = (head.as_flattened(), &fds[..head_fds]);
+        giver.socket.write(head, fds_of_head, later()).unwrap();
         for (bytes, count) in writes {
-            giver.0.write(bytes, &fds[..*count], later()).unwrap();
+            giver.socket.write(bytes, &fds[..*count], later()).unwrap();
         }
-        drop((giver, fd));
+        die(giver);
+        drop(fd);
         match taker.receive_files(later()) {
             Ok(_) => assert_eq!(why, "", "{at}"),
             Err(error) => {
@@ -321,7 +413,7 @@ fn names_are_a_list_of_texts() {
         let fd = memfd();
         let fds = [fd.as_fd(), fd.as_fd()];
         giver
-            .0
+            .socket
             .send(FrameKind::Files, names, &fds, later())
             .unwrap();
         assert!(taker.receive_files(later()).is_err(), "{names:?}");
@@ -335,13 +427,16 @@ fn lost_descriptors_are_noticed() {
     let fd = memfd();
     let fds = vec![fd.as_fd(); 2 * CHUNK];
     let start = header(FrameKind::Files, 2, u32::try_from(fds.len()).unwrap());
-    giver.0.write(start.as_flattened(), &[], later()).unwrap();
-    giver.0.write(b"[]", &[], later()).unwrap();
+    giver
+        .socket
+        .write(start.as_flattened(), &[], later())
+        .unwrap();
+    giver.socket.write(b"[]", &[], later()).unwrap();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2 * CHUNK))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
     let bytes = [IoSlice::new(&[0])];
-    sendmsg(&giver.0.0, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
+    sendmsg(&giver.socket.0, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
     let error = taker.receive_files(later()).unwrap_err();
     assert!(
         error.to_string().contains("descriptors were lost"),
@@ -356,10 +451,10 @@ fn what_the_other_side_would_refuse_is_not_sent() {
     let fds = vec![fd.as_fd(); FDS_MAX + 1];
     let long = vec![0; BYTES_MAX + 1];
     for (bytes, fds) in [(&[][..], &fds[..]), (&long, &[])] {
-        let sent = giver.0.send(FrameKind::Files, bytes, fds, later());
+        let sent = giver.socket.send(FrameKind::Files, bytes, fds, later());
         assert!(sent.unwrap_err().to_string().contains("too large"));
     }
-    drop(giver);
+    die(giver);
     let error = taker.receive_files(later()).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
 }

@@ -103,6 +103,7 @@ fn parcel(ends: &mut Ends) -> Parcel {
             [0.0; 2],
             [7e9, 0.0],
         ]),
+        sync_failure: None,
     }
 }
 
@@ -181,6 +182,20 @@ fn the_format_is_fixed() {
     assert_eq!(names, ["0", "1", "2", "3", "4", "5", "6", "7", "8"]);
 }
 
+/// A process that does not know the field refuses a parcel that has it, and reads all others.
+#[test]
+fn a_failed_sync_is_written_down_only_if_there_is_one() {
+    for (failure, word) in [(SyncFailure::Untold, "untold"), (SyncFailure::Told, "told")] {
+        let mut parcel = parcel(&mut Ends::default());
+        parcel.sync_failure = Some(failure);
+        let packed = parcel.pack().unwrap();
+        let field = format!(r#","sync_failure":"{word}","sessions":["#);
+        assert!(text_of(&packed.document).contains(&field));
+        let parcel = Parcel::unpack(packed).unwrap();
+        assert_eq!(parcel.sync_failure, Some(failure));
+    }
+}
+
 #[test]
 fn names_are_those_of_the_sender() {
     let mut ends = Ends::default();
@@ -239,6 +254,7 @@ fn a_document_that_differs_is_refused() {
         ("/disk/id", json!(1), "malformed"),
         ("/disk", json!("\u{1b}\n"), "string \"\\u"),
         ("/since_ns", json!(1.5), "malformed"),
+        ("/sync_failure", json!("yes"), "malformed"),
         ("/limit_levels", json!([[0.0, 0.0]]), "malformed"),
         ("/sessions/0/owns", json!(null), "malformed"),
         (

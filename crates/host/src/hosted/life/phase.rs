@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::disk_server::Order;
 use crate::hosted::disk::DiskRequest;
-use crate::hosted::disk_host::{DiskHost, OpenResult, Work};
+use crate::hosted::disk_host::{DiskHost, OpenResult, ServerEnd, Work};
 use crate::problem::Refusal;
 use crate::status::DiskStatus;
 
@@ -32,6 +32,8 @@ pub(super) enum LifePhase<H: DiskHost> {
     Serving(Arc<DiskStatus>, RunningServer),
     /// Told to end. Nothing here may hold the disk, whose image is to be closed.
     Ending(RunningServer, Goal),
+    /// Another process has it. The work ends if that process leaves before it has all.
+    Given(Work<()>),
     /// Why it could not be opened, and when it is tried again.
     Failed(String, Instant),
     /// Its file cannot be read.
@@ -47,7 +49,7 @@ pub(super) enum LifePhase<H: DiskHost> {
 /// The server of the disk.
 pub(super) struct RunningServer {
     pub(super) orders: mpsc::Sender<Order>,
-    pub(super) ended: Work<Option<String>>,
+    pub(super) ended: Work<ServerEnd>,
 }
 
 /// The next step when a disk has ended.
@@ -82,7 +84,8 @@ pub(super) enum Was {
 pub(super) enum LifeEvent<H: DiskHost> {
     Asked(Option<DiskRequest>),
     Opened(OpenResult<H>),
-    Ended(Option<String>),
+    Ended(ServerEnd),
+    PassedBack,
     Kept(io::Result<()>),
     /// A time has come.
     Due,
@@ -94,6 +97,10 @@ pub(super) async fn progress<H: DiskHost>(phase: &mut LifePhase<H>) -> LifeEvent
         LifePhase::Opening { opened, .. } => LifeEvent::Opened(opened.await),
         LifePhase::Serving(_, server) | LifePhase::Ending(server, _) => {
             LifeEvent::Ended((&mut server.ended).await)
+        }
+        LifePhase::Given(back) => {
+            back.await;
+            LifeEvent::PassedBack
         }
         _ => std::future::pending().await,
     }

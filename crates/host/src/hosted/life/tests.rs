@@ -22,6 +22,8 @@ struct Invented {
     /// Openings, and works on files, that may go on; the test gives them one by one.
     openings: Gate,
     works: Gate,
+    /// Processes that have a disk, until they leave.
+    others: Gate,
     /// Works on files fail.
     is_full: Mutex<bool>,
     /// The files.
@@ -137,7 +139,7 @@ impl DiskHost for Invented {
         _: &str,
         (): (),
         mut orders: mpsc::Receiver<Order>,
-    ) -> Result<(Arc<DiskStatus>, Work<Option<String>>), Failure> {
+    ) -> Result<(Arc<DiskStatus>, Work<ServerEnd>), Failure> {
         let ended = async move {
             loop {
                 match orders.recv().await {
@@ -146,17 +148,26 @@ impl DiskHost for Invented {
                         // It drains for a second, unless it is told not to.
                         let drained = sleep(Duration::from_secs(1));
                         tokio::select! {
-                            () = drained => return None,
-                            Some(Order::Stop(_, Some(_))) = orders.recv() => return Some("lost".to_owned()),
+                            () = drained => return ServerEnd::with(None),
+                            Some(Order::Stop(_, Some(_))) = orders.recv() => {
+                                return ServerEnd::with(Some("lost".to_owned()));
+                            }
                         }
                     }
                     Some(Order::CheckSize(_)) => self.note("check size"),
                     Some(Order::HandOver(why, _)) => {
                         self.note(format!("hand over: {why}"));
-                        return None;
+                        return ServerEnd::with(None);
+                    }
+                    Some(Order::Yield(why)) => {
+                        self.note(format!("yield: {why}"));
+                        return ServerEnd {
+                            lost: None,
+                            back: Some(Box::pin(self.others.pass())),
+                        };
                     }
                     Some(Order::Offer(_) | Order::Give(..)) => self.note("asked to hand over"),
-                    None => return None,
+                    None => return ServerEnd::with(None),
                 }
             }
         };
@@ -409,6 +420,45 @@ async fn a_disk_that_takes_long_to_open_is_kept_before_it_is_served() {
     scene.host.mend_disk("ram:1M");
     scene.host.openings.let_pass(1);
     scene.reaches("serving").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_another_process_has_comes_back_or_ends_with_the_host() {
+    let scene = Scene::added(&disk("ram:1M")).await;
+    scene.host.others.close();
+    let hand_over = || async {
+        scene.host.told();
+        let order = Order::Yield("it is wanted".to_owned());
+        scene.disk.order(DiskRequest::Forward(order)).await;
+        scene.reaches("ended").await;
+        settle().await;
+        assert!(!scene.disk.is_gone());
+    };
+    hand_over().await;
+    // That process has it.
+    let started = scene.disk.ask(DiskRequest::Start).await;
+    assert_eq!(told(started).unwrap_err().0, 409);
+    scene.host.others.let_pass(1);
+    scene.reaches("serving").await;
+    assert_eq!(
+        scene.host.told(),
+        [
+            "yield: it is wanted",
+            "ended",
+            "open ram:1M, WasOpen",
+            "opening",
+            "serving"
+        ]
+    );
+    hand_over().await;
+    scene
+        .disk
+        .order(DiskRequest::Stop("the host ends".to_owned()))
+        .await;
+    scene.disk.gone().await;
+    assert_eq!(scene.state(), "ended");
+    assert_eq!(scene.host.told(), ["yield: it is wanted", "ended"]);
+    assert_eq!(scene.host.file("d1"), Some(disk("ram:1M")));
 }
 
 #[tokio::test(start_paused = true)]

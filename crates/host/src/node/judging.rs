@@ -1,0 +1,110 @@
+//! Judges, before the first disk is taken over from a node that runs, whether this one can serve all that are served there.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cleave_api::{ClientError, DiskState, HttpClient};
+use cleave_config::DiskConfig;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::opening::{out_of_reach, refuse_out_of_reach};
+use super::shared::Node;
+use crate::failure::Failure;
+use crate::hosted::aside::aside;
+
+/// Longest wait for the list of disks.
+const LIST_TIME: Duration = Duration::from_secs(5);
+/// Longest wait for the judgement, which looks at images. What cannot be judged in time is found out when the disks are taken.
+const JUDGE_TIME: Duration = Duration::from_secs(10);
+/// Where the list of disks is found, with their descriptions.
+const LIST: &str = "/v1/disks?full=1";
+
+/// What is read of a disk that the other node serves.
+#[derive(Debug, Deserialize)]
+struct ServedDisk {
+    id: String,
+    state: Value,
+    socket: String,
+    spec: Spec,
+}
+
+#[derive(Debug, Deserialize)]
+struct Spec {
+    disk: Value,
+}
+
+impl Node {
+    /// Refuses to take over from a node that serves a disk which this one could never take. That node changes no disk meanwhile, so the
+    /// folder of state stays as it is.
+    pub(super) async fn judge_served(self: &Arc<Node>) -> Result<(), Failure> {
+        let node = self.clone();
+        let judged = aside("judge", move || Ok(node.stays()));
+        match timeout(JUDGE_TIME, judged).await {
+            Ok(Ok(stays)) => match stays? {
+                None => Ok(()),
+                Some(why) => Err(Failure::run(format!(
+                    "--take-over: the running node goes on: {why}"
+                ))),
+            },
+            Ok(Err(error)) => Err(Failure::run(format!("cannot start a thread: {error}"))),
+            Err(_) => {
+                tracing::warn!(
+                    "the images of the running node are taken over without a check, because the folders of --images do not answer"
+                );
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns which disk could not be taken, and why.
+    fn stays(&self) -> Result<Option<String>, Failure> {
+        let client = HttpClient::new(&self.control, LIST_TIME);
+        let list = client.send("GET", LIST, "");
+        let served = match list.and_then(|reply| reply.json::<Vec<ServedDisk>>()) {
+            Ok(served) => served,
+            // One that dies now is found out when its disks are opened.
+            Err(ClientError::NoSocket | ClientError::NoListener) => return Ok(None),
+            Err(error) => return Err(Failure::run(format!("--take-over: {error}"))),
+        };
+        let mut files: BTreeMap<_, _> = self.files.load()?.into_iter().collect();
+        let serving = serde_json::to_value(DiskState::Serving).unwrap_or_default();
+        let mut served = served.into_iter().filter(|disk| disk.state == serving);
+        let why = served.find_map(|disk| {
+            let file = files.remove(&disk.id);
+            let judged = self.judge_disk(&disk, file);
+            judged.err().map(|why| format!("disk {}: {why}", disk.id))
+        });
+        Ok(why)
+    }
+
+    /// Judges what the folder of state says of a disk that is served.
+    fn judge_disk(
+        &self,
+        disk: &ServedDisk,
+        file: Option<Result<DiskConfig, String>>,
+    ) -> Result<(), String> {
+        let missing = || "its file in the folder of --state is missing: change a field of the disk, which writes it again";
+        let config = file.ok_or_else(missing)??;
+        let service = self.service(&disk.id, &config)?;
+        if serde_json::to_value(&config.disk).ok().as_ref() != Some(&disk.spec.disk) {
+            return Err(format!(
+                "its file in the folder of --state is another disk, {}",
+                service.disk.line()
+            ));
+        }
+        let socket = self.socket_path(&disk.id).display().to_string();
+        if socket != disk.socket {
+            return Err(format!(
+                "its socket is {}, and here it would be {socket}: give the same --run",
+                disk.socket
+            ));
+        }
+        match out_of_reach(&self.images, &service) {
+            Some(path) => Err(refuse_out_of_reach(&path).to_string()),
+            None => Ok(()),
+        }
+    }
+}
