@@ -32,6 +32,9 @@ struct QuotedSuite {
     /// Folder of the run, below that of the list.
     run: String,
     suite: String,
+    /// Conditions as in `views.toml`; a ratio is of the lines for which they hold.
+    #[serde(default, rename = "where")]
+    conditions: Vec<String>,
     /// `SAID | OF | OWN | BASE | POINT | PAGES`: what the pages say, which is a median with or without its spread; an expression and two
     /// subjects as `views.toml` has them; the point; and the pages, with blanks between them.
     ratios: Vec<String>,
@@ -116,6 +119,7 @@ fn read(root: &Path) -> Result<Vec<Quote>> {
         let rounds = Rounds::of(&run, &suite.suite);
         let rounds =
             rounds.ok_or_else(|| format!("{LIST}: {} has no {}", suite.run, suite.suite))?;
+        let rounds = rounds.only(&suite.conditions);
         for line in &suite.ratios {
             quotes.push(quote(&rounds, line)?);
         }
