@@ -26,7 +26,7 @@ use rustix::fs::{FlockOperation, flock};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::failure::Failure;
-use crate::handover::link::Peer;
+use crate::handover::link::{Peer, TakenLink};
 use crate::handover::offer::{self, Offer};
 use crate::handover::parcel::Parcel;
 use crate::handover::store;
@@ -293,8 +293,8 @@ async fn run(
     };
     let mut all_given = pin!(all_given);
     let (mut serve, mut servers) = (Some(serve), None);
-    // To the end: the node before takes the end of the link for that of this one.
-    let mut _link = None;
+    // To the end: the node before takes the end of the link for the death of this one.
+    let mut link = None;
     loop {
         let end = tokio::select! {
             biased;
@@ -308,7 +308,7 @@ async fn run(
             Some(peer) = passed_on.recv() => NodeEnd::PassedOn(peer),
             given = &mut all_given, if serve.is_some() => {
                 match given {
-                    Ok(link) => _link = link,
+                    Ok(taken) => link = taken,
                     Err(why) => return Ok((NodeEnd::Kept(why), None)),
                 }
                 node.takes_over.store(false, Ordering::Relaxed);
@@ -317,6 +317,9 @@ async fn run(
                 continue;
             }
         };
+        if matches!(end, NodeEnd::PassedOn(_)) {
+            link.into_iter().for_each(TakenLink::outlive_giver);
+        }
         return Ok((end, servers));
     }
 }

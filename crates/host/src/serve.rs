@@ -19,6 +19,7 @@ use crate::alone::Alone;
 use crate::disk_server::{self, DiskServer, Naming, Served, SizeAsker};
 use crate::events::Events;
 use crate::failure::Failure;
+use crate::handover::link::TakenLink;
 use crate::handover::offer::{self, Offer};
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::handover::store;
@@ -342,11 +343,11 @@ async fn control(
     let mut server = server.map_err(|failure| refused(is_offered, failure))?;
     server.serve_connected(&door)?;
     let sockets = interfaces.copies()?;
-    // To the end: the process before takes the end of the link for that of this one.
-    let mut _link = None;
+    // To the end: the process before takes the end of the link for the death of this one.
+    let mut link = None;
     if let Some(offer) = outside.offer {
         let taken = offer.take(&watched, outside.lock);
-        (parcel, _link) = taken.map_err(not_taken)?;
+        (parcel, link) = taken.map_err(not_taken)?;
         door.set_owner(FileOwner::Us);
         interfaces.own();
     }
@@ -376,6 +377,7 @@ async fn control(
     if let Ok(Served::Given(peer)) = &served {
         servers.into_iter().for_each(Servers::leave);
         manager.follow(peer.pid);
+        link.into_iter().for_each(TakenLink::outlive_giver);
     }
     served
 }

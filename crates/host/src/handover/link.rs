@@ -46,6 +46,8 @@ const BYTES_MAX: usize = 4 << 20;
 /// Size of a frame's kind, number of bytes and number of descriptors: three 32-bit numbers, little-endian. The bytes follow, and
 /// then one byte for each chunk of descriptors.
 const HEADER_BYTES: usize = 12;
+/// Longest wait for the end of a giver. It waits for its manager, for 5 s at most.
+const END_TIME: Duration = Duration::from_secs(6);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FrameKind {
@@ -213,7 +215,15 @@ pub(crate) enum TakeOutcome {
 /// The link of a process that serves alone. If it is dropped while the giver still runs, the giver takes this process for dead.
 #[derive(Debug)]
 pub(crate) struct TakenLink {
-    _end: FrameSocket,
+    end: FrameSocket,
+}
+
+impl TakenLink {
+    /// Waits until the giver has ended, which is mostly long ago. A process that has given the disk to the next one waits, so that the
+    /// giver does not take it for dead.
+    pub(crate) fn outlive_giver(self) {
+        let _ = wait(&self.end.0, PollFlags::empty(), Instant::now() + END_TIME);
+    }
 }
 
 impl Taker {
@@ -248,7 +258,7 @@ impl Taker {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let sent = retry_on_intr(|| send(&self.0.0, taken.as_flattened(), flags));
         if sent == Ok(HEADER_BYTES) {
-            return TakeOutcome::Taken(TakenLink { _end: self.0 });
+            return TakeOutcome::Taken(TakenLink { end: self.0 });
         }
         let why = self.last_word(deadline);
         match has_ended(&why) {

@@ -223,6 +223,24 @@ fn a_taker_that_dies_after_it_has_taken_the_disk_is_noticed() {
     assert!(died.to_string().contains("started again"), "{died}");
 }
 
+/// A third process has the disk before the giver has ended.
+#[test]
+fn a_taker_that_gives_the_disk_away_at_once_ends_after_the_giver() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let taker = Taker::greet(theirs, later()).unwrap();
+    let (giver, peer) = Giver::accept(ours, later()).unwrap();
+    let TakeOutcome::Taken(link) = taker.take(later()) else {
+        panic!("the giver waits");
+    };
+    giver.end(later()).unwrap();
+    let ends = std::thread::spawn(|| link.outlive_giver());
+    // A taker that does not wait has ended by then.
+    std::thread::sleep(Duration::from_millis(50));
+    peer.check_alive().unwrap();
+    drop(peer);
+    ends.join().unwrap();
+}
+
 /// A taker that is stopped leaves no room for the word.
 #[test]
 fn a_giver_that_cannot_say_that_it_keeps_its_disk_does_not_end_the_link() {
