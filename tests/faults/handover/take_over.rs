@@ -131,7 +131,11 @@ fn one_of_two_that_take_over_gets_it() {
         assert_eq!(service.manager.awaits(&mut service.daemon).code(), Some(0));
         let ended = |one: &mut Killed| one.0.try_wait().unwrap();
         // The other one is refused, unless it came when the disk had been taken: then it takes over from the first.
-        assert!(wait_until(|| both.iter_mut().filter_map(ended).count() == 1));
+        assert!(wait_until(|| {
+            // A process that ends waits for its manager.
+            service.manager.settle();
+            both.iter_mut().filter_map(ended).count() == 1
+        }));
         let [first, second] = both;
         let mut left = vec![first, second];
         left.retain_mut(|one| ended(one).is_none());
