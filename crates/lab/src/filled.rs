@@ -121,9 +121,13 @@ fn judge(blocks: &[Vec<u8>]) -> Result {
 
 /// Bits a byte, by how often each byte occurs.
 fn entropy(blocks: &[Vec<u8>]) -> f64 {
-    let counts = blocks.iter().flatten().counts();
-    let all = counts.values().sum::<usize>() as f64;
-    let shares = counts.values().map(|count| *count as f64 / all);
+    let mut counts = [0_u64; 256];
+    for byte in blocks.iter().flatten() {
+        counts[usize::from(*byte)] += 1;
+    }
+    let all = counts.iter().sum::<u64>() as f64;
+    let shares = counts.iter().filter(|count| **count > 0);
+    let shares = shares.map(|count| *count as f64 / all);
     shares.map(|share| -share * share.log2()).sum()
 }
 

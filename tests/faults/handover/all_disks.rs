@@ -253,7 +253,8 @@ fn a_node_keeps_all_disks_if_one_has_to_stay() {
     assert_eq!(node.0.wait().unwrap().code(), Some(0));
     assert!(place.serves_all(&mut next));
     assert_eq!(guests.verify(true), 0);
-    assert_eq!(get(&place.control, "/v1/disks/x")["state"], "failed");
+    let state = || get(&place.control, "/v1/disks/x")["state"].clone();
+    assert!(wait_until(|| state() == "failed"), "{}", state());
     drop(guests);
     terminate(&mut next);
     assert_eq!(next.0.wait().unwrap().code(), Some(0));
