@@ -122,6 +122,8 @@ fn round(end: End, number: u64, restarts: u64, random: &mut Random, sums: &mut S
         "4",
         "--log",
         "warn",
+        "--stop-deadline",
+        "60",
     ];
     let mut daemon = manager.start(&args);
     let options = DeviceOptions {

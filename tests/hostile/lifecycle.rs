@@ -334,8 +334,11 @@ fn violent_end(daemon: &Daemon) -> Outcome {
             *lateness = Lateness::start(&[daemon.pid()]);
             let start = Instant::now();
             drop(client);
-            exercise_queue(&mut open(daemon)?, 0)?;
+            let mut next = open(daemon)?;
+            exercise_queue(&mut next, 0)?;
             let took = start.elapsed();
+            // Before its threads end.
+            lateness.note();
             ensure(took < Duration::from_millis(100), || {
                 format!("after {took:?}\n{}", daemon.log_tail())
             })

@@ -151,7 +151,7 @@ impl Daemon {
 
     /// Starts `cleave serve --socket-path … --control … ARGS`; the second path is that of the control socket.
     pub fn serve_with_control(args: &[&str]) -> (Daemon, PathBuf) {
-        Daemon::serve_with_control_in(Scratch::new(), args)
+        Daemon::serve_with_control_in(Scratch::in_memory(), args)
     }
 
     /// Starts it with both sockets in this folder.

@@ -41,7 +41,8 @@ pub fn connect<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> T {
     loop {
         match attempt() {
             Ok(connected) => return connected,
-            Err(Error::Io { .. }) if Instant::now() < end => {
+            // A dead daemon's socket takes connections until the kernel has closed it.
+            Err(Error::Io { .. } | Error::Closed) if Instant::now() < end => {
                 std::thread::sleep(Duration::from_micros(200));
             }
             Err(error) => panic!("{error}"),

@@ -68,6 +68,8 @@ fn nothing_stays_of_a_frontend_that_was_taken_over() {
     // A session leaves what each disk keeps, such as threads that close descriptors.
     let mut client = service.open(&options);
     exercise_queue(&mut client, 0).unwrap();
+    // The pair of sockets in which its session is kept counts too.
+    assert!(service.manager.keeps_one());
     let served = size(&service.daemon);
     drop(client);
     assert!(wait_until(|| guest_memory(&service.daemon).is_empty()));

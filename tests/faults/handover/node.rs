@@ -29,7 +29,7 @@ struct Served {
 
 fn add(node: &Service, id: &str, more: &Value) {
     let image = node.scratch.image(id, SURVIVOR_DISK_BYTES);
-    let mut body = json!({"disk": [image], "queues": 2});
+    let mut body = json!({"disk": [image], "queues": 2, "stop_deadline": 60});
     let fields = more.as_object().unwrap().clone();
     body.as_object_mut().unwrap().extend(fields);
     let path = format!("/v1/disks/{id}");

@@ -1,10 +1,14 @@
 //! A service under a manager that keeps descriptors.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use cleave_client::{Client, DeviceOptions};
 use cleave_tests::{Killed, Scratch, ServiceManager, connect, has_listener, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
+
+/// Between two looks at processes.
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// Sends SIGTERM.
 pub(super) fn terminate(daemon: &mut Killed) {
@@ -59,10 +63,15 @@ impl Service {
             "--disk",
             disk,
         ];
-        let args: Vec<String> = args
-            .iter()
-            .chain(options)
-            .map(|arg| (*arg).to_owned())
+        // A write or a flush may take seconds where other tests fill the disk.
+        let patient: &[&str] = match options.contains(&"--stop-deadline") {
+            true => &[],
+            false => &["--stop-deadline", "60"],
+        };
+        let args: Vec<String> = [&args[..], options, patient]
+            .concat()
+            .into_iter()
+            .map(str::to_owned)
             .collect();
         let mut manager = ServiceManager::new(&scratch);
         let daemon = manager.start(&args);
@@ -106,7 +115,15 @@ impl Service {
 
     /// Starts one that takes over from the one that runs, and waits until it has.
     pub(super) fn take_over(&mut self) {
-        let next = self.start_taking();
+        let mut next = self.start_taking();
+        while self.daemon.0.try_wait().unwrap().is_none() {
+            self.manager.settle();
+            // A disk that takes longer than a guest may wait stays, and is asked for again.
+            if next.0.try_wait().unwrap().is_some() {
+                next = self.start_taking();
+            }
+            std::thread::sleep(PAUSE);
+        }
         let mut before = std::mem::replace(&mut self.daemon, next);
         assert_eq!(self.manager.awaits(&mut before).code(), Some(0));
         assert_eq!(self.manager.main_pid, Some(self.daemon.0.id()));

@@ -96,6 +96,7 @@ done
 
 # Without its file a unit fails at once, and says which it is.
 ! inside systemctl start cleave@nope 2>/dev/null || fail "cleave@nope started"
+inside journalctl --sync
 inside systemctl status --no-pager --full cleave@nope | grep -q 'DISK= in /etc/cleave/NAME.conf' || fail "the status of cleave@nope names no file"
 [ "$(inside systemctl show --property NRestarts --value cleave@nope)" = 0 ] || fail "cleave@nope is tried again"
 
@@ -116,6 +117,7 @@ grep -q 'systemctl edit cleave@, \[Service\] ReadWritePaths=/srv$' "$work.log" |
 # A unit that may not open its image names what lets it, before any other remedy, and so does doctor.
 inside sh -c "printf 'DISK=/srv/a.img\n' >/etc/cleave/srv.conf"
 ! inside systemctl start cleave@srv 2>/dev/null || fail "cleave@srv started"
+inside journalctl --sync
 inside systemctl status --no-pager --full cleave@srv >"$work.log" || true
 grep -q 'cleave@srv is the reason: systemctl edit cleave@srv, \[Service\] ReadWritePaths=/srv; else' "$work.log" ||
     fail "the status of cleave@srv does not begin with its line: $(cat "$work.log")"
@@ -123,6 +125,7 @@ inside truncate -s 16M /var/lib/images/o.img
 inside chown nobody /var/lib/images/o.img
 inside sh -c "printf 'DISK=/var/lib/images/o.img\n' >/etc/cleave/o.conf"
 ! inside systemctl start cleave@o 2>/dev/null || fail "cleave@o started"
+inside journalctl --sync
 inside systemctl status --no-pager --full cleave@o >"$work.log" || true
 grep -q 'chown root:root /var/lib/images/o.img, or systemctl edit cleave@o' "$work.log" ||
     fail "the status of cleave@o does not name its owner: $(cat "$work.log")"
