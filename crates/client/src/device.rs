@@ -8,7 +8,7 @@ use std::time::Duration;
 use cleave_blk::spec::feature;
 
 use crate::message::{VRING_LOG, VringAddr, protocol};
-use crate::queue::{Arena, CONTROL_BYTES};
+use crate::queue::{Arena, CONTROL_BYTES, VringSetup};
 use crate::{
     DeviceConfig, DriverRing, Error, Frontend, GuestMemory, InflightRegion, Notifier, Queue,
     ReapWait, RegionOptions, RingLayout,
@@ -228,6 +228,24 @@ impl Client {
         options: &DeviceOptions,
         base: Base,
     ) -> Result<(), Error> {
+        self.connect_again(path, options)?;
+        for queue in &self.queues {
+            let base = match base {
+                Base::Used => queue.ring.used_index(),
+                Base::Avail => queue.ring.position(),
+                Base::At(position) => position,
+            };
+            self.announce(&queue.vring, base)?;
+        }
+        Ok(())
+    }
+
+    /// Connects to the successor, up to the vrings.
+    pub(crate) fn connect_again(
+        &mut self,
+        path: &Path,
+        options: &DeviceOptions,
+    ) -> Result<(), Error> {
         let frontend = Frontend::connect(path, options.timeout)?;
         let before = std::mem::replace(
             self,
@@ -238,16 +256,7 @@ impl Client {
         if let Some(region) = &self.inflight {
             self.frontend.set_inflight(region)?;
         }
-        self.send_memory()?;
-        for queue in &self.queues {
-            let base = match base {
-                Base::Used => queue.ring.used_index(),
-                Base::Avail => queue.ring.position(),
-                Base::At(position) => position,
-            };
-            self.announce(queue, base)?;
-        }
-        Ok(())
+        self.send_memory()
     }
 
     /// Returns true if the daemon records the requests in flight.
@@ -334,12 +343,16 @@ impl Client {
             .memory
             .alloc(CONTROL_BYTES * u64::from(options.queue_size), 128)?;
         let addr = self.memory.alloc(options.data_bytes, 4096)?;
-        let queue = Queue {
+        let vring = VringSetup {
             index,
-            ring,
+            layout,
             kick: options.kick.make()?,
             call: options.call.make()?,
             err: err_descriptor()?,
+        };
+        let queue = Queue {
+            vring: Arc::new(vring),
+            ring,
             wait: options.wait,
             timeout: options.timeout,
             arena: Arena {
@@ -349,28 +362,27 @@ impl Client {
             },
             indirect: self.features & feature::INDIRECT_DESC != 0,
         };
-        self.announce(&queue, options.base)?;
+        self.announce(&queue.vring, options.base)?;
         Ok(queue)
     }
 
     /// Sends the set-up of a stopped vring again; `base`: its position.
     pub fn resume_queue(&mut self, index: usize, base: u16) -> Result<(), Error> {
-        self.announce(&self.queues[index], base)
+        self.announce(&self.queues[index].vring, base)
     }
 
     /// Sends the set-up of a vring in QEMU's order, and enables it.
-    pub(crate) fn announce(&self, queue: &Queue, base: u16) -> Result<(), Error> {
-        let index = u32::from(queue.index);
-        let size = queue.ring.size();
+    pub(crate) fn announce(&self, vring: &VringSetup, base: u16) -> Result<(), Error> {
+        let (index, size) = (u32::from(vring.index), vring.layout.size);
         self.frontend.set_vring_num(index, size.into())?;
         self.frontend.set_vring_base(index, base.into())?;
-        self.frontend.set_vring_addr(self.addr_of(queue)?)?;
+        self.frontend.set_vring_addr(self.addr_of(vring)?)?;
         self.frontend
-            .set_vring_err(index, Some(queue.err.as_fd()))?;
+            .set_vring_err(index, Some(vring.err.as_fd()))?;
         self.frontend
-            .set_vring_call(index, queue.call.as_ref().map(|call| call.writer().as_fd()))?;
+            .set_vring_call(index, vring.call.as_ref().map(|call| call.writer().as_fd()))?;
         self.frontend
-            .set_vring_kick(index, queue.kick.as_ref().map(|kick| kick.reader.as_fd()))?;
+            .set_vring_kick(index, vring.kick.as_ref().map(|kick| kick.reader.as_fd()))?;
         if self.features & feature::VHOST_USER_PROTOCOL != 0 {
             self.frontend.set_vring_enable(index, true)?;
         }
@@ -382,7 +394,7 @@ impl Client {
 impl Client {
     /// Returns the addresses of a vring, as SET_VRING_ADDR has them.
     pub fn vring_addr(&self, index: usize) -> Result<VringAddr, Error> {
-        self.addr_of(&self.queues[index])
+        self.addr_of(&self.queues[index].vring)
     }
 
     /// Returns the addresses of a vring whose used ring is in the dirty log.
@@ -394,14 +406,14 @@ impl Client {
         })
     }
 
-    fn addr_of(&self, queue: &Queue) -> Result<VringAddr, Error> {
-        let layout = queue.ring.layout();
+    fn addr_of(&self, vring: &VringSetup) -> Result<VringAddr, Error> {
+        let layout = vring.layout;
         let user = |addr| {
             let found = self.memory.user_addr(addr);
             found.ok_or_else(|| Error::Memory(format!("no ring at {addr:#x}")))
         };
         Ok(VringAddr {
-            index: queue.index.into(),
+            index: vring.index.into(),
             flags: 0,
             desc: user(layout.desc)?,
             used: user(layout.used)?,

@@ -45,6 +45,11 @@ impl Frontend {
         &self.socket
     }
 
+    /// Returns true if the daemon closes the connection in time: it says nothing unasked.
+    pub(crate) fn has_ended(&self, time: Duration) -> bool {
+        readable(self.socket.stream().as_fd(), time)
+    }
+
     /// Turns requests for acknowledgements on or off, regardless of negotiation.
     pub fn set_reply_ack(&mut self, on: bool) {
         self.reply_ack = on;

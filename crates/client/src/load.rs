@@ -3,47 +3,100 @@
 //! Every slot reuses its chain, so a request costs the driver a header, an available entry and a used entry. The
 //! clock is read once for each batch, and nothing is allocated or looked up.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::{HEADER_BYTES, SECTOR_BYTES, request_type, status};
 
 use crate::memory::Span;
-use crate::queue::{CONTROL_BYTES, ReapWait, STATUS_AT, TABLE_AT};
+use crate::queue::{CONTROL_BYTES, ReapWait, STATUS_AT, TABLE_AT, VringSetup};
 use crate::workload::Picker;
 use crate::{
-    Buffer, Client, Descriptor, Error, Layout, Queue, Sample, Stop, Used, Verify, Workload,
-    WorkloadTotals, pattern_word, ring,
+    Buffer, Client, Descriptor, DeviceOptions, Error, Layout, Queue, Sample, Stop, Used, Verify,
+    Workload, WorkloadTotals, pattern_word, ring,
 };
 
 /// Used entries handled between two readings of the clock.
 const BATCH: usize = 64;
+/// Longest time until the end of a load is noticed.
+const LOOK_PAUSE: Duration = Duration::from_millis(10);
 
 impl Client {
     /// Runs a workload on all vrings, each with its own thread and seed. `sampler` makes each thread's callback.
     pub fn run<F: FnMut(Sample) + Send>(
         &mut self,
         workload: &Workload<'_>,
-        mut sampler: impl FnMut(u16) -> F,
+        sampler: impl FnMut(u16) -> F,
     ) -> Result<Vec<WorkloadTotals>, Error> {
-        let work = self.queues().iter_mut().map(|queue| {
-            let mut mine = workload.clone();
-            mine.seed = workload.seed.wrapping_add(u64::from(queue.index()) << 32);
-            let sample = sampler(queue.index());
-            (queue, mine, sample)
-        });
         std::thread::scope(|scope| {
-            let threads: Vec<_> = work
-                .map(|(queue, mine, sample)| scope.spawn(move || queue.run(&mine, sample)))
-                .collect();
+            let threads = started(scope, self.queues(), workload, sampler);
             threads.into_iter().map(join).collect()
+        })
+    }
+
+    /// Runs a workload as above. As often as the connection ends, it connects again as QEMU does: every `pause`, until a daemon
+    /// answers. Requests in flight are left to that one.
+    pub fn run_over<F: FnMut(Sample) + Send>(
+        &mut self,
+        workload: &Workload<'_>,
+        sampler: impl FnMut(u16) -> F,
+        daemons: (&Path, &DeviceOptions),
+        pause: Duration,
+    ) -> Result<Vec<WorkloadTotals>, Error> {
+        let mut queues = std::mem::take(&mut self.queues);
+        let vrings: Vec<_> = queues.iter().map(|queue| queue.vring.clone()).collect();
+        let done = std::thread::scope(|scope| {
+            let threads = started(scope, &mut queues, workload, sampler);
+            while !threads.iter().all(ScopedJoinHandle::is_finished) {
+                if self.frontend.has_ended(LOOK_PAUSE) {
+                    std::thread::sleep(pause);
+                    // The next daemon may start late, or go again. What fails is a request that nobody answers in time.
+                    let _ = self.go_on_with(&vrings, daemons);
+                }
+            }
+            threads.into_iter().map(join).collect()
+        });
+        self.queues = queues;
+        done
+    }
+
+    fn go_on_with(
+        &mut self,
+        vrings: &[Arc<VringSetup>],
+        (path, options): (&Path, &DeviceOptions),
+    ) -> Result<(), Error> {
+        self.connect_again(path, options)?;
+        vrings.iter().try_for_each(|vring| {
+            // Nobody writes it until the vring is started.
+            let used = self.memory.bytes(vring.layout.used + 2, 2);
+            let base = u16::from_le_bytes([used[0], used[1]]);
+            self.announce(vring, base)
         })
     }
 }
 
-fn join(
-    thread: std::thread::ScopedJoinHandle<'_, Result<WorkloadTotals, Error>>,
-) -> Result<WorkloadTotals, Error> {
+type Driven<'scope> = ScopedJoinHandle<'scope, Result<WorkloadTotals, Error>>;
+
+/// Starts a thread for each vring.
+fn started<'scope, F: FnMut(Sample) + Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    queues: &'scope mut [Queue],
+    workload: &Workload<'scope>,
+    mut sampler: impl FnMut(u16) -> F,
+) -> Vec<Driven<'scope>> {
+    let threads = queues.iter_mut().map(|queue| {
+        let mut mine = workload.clone();
+        mine.seed = workload.seed.wrapping_add(u64::from(queue.index()) << 32);
+        let sample = sampler(queue.index());
+        scope.spawn(move || queue.run(&mine, sample))
+    });
+    threads.collect()
+}
+
+fn join(thread: Driven<'_>) -> Result<WorkloadTotals, Error> {
     thread
         .join()
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -27,7 +27,7 @@ impl Client {
 
     /// Stops all vrings, and returns their positions.
     pub fn stop(&self) -> Result<Vec<u16>, Error> {
-        let vrings = || self.queues.iter().map(|queue| u32::from(queue.index));
+        let vrings = || self.queues.iter().map(|queue| u32::from(queue.index()));
         vrings().try_for_each(|index| self.frontend.set_vring_enable(index, false))?;
         // At most 2^16 - 1, as ever in a split vring.
         let position = |index| Ok(self.frontend.vring_base(index)? as u16);
@@ -67,6 +67,6 @@ impl Client {
         }
         self.send_memory()?;
         let mut vrings = self.queues.iter().zip(positions);
-        vrings.try_for_each(|(queue, position)| self.announce(queue, *position))
+        vrings.try_for_each(|(queue, position)| self.announce(&queue.vring, *position))
     }
 }

@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::socket::readable;
-use crate::{Buffer, DriverRing, Error, GuestMemory, Used};
+use crate::{Buffer, DriverRing, Error, GuestMemory, RingLayout, Used};
 
 /// Filler for guest memory before a read, so that bytes which the read leaves alone are noticed.
 const UNREAD: u8 = 0xee;
@@ -111,14 +111,22 @@ pub(crate) const STATUS_AT: u64 = 16;
 /// Offset of the indirect table in a control block.
 pub(crate) const TABLE_AT: u64 = 64;
 
-/// One vring, its kick and its call. The methods here run one request at a time; `run` keeps several in flight.
+/// What a daemon is told of a vring.
 #[derive(Debug)]
-pub struct Queue {
+pub(crate) struct VringSetup {
     pub(crate) index: u16,
-    pub(crate) ring: DriverRing,
+    pub(crate) layout: RingLayout,
     pub(crate) kick: Option<Ends>,
     pub(crate) call: Option<Ends>,
     pub(crate) err: OwnedFd,
+}
+
+/// One vring, its kick and its call. The methods here run one request at a time; `run` keeps several in flight.
+#[derive(Debug)]
+pub struct Queue {
+    /// Shared with whoever connects again while the vring is driven.
+    pub(crate) vring: Arc<VringSetup>,
+    pub(crate) ring: DriverRing,
     pub(crate) wait: ReapWait,
     pub(crate) timeout: Duration,
     pub(crate) arena: Arena,
@@ -128,7 +136,7 @@ pub struct Queue {
 impl Queue {
     /// Returns its number.
     pub fn index(&self) -> u16 {
-        self.index
+        self.vring.index
     }
 
     /// Returns the ring, for chains by hand.
@@ -148,12 +156,12 @@ impl Queue {
 
     /// Returns a duplicate of the daemon's end of the kick.
     pub fn kick_descriptor(&self) -> Option<OwnedFd> {
-        self.kick.as_ref()?.reader.try_clone().ok()
+        self.vring.kick.as_ref()?.reader.try_clone().ok()
     }
 
     /// Returns a duplicate of the daemon's end of the call.
     pub fn call_descriptor(&self) -> Option<OwnedFd> {
-        self.call.as_ref()?.writer().try_clone().ok()
+        self.vring.call.as_ref()?.writer().try_clone().ok()
     }
 
     /// Sets the time limit for a completion.
@@ -308,7 +316,7 @@ impl Queue {
 
     /// Sleeps on the call descriptor; without one, sleeps briefly.
     pub(crate) fn sleep(&self, time: Duration) -> bool {
-        let Some(call) = &self.call else {
+        let Some(call) = &self.vring.call else {
             std::thread::sleep(time.min(Duration::from_micros(50)));
             return false;
         };
@@ -321,16 +329,16 @@ impl Queue {
 
     /// Returns true if the daemon signals this vring's err descriptor in time.
     pub fn err_signalled(&self, time: Duration) -> bool {
-        let signalled = readable(self.err.as_fd(), time);
+        let signalled = readable(self.vring.err.as_fd(), time);
         if signalled {
-            drain(&self.err);
+            drain(&self.vring.err);
         }
         signalled
     }
 
     /// Returns true if the daemon has called, and consumes the call.
     pub fn called(&self, time: Duration) -> bool {
-        match &self.call {
+        match &self.vring.call {
             Some(call) if readable(call.reader.as_fd(), time) => {
                 drain(&call.reader);
                 true
@@ -341,7 +349,7 @@ impl Queue {
 
     /// Kicks even if the daemon did not ask for it.
     pub fn ring_kick(&self) {
-        if let Some(kick) = &self.kick {
+        if let Some(kick) = &self.vring.kick {
             // A non-blocking eventfd with a full counter has a kick pending already.
             let _ = rustix::io::write(kick.writer(), &1u64.to_ne_bytes());
         }

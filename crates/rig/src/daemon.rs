@@ -96,6 +96,19 @@ impl DaemonProcess {
         }
     }
 
+    /// Waits until it has ended by itself, because another process serves at its socket. That stays.
+    pub fn has_left(mut self) -> Result {
+        let ended = self.await_exit(EXIT_LIMIT, || false)?;
+        match ended {
+            Some(how) if how.success() => {
+                self.socket = PathBuf::new();
+                Ok(())
+            }
+            Some(how) => Err(self.explain(&format!("ended with {how}"))),
+            None => Err(self.explain("goes on beside the one that took over")),
+        }
+    }
+
     /// Sends it a signal, by the shell's own `kill`: a small system has no program of that name.
     pub fn signal(&self, name: &str) -> Result {
         let line = format!("kill -{name} {}", self.process());
@@ -114,7 +127,7 @@ impl DaemonProcess {
             if status.is_some() || is_enough() || Instant::now() > end {
                 return Ok(status);
             }
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

@@ -3,11 +3,12 @@
 //! `drive --socket PATH... [--seconds S] [--warm-up S] [--depth D] [--bs BYTES] [--queues N] [--queue-size N]
 //! [--poll | --sleep] [--write | --mix READ_PERCENT] [--sequential] [--indirect] [--no-event-idx] [--inflight]
 //! [--rate PER_SECOND [--burst N] [--pulse ON_MS:OFF_MS]] [--seed N] [--span BYTES] [--verify] [--idle S]
-//! [--until-eof] [--pid DAEMON] [--json]`
+//! [--until-eof] [--reconnect MS] [--each] [--pid DAEMON] [--json]`
 //!
 //! Each socket is a disk with its own vrings and threads. A rate applies to each vring; latencies then count from the
 //! intended start. `--idle` runs a few requests on each disk, then leaves all connected and measures their idle cost.
-//! `--until-eof` goes on until its standard input ends, and fails at once if a daemon closes a connection.
+//! `--until-eof` goes on until its standard input ends, and fails at once if a daemon closes a connection. With `--reconnect` it
+//! connects again as a VMM does, so many milliseconds later. `--each` prints the start and the latency of each request.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 use cleave_client::{Client, OffsetOrder, Sample, Stop, Workload, WorkloadTotals};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 
 use args::{Args, IS_OVER};
 use cost::Cost;
@@ -38,9 +40,43 @@ struct Disk {
     pid: Option<u32>,
 }
 
+/// The latencies of a vring.
+struct Latencies {
+    spread: Histogram,
+    /// When each request started, and its latency.
+    each_ns: Option<Vec<[u64; 2]>>,
+}
+
+impl Latencies {
+    fn new(has_each: bool) -> Latencies {
+        Latencies {
+            spread: Histogram::new(),
+            each_ns: has_each.then(Vec::new),
+        }
+    }
+
+    fn record(&mut self, sample: &Sample) {
+        self.spread.record(sample.latency_ns);
+        if let Some(each) = &mut self.each_ns {
+            let start_ns = sample.at_ns.saturating_sub(sample.latency_ns);
+            each.push([start_ns, sample.latency_ns]);
+        }
+    }
+
+    fn merge(mut self, other: Latencies) -> Latencies {
+        if let (Some(each), Some(others)) = (&mut self.each_ns, other.each_ns) {
+            each.extend(others);
+        }
+        Latencies {
+            spread: self.spread.merge(other.spread),
+            ..self
+        }
+    }
+}
+
 /// The results of a vring's thread: its latencies, and its own cost.
 struct ThreadResults<'a> {
-    latencies: Option<&'a mut Histogram>,
+    latencies: Option<&'a mut Latencies>,
     ended: &'a Mutex<Cost>,
 }
 
@@ -54,7 +90,9 @@ impl Drop for ThreadResults<'_> {
 /// Results of a measurement.
 struct Measured {
     tallies: Vec<WorkloadTotals>,
-    latencies: Histogram,
+    latencies: Latencies,
+    /// By the system's clock.
+    began: Duration,
     wall: Duration,
     driver: Cost,
     daemons: Option<Cost>,
@@ -80,6 +118,8 @@ fn drive(args: &Args) -> Result<(), String> {
         .map(|socket| {
             let mut client = Client::open(socket, &args.options).map_err(text)?;
             let pid = args.pid.or_else(|| peer(&mut client));
+            // The cost of several processes one after the other is not known.
+            let pid = pid.filter(|_| args.reconnect.is_none());
             Ok(Disk { client, pid })
         })
         .collect::<Result<Vec<Disk>, String>>()?;
@@ -169,8 +209,9 @@ fn run(
     change: impl Fn(Workload<'static>) -> Workload<'static> + Sync,
 ) -> Result<Measured, String> {
     let queues = usize::from(args.options.queues);
-    let mut latencies: Vec<Histogram> = Vec::new();
-    latencies.resize_with(disks.len() * queues, Histogram::new);
+    let mut latencies: Vec<Latencies> = Vec::new();
+    latencies.resize_with(disks.len() * queues, || Latencies::new(args.each));
+    let began = clock_gettime(ClockId::Monotonic);
     let ended = Mutex::new(Cost::default());
     let before = (Cost::own(Cost::default()), daemons(disks), Instant::now());
     let tallies = std::thread::scope(|scope| {
@@ -183,7 +224,7 @@ fn run(
                 // Different offsets on each disk, so that they do not run in step.
                 work.seed = work.seed.wrapping_add(number as u64);
                 let ended = &ended;
-                scope.spawn(move || run_disk(disk, &work, mine, ended))
+                scope.spawn(move || run_disk(args, number, disk, &work, mine, ended))
             })
             .collect();
         let joined = threads.into_iter().map(|thread| {
@@ -195,10 +236,11 @@ fn run(
     })?;
     let wall = before.2.elapsed();
     let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let all = latencies.into_iter().reduce(Histogram::merge);
+    let all = latencies.into_iter().reduce(Latencies::merge);
     Ok(Measured {
         tallies: tallies.into_iter().flatten().collect(),
-        latencies: all.unwrap_or_else(Histogram::new),
+        latencies: all.unwrap_or_else(|| Latencies::new(args.each)),
+        began: Duration::new(began.tv_sec as u64, began.tv_nsec as u32),
         wall,
         driver: Cost::own(ended).since(before.0),
         daemons: daemons(disks)
@@ -208,13 +250,15 @@ fn run(
 }
 
 fn run_disk(
+    args: &Args,
+    number: usize,
     disk: &mut Disk,
     work: &Workload<'static>,
-    latencies: &mut [Histogram],
+    latencies: &mut [Latencies],
     ended: &Mutex<Cost>,
 ) -> Result<Vec<WorkloadTotals>, String> {
     let mut left = latencies.iter_mut();
-    let tallies = disk.client.run(work, |_| {
+    let sampler = |_| {
         let mut keeper = ThreadResults {
             latencies: left.next(),
             ended,
@@ -223,10 +267,17 @@ fn run_disk(
         move |sample: Sample| {
             let keeper = &mut keeper;
             if let Some(latencies) = &mut keeper.latencies {
-                latencies.record(sample.latency_ns);
+                latencies.record(&sample);
             }
         }
-    });
+    };
+    let tallies = match args.reconnect {
+        Some(pause) => {
+            let daemons = (&*args.sockets[number], &args.options);
+            disk.client.run_over(work, sampler, daemons, pause)
+        }
+        None => disk.client.run(work, sampler),
+    };
     tallies.map_err(text)
 }
 
@@ -277,17 +328,22 @@ fn print(args: &Args, disks: &[Disk], measured: &Measured) {
     let requests = sum(WorkloadTotals::requests);
     let iops: f64 = measured.tallies.iter().map(WorkloadTotals::iops).sum();
     let mib = iops * f64::from(args.block_bytes) / f64::from(1 << 20);
-    let spread = &measured.latencies;
+    let spread = &measured.latencies.spread;
     let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|share| spread.quantile_us(share));
     let (calls, kicks, failed) = (sum(|t| t.calls), sum(|t| t.kicks), sum(|t| t.failed));
     let per = |cost: &Cost| cost.cpu.as_secs_f64() * 1e6 / requests.max(1) as f64;
     let seconds = measured.wall.as_secs_f64();
+    let each = measured.latencies.each_ns.as_ref();
+    let each = each.map_or(String::new(), |each| {
+        let began_ns = measured.began.as_nanos();
+        format!(",\"began_ns\":{began_ns},\"each_ns\":{each:?}")
+    });
     if args.json {
         let own_kib: u64 = pids(disks).into_iter().flatten().map(cost::own_kib).sum();
         println!(
             "{{\"iops\":{iops:.1},\"mib_s\":{mib:.2},\"requests\":{requests},\"failed\":{failed},\
              \"mean_us\":{:.3},\"p50_us\":{p50:.3},\"p99_us\":{p99:.3},\"p999_us\":{p999:.3},\"max_us\":{:.3},\
-             {},{},\"kicks\":{kicks},\"calls\":{calls},\"disks\":{},\"daemon_own_kib\":{own_kib},\"seconds\":{seconds:.3}}}",
+             {},{},\"kicks\":{kicks},\"calls\":{calls},\"disks\":{},\"daemon_own_kib\":{own_kib},\"seconds\":{seconds:.3}{each}}}",
             spread.mean_us(),
             spread.max_us(),
             side("driver", Some(&measured.driver), requests, seconds),

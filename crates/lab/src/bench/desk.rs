@@ -329,10 +329,16 @@ impl Desk {
 
     /// Runs the driver, and returns its output for a load on the disks of these daemons.
     pub(super) fn drive(&self, daemons: &[DaemonProcess], load: &str) -> Result<Value> {
+        let sockets = daemons.iter().map(|daemon| daemon.socket.clone());
+        self.drive_at(&sockets.collect_vec(), load)
+    }
+
+    /// Runs it on the disks at these sockets.
+    pub(super) fn drive_at(&self, sockets: &[PathBuf], load: &str) -> Result<Value> {
         let line = "taskset --cpu-list {} {} --json";
         let mut line = words(line, &[&self.cpus.driver, &self.drive.display()]);
-        for daemon in daemons {
-            line.extend(words("--socket {}", &[&daemon.socket.display()]));
+        for socket in sockets {
+            line.extend(words("--socket {}", &[&socket.display()]));
         }
         line.extend(words(load, &[]));
         let said = execute(self.run.folder(), &line)?;

@@ -10,6 +10,7 @@ mod load;
 mod network;
 mod options;
 mod others;
+mod pause;
 mod rest;
 mod subject;
 mod suites;
@@ -96,6 +97,7 @@ fn measure(suite: Suite, desk: &mut Desk) -> Result {
         Suite::Scale => suites::scale(desk),
         Suite::Network => network::measure(desk),
         Suite::Start => rest::start(desk),
+        Suite::Pause => pause::measure(desk),
         Suite::Instructions => rest::instructions(desk),
         Suite::Recording => suites::recording(desk),
         Suite::All => Ok(()),

@@ -60,6 +60,8 @@ pub(crate) enum Suite {
     Network,
     /// From exec to the first answer
     Start,
+    /// What a guest sees of a kill, a restart and an upgrade
+    Pause,
     /// Instructions per I/O; alone, it fails when they rise by 2 %
     Instructions,
     /// Cost of counts and times

@@ -124,11 +124,15 @@ impl FigureView {
 impl PanelView {
     fn panels(&self, rounds: &Rounds<'_>) -> Vec<Panel> {
         let rounds = rounds.only(&self.conditions);
-        let values = rounds
-            .lines
-            .iter()
-            .filter_map(|line| number(line, &self.of));
-        let most = self.has_common_y.then(|| values.fold(0.0, f64::max));
+        let values: Vec<f64> = match self.kind {
+            Kind::Dots => dots(&rounds).into_iter().map(|dot| dot.1).collect(),
+            _ => {
+                let lines = rounds.lines.iter();
+                lines.filter_map(|line| number(line, &self.of)).collect()
+            }
+        };
+        let most = values.into_iter().fold(0.0, f64::max);
+        let most = self.has_common_y.then_some(most);
         let each = rounds.divided(&self.each).into_iter();
         let panels = each.map(|(each, rounds)| {
             let y = Axis::new(&self.y, self.y_scale);

@@ -381,6 +381,6 @@ mod tests {
 
     #[test]
     fn the_views_can_be_read() {
-        assert_eq!(SECTIONS.len(), 12);
+        assert_eq!(SECTIONS.len(), 13);
     }
 }
