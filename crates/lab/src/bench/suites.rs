@@ -157,9 +157,9 @@ pub(super) fn split(desk: &mut Desk) -> Result {
         let mut cases: Vec<Case> = Vec::new();
         for way in ways.split(' ') {
             cases.push(Case {
-                // At either pace long enough to see 2 000 large requests on the slowest of the disks but a real one.
+                // Long enough to see 2 000 large requests on the slowest of the disks but a real one.
                 learns: match way {
-                    "auto" => (desk.seconds * 10.0).min(4.0),
+                    "auto" => desk.pace.pick(4.0, 4.0, 0.0),
                     _ => desk.seconds / 2.0,
                 },
                 ..case(&format!("split {way}"), vec![split_so(desk, way, spec)])
