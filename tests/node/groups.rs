@@ -85,6 +85,36 @@ fn the_limits_that_a_disk_is_shown_with_are_in_force_although_another_was_added_
     node.daemon.finish();
 }
 
+/// The client was told that the disk is as before, so the next node must not serve the other image to its guest.
+#[test]
+fn a_put_that_is_refused_leaves_the_file_of_the_disk_before() {
+    let images = Scratch::new();
+    let [first, second] = ["first", "second"].map(|name| images.image(name, 1 << 20));
+    let node = Node::start();
+    node.add("a", &json!({"disk": [first]}));
+    let node = killed(node, |_| {
+        std::fs::rename(&first, images.join("away")).unwrap();
+    });
+    assert!(wait_until(|| node.state("a") == "failed"));
+    let kept = || {
+        let path = node.daemon.scratch().join("state/disks/a.toml");
+        std::fs::read_to_string(path).unwrap()
+    };
+    let before = kept();
+    // The other disk can be opened, and its own file written, but not that of its group.
+    let in_the_way = node.daemon.scratch().join("state/groups/.g.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    let limits = json!({"group": "g", "iops-total": 500});
+    let other = json!({"disk": [second], "limits": limits});
+    let refused = node.put("a", &other);
+    assert_eq!(refused.status, 500, "{}", refused.body);
+    assert_eq!(kept(), before);
+    std::fs::remove_dir(&in_the_way).unwrap();
+    assert_eq!(node.put("a", &other).status, 201);
+    assert_ne!(kept(), before);
+    node.daemon.finish();
+}
+
 /// The requests of a disk that was given up hold on to it.
 #[test]
 fn a_group_ends_with_its_last_disk_although_that_hangs() {

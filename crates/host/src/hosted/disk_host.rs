@@ -38,7 +38,7 @@ pub(crate) trait DiskHost: Send + Sync + 'static {
     ) -> Result<(Arc<DiskStatus>, Work<ServerEnd>), Failure>;
 
     /// Makes the file of a disk as this description says, durably; `None`: there is to be none. If a group is named, its file is made
-    /// as its limits are.
+    /// as its limits are; if that fails, the file of the disk is the one before.
     fn keep(
         self: Arc<Self>,
         id: &str,

@@ -82,14 +82,19 @@ impl StateFiles {
         }
     }
 
-    /// Keeps a disk. When this returns, it survives a loss of power.
-    pub(super) fn write(&self, id: &str, file: &DiskConfig) -> io::Result<()> {
+    /// Writes the file of a disk under another name, durably. [`place`](StateFiles::place) has it take the place of the one before.
+    pub(super) fn stage(&self, id: &str, file: &DiskConfig) -> io::Result<()> {
         let text = file.to_toml().map_err(io::Error::other)?;
         if text.len() as u64 > FILE_BYTES_MAX {
             // It would not be read again.
             return Err(io::Error::other("it would be too long"));
         }
-        replace(&self.path(id), &format!(".{id}.new"), &text)
+        write_beside(&self.staged(id), &text)
+    }
+
+    /// Keeps a disk by the file that was staged last. When this returns, it survives a loss of power.
+    pub(super) fn place(&self, id: &str) -> io::Result<()> {
+        take_place(&self.staged(id), &self.path(id))
     }
 
     /// Forgets a disk. That there is none is fine.
@@ -120,6 +125,10 @@ impl StateFiles {
         self.disks.join(format!(".{id}.opened"))
     }
 
+    fn staged(&self, id: &str) -> PathBuf {
+        self.disks.join(format!(".{id}.new"))
+    }
+
     fn path(&self, id: &str) -> PathBuf {
         self.disks.join(format!("{id}.toml"))
     }
@@ -145,13 +154,25 @@ fn named(folder: &Path) -> Result<Vec<(String, PathBuf)>, Failure> {
 /// Makes or replaces a file, durably. `beside`: the name that it has until it is whole.
 fn replace(path: &Path, beside: &str, text: &str) -> io::Result<()> {
     let beside = path.with_file_name(beside);
+    write_beside(&beside, text)?;
+    take_place(&beside, path)
+}
+
+/// Writes a file that is to take the place of another.
+fn write_beside(beside: &Path, text: &str) -> io::Result<()> {
     let mut created = File::options();
     created.write(true).create(true).truncate(true).mode(0o600);
-    let mut out = created.open(&beside)?;
+    let mut out = created.open(beside)?;
     out.write_all(text.as_bytes())?;
-    out.sync_all()?;
+    out.sync_all()
+}
+
+/// Puts a file that is whole in the place of another, durably.
+fn take_place(beside: &Path, path: &Path) -> io::Result<()> {
+    // Opened first: without a descriptor for it, nothing is changed.
+    let folder = folder_of(path)?;
     fs::rename(beside, path)?;
-    sync_folder(path)
+    folder.sync_all()
 }
 
 /// Removes a file, durably. That there is none is fine.
@@ -159,12 +180,12 @@ fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
-        Ok(()) => sync_folder(path),
+        Ok(()) => folder_of(path)?.sync_all(),
     }
 }
 
-fn sync_folder(path: &Path) -> io::Result<()> {
-    File::open(path.parent().unwrap_or(path))?.sync_all()
+fn folder_of(path: &Path) -> io::Result<File> {
+    File::open(path.parent().unwrap_or(path))
 }
 
 /// The specs of a disk, a line each.
@@ -197,8 +218,10 @@ mod tests {
         };
         // Longer in the file than in the body of a request.
         let [short, long] = [1, 12_000].map(|count| of("\u{7f}".repeat(count)));
-        files.write("d1", &short).unwrap();
-        assert!(files.write("d1", &long).is_err());
+        files.stage("d1", &short).unwrap();
+        assert!(files.load().unwrap().is_empty(), "it is not in place yet");
+        files.place("d1").unwrap();
+        assert!(files.stage("d1", &long).is_err());
         assert_eq!(files.load().unwrap(), [("d1".to_owned(), Ok(short))]);
     }
 }

@@ -259,17 +259,22 @@ impl DiskHost for Node {
         let (id, file) = (id.to_owned(), file.cloned());
         let group = group.map(str::to_owned);
         Box::pin(async move {
-            let files = self.files.clone();
-            let write = move || match &file {
-                Some(config) => files.write(&id, config),
-                None => files.remove(&id),
-            };
-            aside("state", write).await?;
-            // In this order: a disk that could not be kept changes nothing for its group.
-            match &group {
-                Some(group) => self.groups.keep(&self.files, group).await,
-                None => Ok(()),
+            let is_kept = file.is_some();
+            if let Some(config) = file {
+                let (files, id) = (self.files.clone(), id.clone());
+                aside("state", move || files.stage(&id, &config)).await?;
             }
+            // In this order: a disk whose file cannot be written changes nothing for its group, and it keeps the file that it has if
+            // that of its group cannot be written.
+            if let Some(group) = &group {
+                self.groups.keep(&self.files, group).await?;
+            }
+            let files = self.files.clone();
+            let put = move || match is_kept {
+                true => files.place(&id),
+                false => files.remove(&id),
+            };
+            aside("state", put).await
         })
     }
 
