@@ -32,6 +32,10 @@ impl DiskHost for Alone {
         Ok(0)
     }
 
+    fn has_frontend_left(&self, _: &str) -> bool {
+        false
+    }
+
     fn open(self: Arc<Alone>, _: &str, _: &DiskConfig, _: Past) -> Work<OpenResult<Alone>> {
         let refused = Failure::run("the disk was opened when the process began: start it again");
         Box::pin(std::future::ready(Err(refused)))

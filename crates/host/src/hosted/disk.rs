@@ -143,6 +143,8 @@ pub(crate) struct HostedStatus {
     pub(crate) files: OpenFiles,
     /// Descriptors that it may come to need.
     pub(crate) descriptors: u64,
+    /// True if a frontend that the process before has left waits until it is opened.
+    pub(crate) is_awaited: bool,
     /// True once the first attempt to open it is over: it was opened, or could not be.
     pub(crate) is_settled: bool,
 }

@@ -26,6 +26,9 @@ pub(crate) trait DiskHost: Send + Sync + 'static {
     /// Checks that the host can have a disk of this description. Returns how many descriptors it may come to need.
     fn judge(&self, id: &str, config: &DiskConfig) -> Result<u64, String>;
 
+    /// Returns true if the process before has left a frontend of a disk, which the next opening has.
+    fn has_frontend_left(&self, id: &str) -> bool;
+
     /// Opens a disk. If the work is dropped, nothing stays open.
     fn open(self: Arc<Self>, id: &str, config: &DiskConfig, past: Past) -> Work<OpenResult<Self>>;
 

@@ -162,6 +162,7 @@ fn new<H: DiskHost>(
         descriptors: host.judge(id, &config).unwrap_or_default(),
         config: config.clone(),
         files: OpenFiles::default(),
+        is_awaited: false,
         is_settled: false,
     };
     let (disk, inbox, show) = HostedDisk::new(id, host.socket(id), shown);
@@ -433,15 +434,18 @@ impl<H: DiskHost> Life<H> {
     fn delete(&mut self, mode: DeleteMode, reply: Reply<Option<String>>) {
         let why = "it is deleted".to_owned();
         let within = (mode == DeleteMode::Hard).then_some(HARD_TIME);
-        match &self.phase {
-            LifePhase::Serving(status, _) if mode == DeleteMode::Safe && status.has_frontend() => {
-                let why = format!(
-                    "a frontend is connected to disk {}: unplug the disk first, or remove it with mode=drain",
-                    self.id
-                );
-                return answer(reply, Err(Refusal(ProblemKind::FrontendConnected, why)));
-            }
-            _ => {}
+        let has_frontend = match &self.phase {
+            LifePhase::Serving(status, _) => status.has_frontend(),
+            // Its connection would end with the disk.
+            LifePhase::Opening { .. } => self.show.borrow().is_awaited,
+            _ => false,
+        };
+        if mode == DeleteMode::Safe && has_frontend {
+            let why = format!(
+                "a frontend is connected to disk {}: unplug the disk first, or remove it with mode=drain",
+                self.id
+            );
+            return answer(reply, Err(Refusal(ProblemKind::FrontendConnected, why)));
         }
         self.deleting.push(reply);
         self.refuse_waiting();
@@ -468,6 +472,8 @@ impl<H: DiskHost> Life<H> {
             _ if self.came_back => Past::CameBack,
             _ => Past::Unknown,
         };
+        let is_awaited = self.host.has_frontend_left(&self.id);
+        self.show.send_modify(|shown| shown.is_awaited = is_awaited);
         let opened = self.host.clone().open(&self.id, &config, past);
         let patience = Instant::now() + OPEN_TIME;
         self.enter(LifePhase::Opening { opened, patience });

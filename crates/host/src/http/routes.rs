@@ -372,7 +372,8 @@ fn row(host: &Host, disk: &HostedDisk) -> DiskRow {
         }
         HostedState::Failed(why) => row.error = Some(why.clone()),
         HostedState::Ended(lost) => row.error.clone_from(lost),
-        HostedState::Opening | HostedState::Ending => {}
+        HostedState::Opening => row.connected = shown.is_awaited,
+        HostedState::Ending => {}
     }
     row
 }

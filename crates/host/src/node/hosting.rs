@@ -2,8 +2,8 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use cleave_api::{EventName, NodeSetup, ProblemKind};
@@ -234,6 +234,12 @@ impl DiskHost for Node {
     fn judge(&self, id: &str, config: &DiskConfig) -> Result<u64, String> {
         let service = self.service(id, config)?;
         Ok(service.descriptors_in_node())
+    }
+
+    fn has_frontend_left(&self, id: &str) -> bool {
+        let parcels = self.parcels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = parcels.iter().filter(|parcel| parcel.disk.id == id);
+        own.any(|parcel| !parcel.sessions.is_empty())
     }
 
     fn open(self: Arc<Node>, id: &str, config: &DiskConfig, past: Past) -> Work<OpenResult<Node>> {

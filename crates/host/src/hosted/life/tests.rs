@@ -24,6 +24,8 @@ struct Invented {
     works: Gate,
     /// Processes that have a disk, until they leave.
     others: Gate,
+    /// The process before has left a frontend of the disk.
+    is_awaited: Mutex<bool>,
     /// Works on files fail.
     is_full: Mutex<bool>,
     /// The files.
@@ -113,6 +115,10 @@ impl DiskHost for Invented {
             Some("none") => Err("pool: there is no \"none\"".to_owned()),
             _ => Ok(1),
         }
+    }
+
+    fn has_frontend_left(&self, _: &str) -> bool {
+        *lock(&self.is_awaited)
     }
 
     fn open(
@@ -608,6 +614,28 @@ async fn a_disk_in_use_is_not_deleted_safely_until_its_frontend_has_hung_up() {
     drop(frontend);
     assert!(status.is_connected(), "its session has not ended");
     assert_eq!(scene.delete(DeleteMode::Safe).await.unwrap(), Ok(None));
+    assert!(scene.disk.is_gone());
+}
+
+/// A VMM that the process before has left waits while the storage is slow, and cannot connect again if its disk goes.
+#[tokio::test(start_paused = true)]
+async fn a_disk_whose_frontend_waits_for_it_is_not_deleted_safely() {
+    let prepare = |host: &Invented| {
+        host.openings.close();
+        *lock(&host.is_awaited) = true;
+    };
+    let scene = Scene::kept(prepare, Ok(disk("ram:1M")));
+    settle().await;
+    assert_eq!(scene.state(), "opening");
+    assert!(scene.disk.shown().is_awaited);
+    let refused = scene.delete(DeleteMode::Safe).await.unwrap();
+    let (code, why) = refused.unwrap_err();
+    assert!(
+        code == 409 && why.contains("a frontend is connected"),
+        "{why}"
+    );
+    assert_eq!(scene.state(), "opening");
+    assert_eq!(scene.delete(DeleteMode::Drain).await.unwrap(), Ok(None));
     assert!(scene.disk.is_gone());
 }
 
