@@ -332,8 +332,9 @@ async fn control(
     let watches = SizeWatches::default();
     let watch = watches.watch(&disk);
     let watched = disk.clone();
+    let sockets = [door.listening(), interfaces.control()];
     let confine = |name: &str, watch: Watch| {
-        let confinement = Confinement::apply(&outside.process, name, outside.log)?;
+        let confinement = Confinement::apply(&outside.process, sockets, name, outside.log)?;
         Ok((confinement, watch.confined(&watched)))
     };
     let name = disk.name().to_owned();

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use cleave_session::Offload;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, chmod, chownat, fchmod, fstat, open};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Stat, Uid, chmod, chownat, fchmod, fstat, open};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
     SocketFlags, SocketType, bind, recvmsg, socket_with, sockopt,
@@ -129,12 +129,17 @@ impl Door {
         }
     }
 
+    /// Returns the listening socket, unless there is one connection only.
+    pub(crate) fn listening(&self) -> Option<&Listening> {
+        match self {
+            Door::Listening(listening) => Some(listening),
+            Door::Connected(_) => None,
+        }
+    }
+
     /// Returns what frontends are accepted from on the runtime at hand, if any number of them may connect.
     pub(crate) fn listener(&self) -> Result<Option<tokio::net::UnixListener>, Failure> {
-        let listener = match self {
-            Door::Listening(listening) => Some(listening.listener()),
-            Door::Connected(_) => None,
-        };
+        let listener = self.listening().map(Listening::listener);
         let cannot = |error| Failure::run(format!("cannot listen: {error}"));
         listener.transpose().map_err(cannot)
     }
@@ -213,11 +218,19 @@ impl Listening {
         })
     }
 
-    /// Sets the permissions of its file, its user and its group. By a descriptor of that file and never by its name: whoever may write to
-    /// the folder could have put a link to another file there since.
-    fn give(&self, mode: u32, user: Option<u32>, group: Option<u32>) -> io::Result<()> {
+    /// Gives its file to a user and a group.
+    pub(crate) fn give_to(&self, user: u32, group: u32) -> io::Result<()> {
+        match self.open_file()? {
+            Some((opened, _)) => own(&opened, Some(user), Some(group)),
+            None => Ok(()),
+        }
+    }
+
+    /// Opens its file, if it has one, for changes of owner and mode. They are made by this descriptor and never by the name: whoever
+    /// may write to the folder could have put a link to another file there since.
+    fn open_file(&self) -> io::Result<Option<(OwnedFd, Stat)>> {
         let Some(file) = &self.file else {
-            return Ok(());
+            return Ok(None);
         };
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = open(&file.path, flags, Mode::empty())?;
@@ -225,13 +238,21 @@ impl Listening {
         if (found.st_dev, found.st_ino) != (file.device, file.inode) {
             return Err(io::Error::other("another file took its place"));
         }
-        let owned = |user: Option<u32>, group: Option<u32>| {
-            let (user, group) = (user.map(Uid::from_raw), group.map(Gid::from_raw));
-            chownat(&opened, "", user, group, AtFlags::EMPTY_PATH)
+        // Its other name may be that of a socket in a folder to which nobody else may write.
+        if found.st_nlink != 1 {
+            return Err(io::Error::other("the file has another name too"));
+        }
+        Ok(Some((opened, found)))
+    }
+
+    /// Sets the permissions of its file, its user and its group.
+    fn give(&self, mode: u32, user: Option<u32>, group: Option<u32>) -> io::Result<()> {
+        let Some((opened, found)) = self.open_file()? else {
+            return Ok(());
         };
         // In this order: the mode is not for the group that the file has at first, and only its owner may set it.
         if let Some(group) = group.filter(|group| *group != found.st_gid) {
-            owned(None, Some(group))?;
+            own(&opened, None, Some(group))?;
         }
         // The umask took bits away when the file was made. A descriptor of this kind has no fchmod().
         if found.st_mode & 0o777 != mode {
@@ -239,7 +260,7 @@ impl Listening {
             chmod(path, Mode::from_raw_mode(mode))?;
         }
         if let Some(user) = user.filter(|user| *user != found.st_uid) {
-            owned(Some(user), None)?;
+            own(&opened, Some(user), None)?;
         }
         Ok(())
     }
@@ -300,6 +321,13 @@ fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
         }),
         Err(error) => Err(Failure::input(format!("socket {shown} went away: {error}"))),
     }
+}
+
+/// Changes the owner and the group of an opened file.
+fn own(file: &OwnedFd, user: Option<u32>, group: Option<u32>) -> io::Result<()> {
+    let (user, group) = (user.map(Uid::from_raw), group.map(Gid::from_raw));
+    chownat(file, "", user, group, AtFlags::EMPTY_PATH)?;
+    Ok(())
 }
 
 fn check_length(path: &Path) -> Result<(), Failure> {
@@ -471,7 +499,6 @@ pub(crate) fn remove_stale(path: &Path) {
     }
 }
 
-/// A socket file that goes away with this value, unless something else took its place.
 /// A socket file that goes away with this value, unless it is another process's or something else took its place.
 #[derive(Debug)]
 struct SocketFile {
@@ -484,6 +511,9 @@ struct SocketFile {
 impl SocketFile {
     fn of(path: &Path) -> io::Result<SocketFile> {
         let found = fs::symlink_metadata(path)?;
+        if !found.file_type().is_socket() {
+            return Err(io::Error::other("it is not a socket"));
+        }
         Ok(SocketFile {
             // The working directory may change; the file stays where it is.
             path: std::path::absolute(path)?,
@@ -633,6 +663,31 @@ mod tests {
         drop(door);
         assert!(!path.exists());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    /// A user that may write to the folder may put another file there before root gives the socket away.
+    #[test]
+    fn no_file_is_given_away_in_the_place_of_a_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, moved] = ["s", "moved"].map(|name| folder.path().join(name));
+        let found = fs::metadata(folder.path()).unwrap();
+        let door = listen(&path, None).unwrap();
+        let give = || door.give_to(found.uid(), found.gid());
+        give().unwrap();
+        fs::hard_link(&path, &moved).unwrap();
+        give().unwrap_err();
+        fs::remove_file(&moved).unwrap();
+        give().unwrap();
+        fs::rename(&path, &moved).unwrap();
+        give().unwrap_err();
+        fs::write(&path, "").unwrap();
+        give().unwrap_err();
+        // The next process finds no socket there.
+        Listening::resume(&path, door.copy().unwrap()).unwrap_err();
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&moved, &path).unwrap();
+        give().unwrap_err();
+        Listening::resume(&path, door.copy().unwrap()).unwrap_err();
     }
 
     /// Some programs need the last byte for a zero, so they could not connect to a longer path.

@@ -51,6 +51,11 @@ impl Interfaces {
         })
     }
 
+    /// Returns the control socket, if there is one.
+    pub(crate) fn control(&self) -> Option<&Listening> {
+        self.0[0].as_ref()
+    }
+
     /// Serves them on the runtime at hand.
     pub(crate) fn serve(self, host: &Arc<Host>) -> Result<Servers, Failure> {
         let [control, metrics] = self.0;

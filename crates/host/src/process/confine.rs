@@ -1,6 +1,5 @@
 //! Confines the daemon once its disk and its sockets are open (`docs/security.md`).
 
-use std::os::unix::fs::lchown;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
@@ -11,6 +10,7 @@ use cleave_session::offload;
 
 use crate::failure::Failure;
 use crate::process::{self, cpus, log};
+use crate::socket::Listening;
 
 /// The folder through which a process sees itself: a worker reads how long its thread waited for a core, and the control
 /// interface how much memory the process has.
@@ -33,10 +33,11 @@ const READ: [&str; 8] = [
 pub(crate) struct Confinement(Option<Arc<Sandbox>>);
 
 impl Confinement {
-    /// Becomes the operator's user, and confines the process. To be called on the main thread before it starts any thread but the
-    /// log's, and after everything that needs a path or a privilege.
+    /// Gives `sockets` to the operator's user and becomes it, and confines the process. To be called on the main thread before it
+    /// starts any thread but the log's, and after everything that needs a path or a privilege.
     pub(crate) fn apply(
         process: &OneDiskProcess,
+        sockets: [Option<&Listening>; 2],
         name: &str,
         log: &log::Guard,
     ) -> Result<Confinement, Failure> {
@@ -44,7 +45,7 @@ impl Confinement {
         // Another user, or root without capabilities, could not search every folder.
         let reaches = Reaches::open(&process.reaches()).map_err(Failure::run)?;
         if let Some(identity) = process.identity {
-            process.assume(identity, keep)?;
+            process.assume(identity, keep, sockets)?;
         }
         if !process.sandbox {
             tracing::warn!(
@@ -158,22 +159,29 @@ pub(crate) struct OneDiskProcess {
     pub(crate) identity: Option<Identity>,
     /// The process with which it ends.
     pub(crate) exit_with_parent: Option<u32>,
-    /// The socket of the frontends and the control socket, which are given to the user.
+    /// The paths of the socket of the frontends and of the control socket.
     pub(crate) sockets: [Option<PathBuf>; 2],
     /// The socket of the metrics, which has a group of its own.
     pub(crate) metrics: Option<PathBuf>,
 }
 
 impl OneDiskProcess {
-    /// Gives the sockets to the user, and becomes it.
-    fn assume(&self, identity: Identity, keep: Keep) -> Result<(), Failure> {
-        for path in self.sockets.iter().flatten() {
-            lchown(path, Some(identity.uid()), Some(identity.gid())).map_err(|error| {
+    /// Gives the sockets of these paths to the user, and becomes it.
+    fn assume(
+        &self,
+        identity: Identity,
+        keep: Keep,
+        sockets: [Option<&Listening>; 2],
+    ) -> Result<(), Failure> {
+        let (user, group) = (identity.uid(), identity.gid());
+        for (path, socket) in self.sockets.iter().zip(sockets) {
+            let (Some(path), Some(socket)) = (path, socket) else {
+                continue;
+            };
+            socket.give_to(user, group).map_err(|error| {
                 Failure::input(format!(
-                    "cannot give socket {} to user {}, group {}: {error}; start as root, or leave --user and --group out",
-                    path.display(),
-                    identity.uid(),
-                    identity.gid()
+                    "cannot give socket {} to user {user}, group {group}: {error}; start as root, or leave --user and --group out",
+                    path.display()
                 ))
             })?;
         }

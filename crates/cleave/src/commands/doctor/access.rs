@@ -162,21 +162,21 @@ impl Obstacle<'_> {
 
     /// The command after which a daemon gets past.
     fn opened(&self) -> String {
-        let (shown, user) = (self.path.display(), self.user);
+        let (shown, user) = (quoted(self.path), self.user);
         let is_own = self.owner == user.uid;
         match () {
             () if self.wanted == ENTER => {
-                format!("chmod {}+x '{shown}'", if is_own { "u" } else { "o" })
+                format!("chmod {}+x {shown}", if is_own { "u" } else { "o" })
             }
-            () if is_own => format!("chmod u+rw '{shown}'"),
-            () if user.uid == 0 => format!("chown root:root '{shown}'"),
-            () => format!("chown {} '{shown}'", user.name),
+            () if is_own => format!("chmod u+rw {shown}"),
+            () if user.uid == 0 => format!("chown root:root {shown}"),
+            () => format!("chown {} {shown}", user.name),
         }
     }
 
     /// The commands after which a VMM gets past.
     fn remedy(&self, sought: Sought) -> String {
-        let (shown, name) = (self.path.display(), &self.user.name);
+        let (shown, name) = (quoted(self.path), &self.user.name);
         let (gid, wanted) = (self.gid, self.wanted);
         let is_member = self.user.gids.contains(&gid);
         // Membership in the group of root would give far more than this.
@@ -200,10 +200,10 @@ impl Obstacle<'_> {
         let bits = if wanted == ENTER { "x" } else { "rw" };
         let mut steps = Vec::new();
         if is_given {
-            steps.push(format!("chgrp cleave '{shown}'"));
+            steps.push(format!("chgrp cleave {shown}"));
         }
         if self.mode >> 3 & wanted != wanted {
-            steps.push(format!("chmod g+{bits} '{shown}'"));
+            steps.push(format!("chmod g+{bits} {shown}"));
         }
         if !is_member {
             steps.push(joined);
@@ -211,10 +211,16 @@ impl Obstacle<'_> {
         let steps = steps.join(" && ");
         match wanted {
             _ if is_member => steps,
-            ENTER => format!("chmod o+x '{shown}', or {steps}"),
+            ENTER => format!("chmod o+x {shown}, or {steps}"),
             _ => format!("{steps}, {again}"),
         }
     }
+}
+
+/// Returns a path as one word of a shell, whatever is in it: another user may have named a folder on the way.
+fn quoted(path: &Path) -> String {
+    let shown = path.display().to_string();
+    format!("'{}'", shown.replace('\'', r"'\''"))
 }
 
 fn unseen(check: &'static str, path: &Path, error: &io::Error) -> Finding {
@@ -346,6 +352,16 @@ mod tests {
             let remedy = obstacle(path, &vmm, (gid, mode), wanted).remedy(SOUGHT);
             assert_eq!(remedy, says, "{path} {gid} {mode:o}");
         }
+    }
+
+    /// An operator pastes remedies into a shell.
+    #[test]
+    fn a_path_in_a_remedy_is_one_word() {
+        let vmm = user("vmm", 1000, 7);
+        let found = obstacle("/a';id;'", &vmm, (7, 0o600), WRITE);
+        let word = "'/a'\\'';id;'\\'''";
+        assert_eq!(found.remedy(SOUGHT), format!("chmod g+rw {word}"));
+        assert_eq!(found.opened(), format!("chown vmm {word}"));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The files for the result: refused before anything is measured if it cannot be written there, and
 //! written so that a file is either the old one or a whole new one.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use cleave_disk::DiskSpec;
@@ -14,6 +15,8 @@ use crate::progress::note;
 
 /// Stands for stdout.
 const STDOUT: &str = "-";
+/// Most names that are tried for a file beside another.
+const NAMES_MAX: u32 = 100;
 
 /// The files asked for, checked.
 #[derive(Debug, PartialEq, Eq)]
@@ -103,17 +106,34 @@ fn folder(path: &Path) -> &Path {
     }
 }
 
-/// Through a file beside it, so that nobody ever reads half of one.
-fn replace(path: &Path, text: &str) -> std::io::Result<()> {
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".{}", std::process::id()));
-    let beside = folder(path).join(name);
-    let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
+/// Writes through a file beside it, so that nobody ever reads half of one.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let (beside, mut file) = create_beside(path)?;
+    let written = file.write_all(text.as_bytes());
+    let written = written.and_then(|()| fs::rename(&beside, path));
     if written.is_err() {
         let _ = fs::remove_file(&beside);
     }
     written
+}
+
+/// Creates a file beside another. One that is there already is never opened: in a folder of another user it may be a link to a file
+/// that only this user may write.
+fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
+    let mut number = 0;
+    loop {
+        let mut name = std::ffi::OsString::from(".");
+        name.push(path.file_name().unwrap_or_default());
+        name.push(format!(".{}.{number}", std::process::id()));
+        let beside = folder(path).join(name);
+        match File::create_new(&beside) {
+            Ok(file) => return Ok((beside, file)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < NAMES_MAX => {
+                number += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -152,5 +172,19 @@ mod tests {
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         assert!(replace(Path::new("/none/x"), "").is_err());
+    }
+
+    #[test]
+    fn a_link_that_waits_beside_a_file_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["out", "other"].map(|name| folder.path().join(name));
+        fs::write(&other, "theirs").unwrap();
+        let pid = std::process::id();
+        for name in [format!(".out.{pid}"), format!(".out.{pid}.0")] {
+            std::os::unix::fs::symlink(&other, folder.path().join(name)).unwrap();
+        }
+        replace(&path, "ours").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "ours");
+        assert_eq!(fs::read_to_string(&other).unwrap(), "theirs");
     }
 }
