@@ -4,6 +4,7 @@
 mod deleted;
 mod groups;
 mod kept;
+mod memory;
 mod neighbours;
 mod pool;
 mod put;

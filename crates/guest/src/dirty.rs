@@ -12,11 +12,14 @@ use std::sync::atomic::{AtomicU8, Ordering, fence};
 use cleave_blk::Segment;
 
 use crate::mapping::Mapping;
+use crate::room::{self, Taken};
 use crate::walk::{DescriptorTable, walk};
 use crate::{Chain, MapError, Memory, RegionSpec};
 
 /// Bytes of a page of the log, whatever the host's pages are.
 const PAGE_BYTES: u64 = 4096;
+/// Longest log: it has a bit for each page of a guest's memory that would fill the address space.
+const LOG_BYTES_MAX: u64 = room::BYTES_MAX / PAGE_BYTES / 8;
 /// Maximum number of descriptors that are read again for one batch of answers: more than a thousand requests of the most
 /// segments. Only a guest that rewrites the chains of requests in flight exceeds it.
 const DESCRIPTORS_MAX: u32 = 1 << 20;
@@ -35,19 +38,20 @@ pub struct DirtyLog {
 impl DirtyLog {
     /// Maps `len_bytes` bytes of a file of the frontend.
     pub fn map(file: File, file_offset: u64, len_bytes: u64) -> Result<Arc<DirtyLog>, MapError> {
-        if len_bytes == 0 {
+        if !(1..=LOG_BYTES_MAX).contains(&len_bytes) {
             return Err(MapError::Length {
                 guest_addr: 0,
                 len_bytes,
             });
         }
-        let mapping = Mapping::new(&RegionSpec {
+        let spec = RegionSpec {
             guest_addr: 0,
             user_addr: 0,
             len_bytes,
             file_offset,
             file,
-        })?;
+        };
+        let mapping = Mapping::new(&spec, Taken::default())?;
         Ok(Arc::new(DirtyLog { mapping, len_bytes }))
     }
 

@@ -16,6 +16,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::mapping::Mapping;
+use crate::room::Taken;
 use crate::{MapError, RegionSpec, racy};
 
 /// Bytes before the entries of a vring's part.
@@ -131,13 +132,14 @@ impl Inflight {
         if !layout.file_offset.is_multiple_of(PART_ALIGN) {
             return Err(InflightError::Align(layout.file_offset));
         }
-        let mapping = Mapping::new(&RegionSpec {
+        let spec = RegionSpec {
             guest_addr: 0,
             user_addr: 0,
             len_bytes: needed,
             file_offset: layout.file_offset,
             file,
-        })?;
+        };
+        let mapping = Mapping::new(&spec, Taken::default())?;
         Ok(Inflight {
             mapping: Arc::new(mapping),
             vrings: layout.vrings,

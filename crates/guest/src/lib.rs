@@ -21,6 +21,7 @@ mod racy;
 mod region;
 #[cfg(test)]
 mod rig;
+mod room;
 mod sigbus;
 mod signals;
 mod vring;

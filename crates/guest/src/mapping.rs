@@ -15,6 +15,7 @@ use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::param::page_size;
 
+use crate::room::{Place, Taken};
 use crate::sigbus::MappingWatch;
 use crate::{MapError, RegionSpec};
 
@@ -39,6 +40,8 @@ pub(crate) struct Mapping {
     /// Offset of the region's first byte in the mapping.
     delta_bytes: usize,
     pub(crate) origin: Origin,
+    /// Dropped after the `munmap`, because others have its room then.
+    place: Place,
     /// Dropped after the `munmap`, which notifies those who wait for it.
     end_watchers: Mutex<Vec<Sender<Infallible>>>,
 }
@@ -50,8 +53,9 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the region of `spec`. The caller has checked that its length is not 0 and does not wrap.
-    pub(crate) fn new(spec: &RegionSpec) -> Result<Mapping, MapError> {
+    /// Maps the region of `spec`. The caller has checked that its length is not 0 and does not wrap. `own`: the room that the other
+    /// mappings of its table take.
+    pub(crate) fn new(spec: &RegionSpec, own: Taken) -> Result<Mapping, MapError> {
         let refuse = |source: io::Error| MapError::Map {
             guest_addr: spec.guest_addr,
             source,
@@ -60,6 +64,10 @@ impl Mapping {
         let page_bytes = page_bytes(&spec.file).map_err(refuse)?;
         // Below 2^63, because the file is that long.
         let (map_offset, map_bytes) = whole_pages(spec.file_offset, spec.len_bytes, page_bytes);
+        let place = Place::take(map_bytes, own).ok_or(MapError::NoRoom {
+            guest_addr: spec.guest_addr,
+            len_bytes: spec.len_bytes,
+        })?;
         let map_bytes = map_bytes as usize;
         // SAFETY: a new mapping at an address that the kernel chooses; nothing is overwritten.
         let base = unsafe {
@@ -82,6 +90,7 @@ impl Mapping {
             map_bytes,
             delta_bytes: (spec.file_offset - map_offset) as usize,
             origin,
+            place,
             end_watchers: Mutex::default(),
         };
         // Watched before anything can touch it. If the watch is refused, `drop` unmaps it.
@@ -95,6 +104,11 @@ impl Mapping {
     #[inline]
     pub(crate) fn start(&self) -> *mut u8 {
         self.base.wrapping_add(self.delta_bytes)
+    }
+
+    /// Returns the room that it takes.
+    pub(crate) fn taken(&self) -> Taken {
+        self.place.taken()
     }
 
     /// Drops `alive` once the mapping is unmapped.

@@ -13,6 +13,7 @@ use cleave_blk::Segment;
 use vm_memory::VolatileSlice;
 
 use crate::mapping::{Mapping, Origin};
+use crate::room::Taken;
 use crate::{MapError, RegionSpec, racy, sigbus};
 
 /// A guest range that no region covers, or any range of memory that is lost.
@@ -105,7 +106,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    fn map(spec: &RegionSpec) -> Result<Region, MapError> {
+    /// Maps a region of a table whose other mappings take the room `own`.
+    fn map(spec: &RegionSpec, own: Taken) -> Result<Region, MapError> {
         let (guest_addr, len_bytes) = (spec.guest_addr, spec.len_bytes);
         let fits = |addr: u64| len_bytes > 0 && addr.checked_add(len_bytes - 1).is_some();
         if !fits(guest_addr) || !fits(spec.user_addr) {
@@ -114,7 +116,7 @@ impl Region {
                 len_bytes,
             });
         }
-        let mapping = Arc::new(Mapping::new(spec)?);
+        let mapping = Arc::new(Mapping::new(spec, own)?);
         Ok(Region {
             guest_addr,
             len_bytes,
@@ -182,8 +184,14 @@ impl Memory {
         if regions.len() > Self::REGIONS_MAX {
             return Err(MapError::TooMany(Self::REGIONS_MAX));
         }
-        let mapped: Result<Vec<Region>, MapError> = regions.iter().map(Region::map).collect();
-        Self::assemble(mapped?)
+        let mut own = Taken::default();
+        let mut mapped = Vec::with_capacity(regions.len());
+        for spec in &regions {
+            let region = Region::map(spec, own)?;
+            own = own.and(region.mapping.taken());
+            mapped.push(region);
+        }
+        Self::assemble(mapped)
     }
 
     /// Makes a copy of this table with one more region (ADD_MEM_REG).
@@ -192,7 +200,9 @@ impl Memory {
             return Err(MapError::TooMany(Self::REGIONS_MAX));
         }
         let mut regions = self.regions.to_vec();
-        regions.push(Region::map(&region)?);
+        let own = regions.iter().map(|region| region.mapping.taken());
+        let own = own.fold(Taken::default(), Taken::and);
+        regions.push(Region::map(&region, own)?);
         Self::assemble(regions)
     }
 
@@ -741,6 +751,24 @@ mod tests {
         ));
         let over = Memory::new((0..=Memory::REGIONS_MAX).map(spec).collect());
         assert!(matches!(over, Err(MapError::TooMany(509))));
+    }
+
+    /// Sparse files cost the frontend nothing, and all guests of the process share its address space.
+    #[test]
+    fn a_table_is_refused_more_than_its_share_of_the_address_space() {
+        const TIB: u64 = 1 << 40;
+        let refused = |table: Result<Arc<Memory>, MapError>| {
+            assert!(matches!(table, Err(MapError::NoRoom { .. })), "{table:?}");
+        };
+        refused(Memory::new(vec![region(0, 64 * TIB)]));
+        let parts = |count: u64| (0..count).map(|at| region(at * TIB, TIB)).collect();
+        refused(Memory::new(parts(9)));
+        for _ in 0..2 {
+            // What is dropped leaves its room.
+            let memory = Memory::new(parts(6)).unwrap();
+            refused(memory.with(region(6 * TIB, 3 * TIB)));
+            memory.with(region(6 * TIB, TIB)).unwrap();
+        }
     }
 
     #[test]

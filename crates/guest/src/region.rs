@@ -56,6 +56,17 @@ pub enum MapError {
     /// More regions than slots.
     #[error("more than {0} regions")]
     TooMany(usize),
+    /// The table would have more than its share of the process's room for mappings.
+    #[error(
+        "no room for region at {guest_addr:#x} of {len_bytes:#x} bytes: the memory of a frontend may have a sixteenth of the address space \
+         and of the mappings that others leave"
+    )]
+    NoRoom {
+        /// Guest-physical address.
+        guest_addr: u64,
+        /// The requested length.
+        len_bytes: u64,
+    },
     /// The kernel refused.
     #[error("cannot map region at {guest_addr:#x}: {source}")]
     Map {

@@ -26,8 +26,10 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libc::{c_int, c_void, siginfo_t};
 
-/// Most mappings at a time: 32 connections with the most regions each, or thousands with usual tables.
-const ENTRIES: usize = 16384;
+use crate::room::MAPPINGS_MAX;
+
+/// Most mappings at a time.
+const ENTRIES: usize = MAPPINGS_MAX;
 
 /// One mapping in the handler's table.
 struct Entry {
