@@ -101,10 +101,20 @@ fn nbd() -> Families {
     families
 }
 
+/// With requests that wait for a limit.
 fn node() -> Families {
     let node = Node::start();
-    node.add("d", &json!({"disk": ["ram:1M"], "persistent": false}));
+    let limits = json!({"iops-total": 100});
+    node.add(
+        "d",
+        &json!({"disk": ["ram:1M"], "persistent": false, "limits": limits}),
+    );
+    let mut client = node.open("d", &small(1));
+    for _ in 0..30 {
+        client.queue(0).read(0, &mut [0; 4096]).unwrap();
+    }
     let families = scrape(node.daemon.socket());
+    drop(client);
     node.daemon.finish();
     families
 }

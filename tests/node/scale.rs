@@ -3,6 +3,7 @@
 //!
 //! `CLEAVE_TEST_SCALE=50` repeats what is repeated so many times more often.
 
+use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use cleave_client::{Buffer, Client, Offered, Sample, Workload};
 use cleave_tests::{
-    Daemon, Lateness, Node, Scratch, UnresponsiveFs, ensure, exercise, flood, is_root,
+    Daemon, Lateness, Node, Scratch, TIMEOUT, UnresponsiveFs, ensure, exercise, flood, is_root,
     program_path, scale, small, unless_late, wait_until,
 };
 use serde_json::{Value, json};
@@ -86,6 +87,39 @@ fn hundreds_of_disks_start_at_once_and_cost_nothing_at_rest() {
     for at in [0, 1, MANY - 1] {
         exercise(&mut node.open(&id(at), &small(1))).unwrap();
     }
+    node.daemon.finish();
+}
+
+/// Everybody may be allowed to read the metrics, and need not take the answer.
+#[test]
+fn clients_that_do_not_read_the_metrics_cost_neither_memory_nor_time() {
+    const CLIENTS: u64 = 200;
+    let node = Node::start();
+    for at in 0..MANY {
+        node.add(&id(at), &ram());
+    }
+    let text_kib = node.ask("GET", "/metrics", "").body.len() as u64 >> 10;
+    let before_kib = node.daemon.rss_kib();
+    let ask = |_| {
+        let mut client = UnixStream::connect(node.daemon.socket()).unwrap();
+        client.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+        client.write_all(request).unwrap();
+        client
+    };
+    let mut clients: Vec<_> = (0..CLIENTS).map(ask).collect();
+    let asked = Instant::now();
+    assert_eq!(node.ask("GET", "/healthz", "").status, 200);
+    let waited = asked.elapsed();
+    // Each has an answer by then; the last of them when the first that took nothing have been let go.
+    for client in &mut clients {
+        client.read_exact(&mut [0; 12]).unwrap();
+    }
+    let more_kib = node.daemon.rss_kib().saturating_sub(before_kib);
+    println!("{CLIENTS} answers of {text_kib} KiB: {more_kib} KiB more; healthy after {waited:?}");
+    assert!(more_kib < CLIENTS * text_kib / 4, "{more_kib} KiB more");
+    assert!(waited < Duration::from_secs(2), "{waited:?}");
+    drop(clients);
     node.daemon.finish();
 }
 

@@ -6,7 +6,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Address space of a process, in bytes: 47 bits on x86-64, and at least as much on other hosts.
+/// Address space of a process, in bytes: 47 bits on x86-64. The kernels of distributions for arm64 have 48 bits.
 pub(crate) const BYTES_MAX: u64 = 1 << 47;
 /// Mappings at a time: a quarter of those that Linux lets a process have by default (`vm.max_map_count`).
 pub(crate) const MAPPINGS_MAX: usize = 16384;

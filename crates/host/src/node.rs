@@ -35,6 +35,7 @@ use crate::hosted::changes::Changes;
 use crate::hosted::disk::{HostedDisk, HostedState};
 use crate::hosted::{Disks, Host, OwnSockets, Room};
 use crate::http::interfaces::{Interfaces, Servers};
+use crate::http::scrapes::Scrapes;
 use crate::process::confine::{self, Confinement, NodeFolders};
 use crate::process::signals::{SignalRequest, Signals};
 use crate::process::systemd::Manager;
@@ -178,6 +179,7 @@ async fn control(
         keeps: manager.has_store(),
         watchdog,
         changes: node.changes.clone(),
+        scrapes: Scrapes::default(),
         many: Some(node.clone()),
     });
     manager.watch(watchdog);

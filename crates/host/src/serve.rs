@@ -28,6 +28,7 @@ use crate::hosted::disk::{DiskRequest, HostedDisk};
 use crate::hosted::disk_host::ServerEnd;
 use crate::hosted::{Disks, Host, Room, life};
 use crate::http::interfaces::{Interfaces, Servers};
+use crate::http::scrapes::Scrapes;
 use crate::http::server::CONNECTIONS_MAX;
 use crate::process::confine::{self, Confinement, OneDiskProcess};
 use crate::process::signals::{SignalRequest, Signals};
@@ -359,6 +360,7 @@ async fn control(
     let host = Arc::new(Host {
         sockets,
         changes: Changes::default(),
+        scrapes: Scrapes::default(),
         disks,
         events,
         room: outside.room,

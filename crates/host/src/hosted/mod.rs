@@ -19,6 +19,7 @@ use cleave_config::DiskConfig;
 
 use crate::events::Events;
 use crate::handover::link::Peer;
+use crate::http::scrapes::Scrapes;
 use crate::problem::Refusal;
 use changes::Changes;
 use disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Placed};
@@ -37,6 +38,7 @@ pub(crate) struct Host {
     pub(crate) watchdog: Option<Duration>,
     pub(crate) sockets: OwnSockets,
     pub(crate) changes: Changes,
+    pub(crate) scrapes: Scrapes,
     /// `None`: there is one disk, which the command line describes.
     pub(crate) many: Option<Arc<dyn ManyDisks>>,
 }

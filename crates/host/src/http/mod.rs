@@ -4,6 +4,7 @@ mod about;
 pub(crate) mod interfaces;
 pub(crate) mod router;
 mod routes;
+pub(crate) mod scrapes;
 pub(crate) mod server;
 mod snapshot;
 mod standstill;

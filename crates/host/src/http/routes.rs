@@ -27,7 +27,7 @@ use crate::hosted::disk::{
 };
 use crate::hosted::generation::{self, Condition};
 use crate::problem::{Refusal, answer};
-use crate::status::{DiskMetrics, DiskStatus, write_metrics};
+use crate::status::DiskStatus;
 
 /// A check of the size that takes longer is answered with 202.
 const SIZE_TIME: Duration = Duration::from_secs(5);
@@ -260,20 +260,8 @@ pub(super) async fn events(
 }
 
 pub(super) async fn metrics(Shared(host): Shared<Arc<Host>>) -> Response {
-    let all = host.disks.all().into_iter().map(|disk| {
-        let shown = disk.shown();
-        DiskMetrics {
-            id: disk.id.clone(),
-            state: shown.state.word(),
-            descriptors: shown.descriptors,
-            served: match &shown.state {
-                HostedState::Serving(status) => Some(status.metrics()),
-                _ => None,
-            },
-        }
-    });
-    let kind = [(header::CONTENT_TYPE, PROMETHEUS)];
-    (kind, write_metrics(&all.collect::<Vec<_>>())).into_response()
+    let text = host.scrapes.text(|| host.disks.all()).await;
+    ([(header::CONTENT_TYPE, PROMETHEUS)], text).into_response()
 }
 
 pub(super) async fn nothing() -> Refusal {

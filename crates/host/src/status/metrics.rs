@@ -21,6 +21,9 @@ use super::gather::merged;
 use super::usage::{self, ResidentMemory};
 use crate::process::started;
 
+/// Room in a text for the heads of all families and the samples of the process.
+const HEADS_BYTES: usize = 16 << 10;
+
 /// What belongs to the process, whatever disks it has. Names that begin with `process_` are those of Prometheus' own libraries.
 const PROCESS: &[Family<ResidentMemory>] = families! { ResidentMemory:
     /// The version of the program; always 1.
@@ -275,23 +278,59 @@ pub(crate) struct ServedMetrics {
     limits: RateLimits,
 }
 
-/// Writes the metrics of the process and of these disks, which are all that it has.
-pub(crate) fn write(disks: &[DiskMetrics]) -> String {
-    let mut out = String::new();
-    let memory = ResidentMemory::read();
-    for family in PROCESS {
-        family.write(&mut out, [(None, &memory)]);
+/// The metrics of a process and its disks in the making. Disks are added one by one, so that the thread that adds them can do something
+/// else in between; in the text the samples of a family stand together.
+#[derive(Debug)]
+pub(crate) struct MetricsText {
+    /// The samples of each family of [`DISK`].
+    disk: Vec<String>,
+    /// Those of [`SERVED`].
+    served: Vec<String>,
+}
+
+impl MetricsText {
+    /// Makes a text without disks.
+    pub(crate) fn new() -> MetricsText {
+        MetricsText {
+            disk: vec![String::new(); DISK.len()],
+            served: vec![String::new(); SERVED.len()],
+        }
     }
-    for family in DISK {
-        let each = disks.iter().map(|disk| (Some(&*disk.id), disk));
-        family.write(&mut out, each);
+
+    /// Adds a disk.
+    pub(crate) fn add(&mut self, disk: &DiskMetrics) {
+        let id = Some(&*disk.id);
+        for (family, samples) in DISK.iter().zip(&mut self.disk) {
+            family.write(samples, id, disk);
+        }
+        let Some(served) = &disk.served else {
+            return;
+        };
+        for (family, samples) in SERVED.iter().zip(&mut self.served) {
+            family.write(samples, id, served);
+        }
     }
-    for family in SERVED {
-        let served = disks.iter();
-        let served = served.filter_map(|disk| Some((Some(&*disk.id), disk.served.as_ref()?)));
-        family.write(&mut out, served);
+
+    /// Returns the text, which begins with the metrics of the process.
+    pub(crate) fn finish(self) -> String {
+        let samples = self.disk.iter().chain(&self.served);
+        let bytes: usize = samples.map(String::len).sum();
+        let mut out = String::with_capacity(bytes + HEADS_BYTES);
+        let memory = ResidentMemory::read();
+        for family in PROCESS {
+            let mut samples = String::new();
+            family.write(&mut samples, None, &memory);
+            family.put(&mut out, &samples);
+        }
+        // The samples of a family are dropped when they have been copied.
+        for (family, samples) in DISK.iter().zip(self.disk) {
+            family.put(&mut out, &samples);
+        }
+        for (family, samples) in SERVED.iter().zip(self.served) {
+            family.put(&mut out, &samples);
+        }
+        out
     }
-    out
 }
 
 impl DiskStatus {
@@ -389,7 +428,7 @@ fn stages(disk: &ServedMetrics, to: &mut Samples<'_>) {
     }
 }
 
-/// Writes a distribution of each vring.
+/// Writes a distribution of each vring, unless it is empty.
 fn histograms(
     disk: &ServedMetrics,
     to: &mut Samples<'_>,
@@ -397,7 +436,10 @@ fn histograms(
     bounds: &Bounds,
 ) {
     for record in &disk.records {
-        to.histogram(&[("vring", &record.index())], &of(record), bounds);
+        let all = of(record);
+        if all.count() > 0 {
+            to.histogram(&[("vring", &record.index())], &all, bounds);
+        }
     }
 }
 

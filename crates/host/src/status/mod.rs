@@ -29,7 +29,7 @@ use crate::possession::DiskPossession;
 use crate::process::confine::Confinement;
 use crate::socket::hang_up::has_left;
 
-pub(crate) use metrics::{DiskMetrics, write as write_metrics};
+pub(crate) use metrics::{DiskMetrics, MetricsText};
 #[cfg(test)]
 pub(crate) use tests::{connect as connect_for_tests, ram as ram_for_tests};
 

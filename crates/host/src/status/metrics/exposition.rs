@@ -30,31 +30,26 @@ pub(super) struct Family<T> {
 }
 
 impl<T> Family<T> {
-    /// Writes the samples of each `T` under one head. Those that belong to a disk have its id as a label. A family without samples
-    /// is left out.
-    pub(super) fn write<'a>(
-        &self,
-        out: &mut String,
-        each: impl IntoIterator<Item = (Option<&'a str>, &'a T)>,
-    ) where
-        T: 'a,
-    {
-        let (start, name) = (out.len(), self.name);
+    /// Adds the samples of one `T` to those of the family. Those that belong to a disk have its id as a label.
+    pub(super) fn write(&self, samples: &mut String, disk: Option<&str>, of: &T) {
+        let disk = disk.map(|id| format!("disk=\"{}\"", escaped(id)));
+        let mut samples = Samples {
+            out: samples,
+            name: self.name,
+            disk: disk.as_deref(),
+        };
+        (self.write)(of, &mut samples);
+    }
+
+    /// Puts the family with all of its samples into a text. One without samples is left out.
+    pub(super) fn put(&self, out: &mut String, samples: &str) {
+        if samples.is_empty() {
+            return;
+        }
+        let (name, kind, help) = (self.name, self.kind, self.help);
         // Writing to a string does not fail.
-        let _ = writeln!(
-            out,
-            "# HELP {name}{}\n# TYPE {name} {}",
-            self.help, self.kind
-        );
-        let head = out.len();
-        for (disk, of) in each {
-            let disk = disk.map(|id| format!("disk=\"{}\"", escaped(id)));
-            let disk = disk.as_deref();
-            (self.write)(of, &mut Samples { out, name, disk });
-        }
-        if out.len() == head {
-            out.truncate(start);
-        }
+        let _ = writeln!(out, "# HELP {name}{help}\n# TYPE {name} {kind}");
+        out.push_str(samples);
     }
 }
 

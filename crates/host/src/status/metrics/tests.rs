@@ -15,6 +15,12 @@ pub(in crate::status) fn text_of(report: DiskReport) -> String {
     write(&[disk("a", DiskState::Serving, Some(served))])
 }
 
+fn write(disks: &[DiskMetrics]) -> String {
+    let mut text = MetricsText::new();
+    disks.iter().for_each(|disk| text.add(disk));
+    text.finish()
+}
+
 fn disk(id: &str, state: DiskState, served: Option<ServedMetrics>) -> DiskMetrics {
     DiskMetrics {
         id: id.to_owned(),
