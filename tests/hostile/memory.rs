@@ -136,11 +136,6 @@ fn lying_tables(rows: &mut Vec<Row>) {
             }
         }));
     }
-    rows.push(row("a region of 64 TiB of a sparse file", move |daemon| {
-        let bare = negotiated(daemon)?;
-        let file = memfd(64 << 40);
-        refused(bare.set_mem_table(&[region(0, 64 << 40, 0, 0)], &[file.as_fd()]))
-    }));
     rows.push(row(
         "a table of no regions is accepted, and no vring is served in it",
         |daemon| {
