@@ -15,9 +15,10 @@ use crate::dial::{Call, NbdError, resolve, wait};
 use crate::dialler::Dialler;
 use crate::handshake::Export;
 use crate::link::{DIAL_TIME, Link, MORE_TIME, PATIENCE, dial, fit};
+use crate::lock::lock;
 use crate::mailbox::{ConnectionCount, DiallerOrder};
 use crate::port::Port;
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
 use crate::{NbdSpec, replay, wire};
 
 /// Most connections of a disk.

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use crate::NbdError;
 use crate::fence::Fence;
 use crate::link::{DIAL_TIME, Link, MORE_TIME};
+use crate::lock::lock;
 use crate::mailbox::{DiallerOrder, Mailbox, Want};
-use crate::shared::{Failed, Shared, lock};
+use crate::shared::{Failed, Shared};
 
 /// Pause after a failed attempt, or one that was of no use; it doubles up to the second one.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);

@@ -15,6 +15,7 @@ mod fence;
 pub mod frame;
 mod handshake;
 mod link;
+mod lock;
 mod mailbox;
 mod port;
 mod replay;

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::bell::ring;
 use crate::link::Link;
-use crate::shared::{Shared, lock};
+use crate::lock::lock;
+use crate::shared::Shared;
 
 /// An order to the dialler.
 pub(crate) enum DiallerOrder {

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use crate::NbdError;
 use crate::bell::{new_bell, ring};
 use crate::link::Link;
+use crate::lock::lock;
 use crate::mailbox::{Attachment, ConnectionCount, DiallerOrder, Mailbox, Want};
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
 use crate::traffic::Traffic;
 use crate::unflushed::{CHANGE_BYTES, Change};
 

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::attached::Attached;
@@ -11,6 +11,7 @@ use crate::dial::{Call, NbdError, Target};
 use crate::fence::{Fence, Fences};
 use crate::handshake::Export;
 use crate::link::{Link, dial, fit, process_of};
+use crate::lock::lock;
 use crate::traffic::Ledger;
 use crate::unflushed::Unflushed;
 use crate::{NbdSpec, replay, wire};
@@ -54,10 +55,6 @@ pub(crate) struct Shared {
     pub(crate) traffic: Mutex<Ledger>,
     /// When a lost connection, a new one, and a guest that left while its server was away were last told of.
     pub(crate) told: [Mutex<Option<Instant>>; 3],
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A connection that was not made.
