@@ -227,7 +227,7 @@ impl NbdClient {
         let time = self.shared.spec.timeout * PATIENCE;
         let mut call = Call::on(link.socket.clone(), Instant::now() + time);
         let error = replay::flush(&mut call).map_err(io::Error::other)?;
-        link.part();
+        port.part(&link);
         match error {
             0 => {
                 port.flushed(covered);

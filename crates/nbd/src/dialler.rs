@@ -106,7 +106,7 @@ impl Dialler {
                     |port: &Weak<Mailbox>| port.upgrade().is_some_and(|port| port.is_needy());
                 let at = self.wanted.iter().position(needy).unwrap_or(0);
                 match self.wanted.get(at).and_then(Weak::upgrade) {
-                    Some(port) if !port.put(&self.shared, link, is_first) => {}
+                    Some(port) if !port.put(&self.shared, link, is_first) => self.cut(),
                     _ => drop(self.wanted.remove(at)),
                 }
             }

@@ -52,10 +52,13 @@ impl Mailbox {
     }
 
     /// Leaves a connection. `is_first`: no store has any, and what the server may have lost was written again. Returns false, and
-    /// drops it, if it is not the first one and another was lost meanwhile.
+    /// drops it, if it is not the first one and another was lost meanwhile. A store whose connection has ended may not know that yet.
     pub(crate) fn put(&self, shared: &Arc<Shared>, link: Link, is_first: bool) -> bool {
         let mut attached = lock(&shared.attached);
-        if attached.is_lossy && !is_first {
+        let has_ended = shared.keeps_changes() && attached.has_ended();
+        if !is_first && (attached.is_lossy || has_ended) {
+            drop(attached);
+            shared.mark_lossy();
             return false;
         }
         attached.is_lossy = false;

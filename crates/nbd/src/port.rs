@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::NbdError;
-use crate::bell::{new_bell, ring};
+use crate::bell::new_bell;
 use crate::link::Link;
 use crate::lock::lock;
 use crate::mailbox::{Attachment, ConnectionCount, DiallerOrder, Mailbox, Want};
@@ -105,20 +105,8 @@ impl Port {
         if let Some(until) = fence_at {
             lock(&self.shared.fences).add(until, Instant::now());
         }
-        if self.shared.keeps_changes() {
-            let mut attached = lock(&self.shared.attached);
-            let is_new = !std::mem::replace(&mut attached.is_lossy, true);
-            drop(attached);
-            if is_new {
-                let _ = self.orders.send(DiallerOrder::Look);
-            }
-            let unflushed = lock(&self.shared.unflushed).bytes();
-            if is_new && unflushed > 0 {
-                // Whoever tells of it may come when they have been sent again and flushed.
-                self.shared.lossy_bytes.store(unflushed, Ordering::Relaxed);
-                self.shared.lossy.fetch_add(1, Ordering::Release);
-                ring(&self.shared.changed);
-            }
+        if self.shared.mark_lossy() {
+            let _ = self.orders.send(DiallerOrder::Look);
         }
     }
 
@@ -137,6 +125,12 @@ impl Port {
         server: &mut Option<OwnedFd>,
     ) -> Option<Duration> {
         lock(&self.shared.fences).left(fence_at, server, Instant::now())
+    }
+
+    /// Takes leave of the server on a connection of this port, whose end is not a loss then. Only for one on which nothing is under way.
+    pub fn part(&self, link: &Link) {
+        lock(&self.shared.attached).forget(&link.socket);
+        link.part();
     }
 
     fn may_tell(&self, what: usize) -> bool {
@@ -290,7 +284,7 @@ impl Drop for Port {
         }
         self.holding = Holding::Nothing;
         if let Some((link, _)) = lock(&self.mailbox.link).take() {
-            link.part();
+            self.part(&link);
         }
         // Others may wait until the last connection is given up.
         let _ = self.orders.send(DiallerOrder::Look);

@@ -108,6 +108,23 @@ impl Shared {
         Ok(Link::of(call, export, self.is_unix())?)
     }
 
+    /// Records that a connection was lost, if changes may have to be written again: all others end before another is made. Returns true
+    /// unless that was known.
+    pub(crate) fn mark_lossy(&self) -> bool {
+        if !self.keeps_changes() {
+            return false;
+        }
+        let is_known = std::mem::replace(&mut lock(&self.attached).is_lossy, true);
+        let unflushed = lock(&self.unflushed).bytes();
+        if !is_known && unflushed > 0 {
+            // Whoever tells of it may come when they have been sent again and flushed.
+            self.lossy_bytes.store(unflushed, Ordering::Relaxed);
+            self.lossy.fetch_add(1, Ordering::Release);
+            ring(&self.changed);
+        }
+        !is_known
+    }
+
     pub(crate) fn lose_data(&self) {
         self.has_untold_loss.store(true, Ordering::SeqCst);
         self.has_lost_data.store(true, Ordering::SeqCst);

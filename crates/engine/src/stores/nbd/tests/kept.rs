@@ -89,6 +89,43 @@ fn what_a_slow_server_gets_again() -> (usize, u64) {
     (writes, bench.state().replayed_bytes)
 }
 
+/// Its new process knows nothing of what the old one answered, and a flush on it must not stand for that.
+#[test]
+fn a_store_that_begins_is_let_in_when_the_others_know_that_the_server_has_gone() {
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "&fence=1");
+    let mut stores = vec![bench.store()];
+    put(&bench, &mut stores[0], PLAIN, 0, 1);
+    lose_all(&bench);
+    stores.push(bench.store());
+    stores[1].push(op(SYNC, 0, 0, &[]), 1);
+    nothing_ends(&mut stores[1]);
+    assert_eq!(results(&mut stores, 1), [Ok(())]);
+    assert!(bench.server.bytes()[..4096].iter().all(|byte| *byte == 1));
+}
+
+/// Returns the next results of several stores.
+fn results(stores: &mut [Uring], count: usize) -> Vec<Result<(), i32>> {
+    let mut results = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while results.len() < count {
+        assert!(Instant::now() < deadline, "{results:?} of {count}");
+        for store in &mut *stores {
+            let soon = Instant::now() + Duration::from_millis(5);
+            store.enter(Wait::Until(Some(soon))).unwrap();
+            while let Some(event) = store.reap() {
+                if let Event::Done { result, .. } = event {
+                    results.push(result);
+                }
+            }
+        }
+    }
+    results
+}
+
 #[test]
 fn what_was_flushed_is_not_sent_again() {
     let bench = Bench::new(Export::able(SIZE), "&fence=1");
