@@ -5,7 +5,7 @@ use io_uring::opcode;
 use libc::iovec;
 
 use super::flight::{Part, Payload, SendState};
-use super::line::{RANGES_MAX, RingEntry};
+use super::line::{Phase, RANGES_MAX, RingEntry};
 use super::{HEADER_BYTES, Nbd, cut};
 use crate::Reactor;
 
@@ -158,7 +158,10 @@ impl Nbd {
             let now = self.now;
             let flight = self.flight_mut(index);
             (flight.sent, flight.asked_at) = (SendState::Whole, now);
-            if let Some(result) = flight.early.take() {
+            // On a lost connection nothing ends before the fence does, for which an op has to be in flight.
+            if let Some(result) = flight.early.take()
+                && self.line(line).phase == Phase::Up
+            {
                 self.settle(index, result);
             }
             if count == 0 {

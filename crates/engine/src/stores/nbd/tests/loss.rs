@@ -102,6 +102,54 @@ fn an_answer_that_begins_before_its_request_is_sent_ends_the_connection() {
     );
 }
 
+/// Returns how many bytes a socket takes that nobody reads from.
+fn socket_room() -> u64 {
+    let (mut ours, _theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    ours.write(&vec![0; 8 << 20]).unwrap() as u64
+}
+
+/// Otherwise nothing would be in flight in the fence, and a guest that ends then would have its worker wait for it.
+#[test]
+fn an_early_answer_ends_no_op_of_a_connection_that_is_lost() {
+    // The rest of it fits into a socket that is empty again.
+    let len = (socket_room() * 3 / 2) & !511;
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("honest"), Export::able(SIZE));
+    let (to, step) = channel();
+    let (all_read, is_all_read) = channel();
+    instead(
+        &scratch.join("nbd"),
+        scratch.join("honest"),
+        ABLE,
+        move |mut stream| {
+            step.recv().unwrap();
+            // The answer, and with it what ends the connection. Then there is room for the rest of the request.
+            let lie = [simple(1 << 16, 5, &[]), vec![9; 64]].concat();
+            stream.write_all(&lie).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            while stream
+                .read(&mut vec![0; 64 << 10])
+                .is_ok_and(|count| count > 0)
+            {}
+            all_read.send(()).unwrap();
+            let _ = step.recv();
+        },
+    );
+    let bench = Bench::with(scratch, server, "&fence=2");
+    let mut store = bench.store();
+    nothing_ends(&mut store);
+    store.push(op(PLAIN, 0, len, &[segment(0, len as u32)]), 1);
+    nothing_ends(&mut store);
+    to.send(()).unwrap();
+    is_all_read.recv().unwrap();
+    while bench.lost() == 0 {
+        nothing_ends(&mut store);
+    }
+    assert_eq!(store.in_flight(), 1);
+    assert_eq!(next_done(&mut store), (1, Ok(())));
+}
+
 /// A write that was flushed on another connection than it was answered on may be lost.
 #[test]
 fn a_durable_write_is_done_again_if_its_connection_is_lost_before_the_flush() {
