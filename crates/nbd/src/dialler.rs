@@ -66,6 +66,9 @@ impl Dialler {
                     self.wanted.push_back(mailbox);
                     self.slow_down(want);
                 }
+                Ok(DiallerOrder::Disconnect(socket, disconnect)) => {
+                    disconnect.run(&socket, &self.shared.name);
+                }
                 Ok(DiallerOrder::Look) => self.cut(),
                 Ok(DiallerOrder::Run(run)) => run(),
                 Err(RecvTimeoutError::Timeout) => {}

@@ -11,6 +11,7 @@ mod bell;
 mod client;
 mod dial;
 mod dialler;
+mod disconnect;
 mod fence;
 pub mod frame;
 mod handshake;
@@ -27,6 +28,7 @@ pub mod wire;
 
 pub use client::{NbdClient, NbdState};
 pub use dial::NbdError;
+pub use disconnect::Disconnect;
 pub use handshake::Export;
 pub use link::{Link, PATIENCE};
 pub use port::{Kept, Port};

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::bell::ring;
+use crate::disconnect::Disconnect;
 use crate::link::Link;
 use crate::lock::lock;
 use crate::shared::Shared;
@@ -13,6 +14,8 @@ use crate::shared::Shared;
 pub(crate) enum DiallerOrder {
     /// Make a connection for this port.
     Dial(Weak<Mailbox>, Want),
+    /// Disconnect the socket of a lost connection.
+    Disconnect(Arc<OwnedFd>, Disconnect),
     /// Something has changed: a connection was lost or given up, or the disk is.
     Look,
     /// Run this on the dialler's thread.

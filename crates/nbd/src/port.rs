@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::NbdError;
 use crate::bell::new_bell;
+use crate::disconnect::Disconnect;
 use crate::link::Link;
 use crate::lock::lock;
 use crate::mailbox::{Attachment, ConnectionCount, DiallerOrder, Mailbox, Want};
@@ -127,10 +128,29 @@ impl Port {
         lock(&self.shared.fences).left(fence_at, server, Instant::now())
     }
 
+    /// Begins the fence of a lost connection now, on which something was sent until now.
+    pub fn begin_fence(&self, fence_at: &mut Instant) {
+        let until = Instant::now() + self.shared.spec.fence;
+        lock(&self.shared.fences).put_off(fence_at, until);
+    }
+
     /// Takes leave of the server on a connection of this port, whose end is not a loss then. Only for one on which nothing is under way.
     pub fn part(&self, link: &Link) {
         lock(&self.shared.attached).forget(&link.socket);
         link.part();
+    }
+
+    /// Has the socket of a lost connection disconnected, which drops what it has not sent. A unix socket needs no more than to be shut
+    /// down: the server has what was sent. Nothing may be under way on the socket.
+    pub fn disconnect(&self, socket: Arc<OwnedFd>) -> Disconnect {
+        let disconnect = Disconnect::default();
+        if self.shared.is_unix() {
+            disconnect.set_done();
+        } else {
+            let order = DiallerOrder::Disconnect(socket, disconnect.clone());
+            let _ = self.orders.send(order);
+        }
+        disconnect
     }
 
     fn may_tell(&self, what: usize) -> bool {
