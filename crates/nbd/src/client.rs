@@ -117,6 +117,7 @@ impl NbdClient {
             reconnects: AtomicU64::new(0),
             fences: Mutex::default(),
             unflushed: Mutex::default(),
+            flushes: Arc::default(),
             reserved_bytes: AtomicU64::new(0),
             replayed_bytes: AtomicU64::new(0),
             lossy: AtomicU64::new(0),
@@ -222,6 +223,17 @@ impl NbdClient {
             if self.is_abandoned() {
                 return Err(Errno::NOTCONN.into());
             }
+        };
+        let _turn = loop {
+            if let Some(turn) = port.take_turn() {
+                break turn;
+            }
+            if self.is_abandoned() || lock(&self.shared.attached).is_lossy() {
+                return Err(Errno::NOTCONN.into());
+            }
+            wait(port.bell_fd(), PollFlags::IN, deadline).map_err(io::Error::other)?;
+            // Quiets the bell.
+            let _ = port.take();
         };
         let covered = port.answered();
         let time = self.shared.spec.timeout * PATIENCE;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::NbdError;
 use crate::bell::new_bell;
 use crate::disconnect::Disconnect;
+use crate::flushes::FlushTurn;
 use crate::link::Link;
 use crate::lock::lock;
 use crate::mailbox::{Attachment, ConnectionCount, DiallerOrder, Mailbox, Want};
@@ -227,6 +228,26 @@ impl Port {
     /// Returns the number of the next change that is kept: a flush that is sent now covers those before it.
     pub fn answered(&self) -> u64 {
         lock(&self.shared.unflushed).end()
+    }
+
+    /// Takes the turn to flush. `None`: it is taken, and the bell rings when it is free; or a connection of the disk was lost, so this one
+    /// ends too.
+    pub fn take_turn(&self) -> Option<FlushTurn> {
+        // The flush whose answer was lost may have been the one that was told of lost data. The copies must stay.
+        if lock(&self.shared.attached).is_lossy() {
+            return None;
+        }
+        FlushTurn::take(&self.shared.flushes, &self.mailbox.bell)
+    }
+
+    /// Returns the number of the next flush of the disk that is sent, which whoever asks now may share.
+    pub fn next_flush(&self) -> u64 {
+        lock(&self.shared.flushes).next_number()
+    }
+
+    /// Returns the number of the last flush of the disk that was answered.
+    pub fn last_flush(&self) -> u64 {
+        lock(&self.shared.flushes).answered()
     }
 
     /// Drops the changes before number `end`.

@@ -9,6 +9,7 @@ use crate::attached::Attached;
 use crate::bell::ring;
 use crate::dial::{Call, NbdError, Target};
 use crate::fence::{Fence, Fences};
+use crate::flushes::Flushes;
 use crate::handshake::Export;
 use crate::link::{Link, dial, fit, process_of};
 use crate::lock::lock;
@@ -41,6 +42,7 @@ pub(crate) struct Shared {
     pub(crate) reconnects: AtomicU64,
     pub(crate) fences: Mutex<Fences>,
     pub(crate) unflushed: Mutex<Unflushed>,
+    pub(crate) flushes: Arc<Mutex<Flushes>>,
     /// Bytes that the changes under way will occupy in `unflushed`. Added to under its lock.
     pub(crate) reserved_bytes: AtomicU64,
     pub(crate) replayed_bytes: AtomicU64,

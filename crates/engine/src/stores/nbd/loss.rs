@@ -32,6 +32,7 @@ impl Nbd {
         if self.line(line).phase != Phase::Up {
             return;
         }
+        self.withdraw_flushes(line);
         let needs_fence = self.has_unanswered_changes(line);
         let lost_at = Instant::now();
         let fence_at = needs_fence.then(|| lost_at + self.spec.fence);
@@ -212,12 +213,8 @@ impl Nbd {
         if self.is_closing {
             return None;
         }
-        if !self.line(line).listening {
-            let bell = Fixed(self.socket_slot(line) + 1);
-            let entry = opcode::PollAdd::new(bell, libc::POLLIN as u32).build();
-            if !self.submit(reactor, line, RingEntry::Bell, &entry) {
-                return Some(FULL_PAUSE);
-            }
+        if !self.listen(reactor, line) {
+            return Some(FULL_PAUSE);
         }
         if gave_up || self.line(line).ops == 0 {
             return None;
@@ -229,6 +226,16 @@ impl Nbd {
         }
         self.give_up(line);
         None
+    }
+
+    /// Has the bell of a connection end a sleep. `false`: there is no room in the ring now.
+    pub(super) fn listen(&mut self, reactor: &mut Reactor, line: u8) -> bool {
+        if self.line(line).listening {
+            return true;
+        }
+        let bell = Fixed(self.socket_slot(line) + 1);
+        let entry = opcode::PollAdd::new(bell, libc::POLLIN as u32).build();
+        self.submit(reactor, line, RingEntry::Bell, &entry)
     }
 
     /// No connection came. The ops that waited for one fail, and so do new ones.
@@ -310,8 +317,9 @@ impl Nbd {
         let (mut has_slow, mut asked_at) = (false, None);
         for flight in self.flights(line) {
             let is_slow = flight.sent == SendState::Whole && flight.part.is_slow();
-            has_slow |= is_slow;
-            if !is_slow && flight.sent != SendState::Full {
+            let is_turn = flight.sent == SendState::Turn;
+            has_slow |= is_slow || is_turn;
+            if !is_slow && !is_turn && flight.sent != SendState::Full {
                 asked_at = asked_at.into_iter().chain([flight.asked_at]).min();
             }
         }

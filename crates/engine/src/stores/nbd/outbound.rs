@@ -56,8 +56,7 @@ impl Nbd {
             if let Some(index) = self.line(line).queue.get(at).copied() {
                 self.flight_mut(index).sent = SendState::Partly;
                 if self.flight(index).part.kind == Part::FLUSH.kind {
-                    // The server does not have all of it yet, so it covers what was answered by now.
-                    self.flight_mut(index).covers = self.line(line).port.answered();
+                    self.flush_begins(index);
                 }
             }
         }
