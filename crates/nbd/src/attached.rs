@@ -1,7 +1,9 @@
 //! The connections that the stores of a disk have.
 
 use std::os::fd::OwnedFd;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
+
+use crate::bell::has_ended;
 
 /// The connections that stores have.
 ///
@@ -25,6 +27,18 @@ impl Attached {
     /// Returns true if a connection was lost, and none was made since.
     pub(crate) fn is_lossy(&self) -> bool {
         self.is_lossy
+    }
+
+    /// Returns true if the server has ended one of them.
+    pub(crate) fn has_ended(&self) -> bool {
+        let mut live = self.sockets.iter().filter_map(Weak::upgrade);
+        live.any(|socket| has_ended(&socket))
+    }
+
+    /// Leaves out a connection that is about to end in order.
+    pub(crate) fn forget(&mut self, socket: &Arc<OwnedFd>) {
+        self.sockets
+            .retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(socket)));
     }
 
     /// Ends every connection, as if the server had closed it, if one was lost. Returns true if so.

@@ -20,3 +20,10 @@ pub(crate) fn is_ready(fd: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(fd, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
+
+/// Returns true if the other end of a socket is closed.
+pub(crate) fn has_ended(socket: &OwnedFd) -> bool {
+    // An error and a hang-up show in any case.
+    let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
+    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+}

@@ -15,9 +15,10 @@ use crate::dial::{Call, NbdError, resolve, wait};
 use crate::dialler::Dialler;
 use crate::handshake::Export;
 use crate::link::{DIAL_TIME, Link, MORE_TIME, PATIENCE, dial, fit};
+use crate::lock::lock;
 use crate::mailbox::{ConnectionCount, DiallerOrder};
 use crate::port::Port;
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
 use crate::{NbdSpec, replay, wire};
 
 /// Most connections of a disk.
@@ -116,6 +117,7 @@ impl NbdClient {
             reconnects: AtomicU64::new(0),
             fences: Mutex::default(),
             unflushed: Mutex::default(),
+            flushes: Arc::default(),
             reserved_bytes: AtomicU64::new(0),
             replayed_bytes: AtomicU64::new(0),
             lossy: AtomicU64::new(0),
@@ -222,11 +224,22 @@ impl NbdClient {
                 return Err(Errno::NOTCONN.into());
             }
         };
+        let _turn = loop {
+            if let Some(turn) = port.take_turn() {
+                break turn;
+            }
+            if self.is_abandoned() || lock(&self.shared.attached).is_lossy() {
+                return Err(Errno::NOTCONN.into());
+            }
+            wait(port.bell_fd(), PollFlags::IN, deadline).map_err(io::Error::other)?;
+            // Quiets the bell.
+            let _ = port.take();
+        };
         let covered = port.answered();
         let time = self.shared.spec.timeout * PATIENCE;
         let mut call = Call::on(link.socket.clone(), Instant::now() + time);
         let error = replay::flush(&mut call).map_err(io::Error::other)?;
-        link.part();
+        port.part(&link);
         match error {
             0 => {
                 port.flushed(covered);

@@ -231,8 +231,9 @@ fn open(target: &Target, deadline: Instant, timeout: Duration) -> Result<OwnedFd
         sockopt::set_tcp_keepintvl(&socket, PROBE_EVERY)?;
         let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         sockopt::set_tcp_user_timeout(&socket, timeout_ms)?;
-        // A socket that is closed drops the data that it has not sent. Otherwise the kernel would go on sending for minutes. A write
-        // that arrives when the network is back could replace newer data, written on another connection.
+        // A socket whose last reference is closed drops the data that it has not sent. Otherwise the kernel would go on sending for
+        // minutes. A write that arrives when the network is back could replace newer data, written on another connection. A connection
+        // that is lost while a store has it is disconnected as well (`disconnect.rs`).
         sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
     }
     Ok(socket)

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use crate::NbdError;
 use crate::fence::Fence;
 use crate::link::{DIAL_TIME, Link, MORE_TIME};
+use crate::lock::lock;
 use crate::mailbox::{DiallerOrder, Mailbox, Want};
-use crate::shared::{Failed, Shared, lock};
+use crate::shared::{Failed, Shared};
 
 /// Pause after a failed attempt, or one that was of no use; it doubles up to the second one.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
@@ -65,6 +66,9 @@ impl Dialler {
                     self.wanted.push_back(mailbox);
                     self.slow_down(want);
                 }
+                Ok(DiallerOrder::Disconnect(socket, disconnect)) => {
+                    disconnect.run(&socket, &self.shared.name);
+                }
                 Ok(DiallerOrder::Look) => self.cut(),
                 Ok(DiallerOrder::Run(run)) => run(),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -105,7 +109,7 @@ impl Dialler {
                     |port: &Weak<Mailbox>| port.upgrade().is_some_and(|port| port.is_needy());
                 let at = self.wanted.iter().position(needy).unwrap_or(0);
                 match self.wanted.get(at).and_then(Weak::upgrade) {
-                    Some(port) if !port.put(&self.shared, link, is_first) => {}
+                    Some(port) if !port.put(&self.shared, link, is_first) => self.cut(),
                     _ => drop(self.wanted.remove(at)),
                 }
             }

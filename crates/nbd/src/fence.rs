@@ -29,6 +29,15 @@ impl Fences {
         self.0.push(until);
     }
 
+    /// Puts the end of a fence off.
+    pub(crate) fn put_off(&mut self, until: &mut Instant, to: Instant) {
+        match self.0.iter_mut().find(|end| **end == *until) {
+            Some(end) => *end = to,
+            None => self.0.push(to),
+        }
+        *until = to;
+    }
+
     /// Returns when the last fence ends.
     pub(crate) fn last(&self) -> Option<Instant> {
         self.0.iter().max().copied()

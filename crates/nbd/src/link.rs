@@ -43,7 +43,7 @@ impl Link {
 
     /// Takes leave of the server, which closes the connection. Only for a connection on which nothing is under way. Its socket then
     /// has room, unless the server answered what it did not read; that server is not told.
-    pub fn part(&self) {
+    pub(crate) fn part(&self) {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let _ = send(&self.socket, &wire::WireRequest::DISCONNECT.bytes(), flags);
     }

@@ -5,13 +5,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::bell::ring;
+use crate::disconnect::Disconnect;
 use crate::link::Link;
-use crate::shared::{Shared, lock};
+use crate::lock::lock;
+use crate::shared::Shared;
 
 /// An order to the dialler.
 pub(crate) enum DiallerOrder {
     /// Make a connection for this port.
     Dial(Weak<Mailbox>, Want),
+    /// Disconnect the socket of a lost connection.
+    Disconnect(Arc<OwnedFd>, Disconnect),
     /// Something has changed: a connection was lost or given up, or the disk is.
     Look,
     /// Run this on the dialler's thread.
@@ -51,10 +55,13 @@ impl Mailbox {
     }
 
     /// Leaves a connection. `is_first`: no store has any, and what the server may have lost was written again. Returns false, and
-    /// drops it, if it is not the first one and another was lost meanwhile.
+    /// drops it, if it is not the first one and another was lost meanwhile. A store whose connection has ended may not know that yet.
     pub(crate) fn put(&self, shared: &Arc<Shared>, link: Link, is_first: bool) -> bool {
         let mut attached = lock(&shared.attached);
-        if attached.is_lossy && !is_first {
+        let has_ended = shared.keeps_changes() && attached.has_ended();
+        if !is_first && (attached.is_lossy || has_ended) {
+            drop(attached);
+            shared.mark_lossy();
             return false;
         }
         attached.is_lossy = false;

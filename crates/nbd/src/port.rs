@@ -7,10 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::NbdError;
-use crate::bell::{new_bell, ring};
+use crate::bell::new_bell;
+use crate::disconnect::Disconnect;
+use crate::flushes::FlushTurn;
 use crate::link::Link;
+use crate::lock::lock;
 use crate::mailbox::{Attachment, ConnectionCount, DiallerOrder, Mailbox, Want};
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
 use crate::traffic::Traffic;
 use crate::unflushed::{CHANGE_BYTES, Change};
 
@@ -104,20 +107,8 @@ impl Port {
         if let Some(until) = fence_at {
             lock(&self.shared.fences).add(until, Instant::now());
         }
-        if self.shared.keeps_changes() {
-            let mut attached = lock(&self.shared.attached);
-            let is_new = !std::mem::replace(&mut attached.is_lossy, true);
-            drop(attached);
-            if is_new {
-                let _ = self.orders.send(DiallerOrder::Look);
-            }
-            let unflushed = lock(&self.shared.unflushed).bytes();
-            if is_new && unflushed > 0 {
-                // Whoever tells of it may come when they have been sent again and flushed.
-                self.shared.lossy_bytes.store(unflushed, Ordering::Relaxed);
-                self.shared.lossy.fetch_add(1, Ordering::Release);
-                ring(&self.shared.changed);
-            }
+        if self.shared.mark_lossy() {
+            let _ = self.orders.send(DiallerOrder::Look);
         }
     }
 
@@ -136,6 +127,31 @@ impl Port {
         server: &mut Option<OwnedFd>,
     ) -> Option<Duration> {
         lock(&self.shared.fences).left(fence_at, server, Instant::now())
+    }
+
+    /// Begins the fence of a lost connection now, on which something was sent until now.
+    pub fn begin_fence(&self, fence_at: &mut Instant) {
+        let until = Instant::now() + self.shared.spec.fence;
+        lock(&self.shared.fences).put_off(fence_at, until);
+    }
+
+    /// Takes leave of the server on a connection of this port, whose end is not a loss then. Only for one on which nothing is under way.
+    pub fn part(&self, link: &Link) {
+        lock(&self.shared.attached).forget(&link.socket);
+        link.part();
+    }
+
+    /// Has the socket of a lost connection disconnected, which drops what it has not sent. A unix socket needs no more than to be shut
+    /// down: the server has what was sent. Nothing may be under way on the socket.
+    pub fn disconnect(&self, socket: Arc<OwnedFd>) -> Disconnect {
+        let disconnect = Disconnect::default();
+        if self.shared.is_unix() {
+            disconnect.set_done();
+        } else {
+            let order = DiallerOrder::Disconnect(socket, disconnect.clone());
+            let _ = self.orders.send(order);
+        }
+        disconnect
     }
 
     fn may_tell(&self, what: usize) -> bool {
@@ -214,6 +230,26 @@ impl Port {
         lock(&self.shared.unflushed).end()
     }
 
+    /// Takes the turn to flush. `None`: it is taken, and the bell rings when it is free; or a connection of the disk was lost, so this one
+    /// ends too.
+    pub fn take_turn(&self) -> Option<FlushTurn> {
+        // The flush whose answer was lost may have been the one that was told of lost data. The copies must stay.
+        if lock(&self.shared.attached).is_lossy() {
+            return None;
+        }
+        FlushTurn::take(&self.shared.flushes, &self.mailbox.bell)
+    }
+
+    /// Returns the number of the next flush of the disk that is sent, which whoever asks now may share.
+    pub fn next_flush(&self) -> u64 {
+        lock(&self.shared.flushes).next_number()
+    }
+
+    /// Returns the number of the last flush of the disk that was answered.
+    pub fn last_flush(&self) -> u64 {
+        lock(&self.shared.flushes).answered()
+    }
+
     /// Drops the changes before number `end`.
     pub fn flushed(&self, end: u64) {
         let durable = lock(&self.shared.unflushed).flushed(end);
@@ -289,7 +325,7 @@ impl Drop for Port {
         }
         self.holding = Holding::Nothing;
         if let Some((link, _)) = lock(&self.mailbox.link).take() {
-            link.part();
+            self.part(&link);
         }
         // Others may wait until the last connection is given up.
         let _ = self.orders.send(DiallerOrder::Look);

@@ -2,15 +2,17 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::attached::Attached;
 use crate::bell::ring;
 use crate::dial::{Call, NbdError, Target};
 use crate::fence::{Fence, Fences};
+use crate::flushes::Flushes;
 use crate::handshake::Export;
 use crate::link::{Link, dial, fit, process_of};
+use crate::lock::lock;
 use crate::traffic::Ledger;
 use crate::unflushed::Unflushed;
 use crate::{NbdSpec, replay, wire};
@@ -40,6 +42,7 @@ pub(crate) struct Shared {
     pub(crate) reconnects: AtomicU64,
     pub(crate) fences: Mutex<Fences>,
     pub(crate) unflushed: Mutex<Unflushed>,
+    pub(crate) flushes: Arc<Mutex<Flushes>>,
     /// Bytes that the changes under way will occupy in `unflushed`. Added to under its lock.
     pub(crate) reserved_bytes: AtomicU64,
     pub(crate) replayed_bytes: AtomicU64,
@@ -54,10 +57,6 @@ pub(crate) struct Shared {
     pub(crate) traffic: Mutex<Ledger>,
     /// When a lost connection, a new one, and a guest that left while its server was away were last told of.
     pub(crate) told: [Mutex<Option<Instant>>; 3],
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A connection that was not made.
@@ -109,6 +108,23 @@ impl Shared {
             ring(&self.changed);
         }
         Ok(Link::of(call, export, self.is_unix())?)
+    }
+
+    /// Records that a connection was lost, if changes may have to be written again: all others end before another is made. Returns true
+    /// unless that was known.
+    pub(crate) fn mark_lossy(&self) -> bool {
+        if !self.keeps_changes() {
+            return false;
+        }
+        let is_known = std::mem::replace(&mut lock(&self.attached).is_lossy, true);
+        let unflushed = lock(&self.unflushed).bytes();
+        if !is_known && unflushed > 0 {
+            // Whoever tells of it may come when they have been sent again and flushed.
+            self.lossy_bytes.store(unflushed, Ordering::Relaxed);
+            self.lossy.fetch_add(1, Ordering::Release);
+            ring(&self.changed);
+        }
+        !is_known
     }
 
     pub(crate) fn lose_data(&self) {

@@ -341,7 +341,8 @@ const UNIX: &[u64] = &[libc::AF_UNIX as u64];
 /// FIONBIO and FIONREAD, which are of another type in each libc.
 const IOCTL: &[u64] = &[0x5421, 0x541b];
 
-/// Connecting to a server over TCP or a unix socket, and talking to it. Landlock keeps TCP from listening.
+/// Connecting to a server over TCP or a unix socket, talking to it, and resetting the connection when it is lost. Landlock keeps TCP from
+/// listening.
 const DIAL: &[SystemCall] = &[
     with(libc::SYS_socket, Arguments::OneOf(0, FAMILIES)),
     any(libc::SYS_connect),

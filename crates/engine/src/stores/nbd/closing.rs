@@ -92,7 +92,7 @@ impl Nbd {
         for line in self.line_numbers() {
             let state = self.line_mut(line);
             if let (Phase::Up, Some(link)) = (state.phase, &state.link) {
-                link.part();
+                state.port.part(link);
             }
             // Nothing that arrives or fails from now on matters.
             state.phase = Phase::Down {

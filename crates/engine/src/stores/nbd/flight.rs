@@ -61,6 +61,8 @@ pub(super) enum SendState {
     Nothing,
     /// There is no request: the change waits until there is room among the kept ones.
     Full,
+    /// There is no request: the op waits for the turn to flush, or for the flush of another op.
+    Turn,
     /// The request waits in the queue.
     Queued,
     /// The request is in the message under way, or partly sent.
@@ -98,6 +100,8 @@ pub(super) struct Flight {
     pub(super) flushed: bool,
     /// For a flush: it covers the kept changes before this number.
     pub(super) covers: u64,
+    /// For an op that waits for a flush: the number of the first one that covers it.
+    pub(super) flush_number: u64,
     /// The room among the kept changes that the current request has.
     pub(super) reserved: u64,
     pub(super) asked_at: Instant,
@@ -119,6 +123,7 @@ impl Flight {
             lost_at: None,
             flushed: false,
             covers: 0,
+            flush_number: 0,
             reserved: 0,
             asked_at: now,
         }

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use cleave_nbd::{Link, Port};
+use cleave_nbd::{Disconnect, Link, Port};
 use libc::{c_int, iovec, msghdr};
 
 use super::gather::Gather;
@@ -102,6 +102,8 @@ pub(super) struct Line {
     pub(super) port: Port,
     pub(super) link: Option<Link>,
     pub(super) phase: Phase,
+    /// The socket of a lost connection, while it may still send something.
+    pub(super) disconnect: Option<Disconnect>,
     /// The server's process, of the last connection.
     pub(super) server: Option<OwnedFd>,
     /// Requests that have not been sent whole, in order.
@@ -122,7 +124,7 @@ pub(super) struct Line {
     pub(super) receiving: bool,
     pub(super) listening: bool,
     pub(super) shutting: bool,
-    /// The socket was shut down in both directions, or its receive was cancelled.
+    /// The socket was shut down in both directions.
     pub(super) is_cut: bool,
     /// Something small arrived that is to be acknowledged; and whether that is of use, and the kernel can.
     pub(super) wants_ack: bool,
@@ -146,6 +148,7 @@ impl Line {
                 since,
                 gave_up: false,
             },
+            disconnect: None,
             server: None,
             queue: VecDeque::with_capacity(ops),
             front_sent: 0,

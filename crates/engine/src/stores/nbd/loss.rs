@@ -6,6 +6,9 @@
 //! over. That the server closed the connection says nothing: qemu-nbd closes first and lets its disk finish what it got, and over
 //! TCP anything on the way may end a connection. Only a server whose process has ended has done all that it ever will. A connection
 //! on which nothing that changes the disk is unanswered needs no fence.
+//!
+//! The fence begins when nothing more of the connection can leave this host. TCP sends what it has for minutes, so the dialler
+//! disconnects its sockets (`cleave_nbd::Disconnect`).
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -20,12 +23,16 @@ use super::{Nbd, next, socket_of};
 use crate::Reactor;
 use crate::reactor::FULL_PAUSE;
 
+/// How often to look whether the dialler has disconnected a socket.
+const DISCONNECT_PAUSE: Duration = Duration::from_millis(10);
+
 impl Nbd {
     /// The connection counts as lost.
     pub(super) fn lose(&mut self, line: u8, why: &str) {
         if self.line(line).phase != Phase::Up {
             return;
         }
+        self.withdraw_flushes(line);
         let needs_fence = self.has_unanswered_changes(line);
         let lost_at = Instant::now();
         let fence_at = needs_fence.then(|| lost_at + self.spec.fence);
@@ -45,22 +52,21 @@ impl Nbd {
 
     /// Cuts a lost connection off, waits for the kernel and for the fence, and gives the connection up.
     pub(super) fn end(&mut self, reactor: &mut Reactor, line: u8) -> Option<Duration> {
-        let left = self.fence_left(line);
         let state = self.line(line);
-        if state.shutting {
-            return left;
-        }
-        if (state.sending || state.receiving) && !state.is_cut {
+        if !state.is_cut {
             let is_cut = self.shut_down(reactor, line, libc::SHUT_RDWR);
             self.line_mut(line).is_cut = is_cut;
-            return if is_cut { left } else { Some(FULL_PAUSE) };
+            return (!is_cut).then_some(FULL_PAUSE);
         }
-        if state.sending || state.receiving {
-            return left;
+        if state.shutting || state.sending || state.receiving {
+            return None;
         }
         self.hang_up(reactor, line);
-        if left.is_some() {
-            return left;
+        if !self.is_disconnected(line) {
+            return Some(DISCONNECT_PAUSE);
+        }
+        if let Some(left) = self.fence_left(line) {
+            return Some(left);
         }
         self.leave(line);
         self.wait_for_link(reactor, line)
@@ -83,12 +89,40 @@ impl Nbd {
         }
     }
 
-    /// Closes the socket, which drops what it has not sent. If it went on sending in the fence, a write could reach the server at
-    /// its very end.
+    /// Gives the socket up, and has it disconnected: a close would leave the ring's reference, which the kernel may keep for as long as
+    /// the ring has other requests.
     fn hang_up(&mut self, reactor: &mut Reactor, line: u8) {
-        if self.line_mut(line).link.take().is_some() {
-            let _ = reactor.set_file(self.socket_slot(line), None);
+        let slot = self.socket_slot(line);
+        let state = self.line_mut(line);
+        if let Some(link) = state.link.take() {
+            state.disconnect = Some(state.port.disconnect(link.socket));
+            let _ = reactor.set_file(slot, None);
         }
+    }
+
+    /// Returns true if nothing more of a lost connection leaves this host. Its fence begins then: a write could reach the server at the
+    /// very end of one that began earlier. Without a fence it does not matter what leaves.
+    fn is_disconnected(&mut self, line: u8) -> bool {
+        let Line {
+            port,
+            phase,
+            disconnect,
+            ..
+        } = self.line_mut(line);
+        let Phase::Ending {
+            fence_at: Some(fence_at),
+            ..
+        } = phase
+        else {
+            return true;
+        };
+        match disconnect {
+            Some(disconnect) if !disconnect.is_done() => return false,
+            Some(_) => port.begin_fence(fence_at),
+            None => {}
+        }
+        *disconnect = None;
+        true
     }
 
     /// The requests of the connection wait for the next one, except those that cannot be repeated. Their time begins now: nobody
@@ -179,12 +213,8 @@ impl Nbd {
         if self.is_closing {
             return None;
         }
-        if !self.line(line).listening {
-            let bell = Fixed(self.socket_slot(line) + 1);
-            let entry = opcode::PollAdd::new(bell, libc::POLLIN as u32).build();
-            if !self.submit(reactor, line, RingEntry::Bell, &entry) {
-                return Some(FULL_PAUSE);
-            }
+        if !self.listen(reactor, line) {
+            return Some(FULL_PAUSE);
         }
         if gave_up || self.line(line).ops == 0 {
             return None;
@@ -196,6 +226,16 @@ impl Nbd {
         }
         self.give_up(line);
         None
+    }
+
+    /// Has the bell of a connection end a sleep. `false`: there is no room in the ring now.
+    pub(super) fn listen(&mut self, reactor: &mut Reactor, line: u8) -> bool {
+        if self.line(line).listening {
+            return true;
+        }
+        let bell = Fixed(self.socket_slot(line) + 1);
+        let entry = opcode::PollAdd::new(bell, libc::POLLIN as u32).build();
+        self.submit(reactor, line, RingEntry::Bell, &entry)
     }
 
     /// No connection came. The ops that waited for one fail, and so do new ones.
@@ -277,8 +317,9 @@ impl Nbd {
         let (mut has_slow, mut asked_at) = (false, None);
         for flight in self.flights(line) {
             let is_slow = flight.sent == SendState::Whole && flight.part.is_slow();
-            has_slow |= is_slow;
-            if !is_slow && flight.sent != SendState::Full {
+            let is_turn = flight.sent == SendState::Turn;
+            has_slow |= is_slow || is_turn;
+            if !is_slow && !is_turn && flight.sent != SendState::Full {
                 asked_at = asked_at.into_iter().chain([flight.asked_at]).min();
             }
         }

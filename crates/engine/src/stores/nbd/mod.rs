@@ -17,6 +17,7 @@
 
 mod closing;
 mod flight;
+mod flushes;
 mod gather;
 mod inbound;
 mod kept;
@@ -35,7 +36,7 @@ use std::time::{Duration, Instant};
 use cleave_blk::{Op, OpKind};
 use cleave_disk::{Backing, Disk};
 use cleave_guest::Epoch;
-use cleave_nbd::{Export, NbdSpec};
+use cleave_nbd::{Export, FlushTurn, NbdSpec};
 use io_uring::types::Fixed;
 use io_uring::{opcode, squeue};
 use libc::iovec;
@@ -80,6 +81,10 @@ pub struct Nbd {
     next_cookie: u64,
     /// A flush of this store's own is under way, so that fewer changes have to be kept.
     is_flushing: bool,
+    /// The ops that wait for a flush, in the order in which they asked.
+    flush_waits: VecDeque<u16>,
+    /// The op whose FLUSH is the one of the disk that is under way.
+    turn: Option<(u16, FlushTurn)>,
     /// The changes that wait for room among the kept ones, in order.
     waiting: VecDeque<u16>,
     /// A request or an op has ended, so there may be room for them.
@@ -127,6 +132,8 @@ impl Nbd {
             check_at: None,
             next_cookie: 1,
             is_flushing: false,
+            flush_waits: VecDeque::with_capacity(usize::from(slots)),
+            turn: None,
             waiting: VecDeque::with_capacity(usize::from(ops)),
             may_have_room: false,
             reserved: 0,
@@ -175,6 +182,7 @@ impl Nbd {
         };
         match next::next(self.ops.get(index), &link.export) {
             NextRequest::Done => self.finish(index, Ok(())),
+            NextRequest::Send(part) if part == Part::FLUSH => self.queue_flush(index),
             NextRequest::Send(part) if part.changes() => self.queue_change(index, part),
             NextRequest::Send(part) => self.queue(index, part),
         }
@@ -190,18 +198,10 @@ impl Nbd {
             return self.interrupt(index);
         }
         flight.lost_at = None;
-        let is_flush = part.kind == Part::FLUSH.kind;
-        if is_flush {
-            // Even if the flush failed: the guest is told then that the changes may be lost, and they must not keep others waiting.
-            let (line, covers) = (flight.line, flight.covers);
-            self.line(line).port.flushed(covers);
+        if part.kind == Part::FLUSH.kind {
+            return self.flush_answered(index, result);
         }
         match result {
-            // The server may have lost something before, and this flush does not tell of it.
-            Ok(()) if is_flush && self.disk.sync_failed() => {
-                return self.finish(index, Err(libc::EIO));
-            }
-            Ok(()) if is_flush => self.flight_mut(index).flushed = true,
             Ok(()) => {
                 if part.changes() {
                     self.keep(index, part);
@@ -219,7 +219,7 @@ impl Nbd {
                 self.flight_mut(index).written = true;
             }
             Err(errno) => {
-                if is_flush || (part.flags & 1 != 0 && progress::taints_sync(errno)) {
+                if part.flags & 1 != 0 && progress::taints_sync(errno) {
                     self.taint_sync(errno);
                 }
                 return self.finish(index, Err(errno));
@@ -250,8 +250,13 @@ impl Nbd {
         let flight = self.flight_mut(index);
         let sent = std::mem::replace(&mut flight.sent, SendState::Nothing);
         (flight.cookie, flight.early) = (0, None);
-        if sent == SendState::Full {
-            self.waiting.retain(|at| *at != index);
+        match sent {
+            SendState::Full => self.waiting.retain(|at| *at != index),
+            SendState::Turn => self.flush_waits.retain(|at| *at != index),
+            _ => {}
+        }
+        if matches!(self.turn, Some((leader, _)) if leader == index) {
+            self.turn = None;
         }
         self.release(index);
     }
@@ -342,6 +347,7 @@ impl Nbd {
             });
             self.line_mut(line).show_held();
         }
+        at_most(self.await_flushes(reactor));
         limit
     }
 

@@ -5,7 +5,7 @@ use io_uring::opcode;
 use libc::iovec;
 
 use super::flight::{Part, Payload, SendState};
-use super::line::{RANGES_MAX, RingEntry};
+use super::line::{Phase, RANGES_MAX, RingEntry};
 use super::{HEADER_BYTES, Nbd, cut};
 use crate::Reactor;
 
@@ -56,8 +56,7 @@ impl Nbd {
             if let Some(index) = self.line(line).queue.get(at).copied() {
                 self.flight_mut(index).sent = SendState::Partly;
                 if self.flight(index).part.kind == Part::FLUSH.kind {
-                    // The server does not have all of it yet, so it covers what was answered by now.
-                    self.flight_mut(index).covers = self.line(line).port.answered();
+                    self.flush_begins(index);
                 }
             }
         }
@@ -158,7 +157,10 @@ impl Nbd {
             let now = self.now;
             let flight = self.flight_mut(index);
             (flight.sent, flight.asked_at) = (SendState::Whole, now);
-            if let Some(result) = flight.early.take() {
+            // On a lost connection nothing ends before the fence does, for which an op has to be in flight.
+            if let Some(result) = flight.early.take()
+                && self.line(line).phase == Phase::Up
+            {
                 self.settle(index, result);
             }
             if count == 0 {

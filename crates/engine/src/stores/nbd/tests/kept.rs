@@ -89,6 +89,122 @@ fn what_a_slow_server_gets_again() -> (usize, u64) {
     (writes, bench.state().replayed_bytes)
 }
 
+/// Its new process knows nothing of what the old one answered, and a flush on it must not stand for that.
+#[test]
+fn a_store_that_begins_is_let_in_when_the_others_know_that_the_server_has_gone() {
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "&fence=1");
+    let mut stores = vec![bench.store()];
+    put(&bench, &mut stores[0], PLAIN, 0, 1);
+    lose_all(&bench);
+    stores.push(bench.store());
+    stores[1].push(op(SYNC, 0, 0, &[]), 1);
+    nothing_ends(&mut stores[1]);
+    assert_eq!(results(&mut stores, 1), [Ok(())]);
+    assert!(bench.server.bytes()[..4096].iter().all(|byte| *byte == 1));
+}
+
+/// Returns the next results of several stores.
+fn results(stores: &mut [Uring], count: usize) -> Vec<Result<(), i32>> {
+    let mut results = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while results.len() < count {
+        assert!(Instant::now() < deadline, "{results:?} of {count}");
+        for store in &mut *stores {
+            let soon = Instant::now() + Duration::from_millis(5);
+            store.enter(Wait::Until(Some(soon))).unwrap();
+            while let Some(event) = store.reap() {
+                if let Event::Done { result, .. } = event {
+                    results.push(result);
+                }
+            }
+        }
+    }
+    results
+}
+
+/// Makes stores of a disk that have their connections.
+fn connected_stores(bench: &Bench, count: usize) -> Vec<Uring> {
+    let mut stores: Vec<Uring> = (0..count).map(|_| bench.store()).collect();
+    for store in &mut stores {
+        let memory = [segment(0, 512)];
+        assert_eq!(run(store, op(GET, 0, 512, &memory)), Ok(()));
+    }
+    stores
+}
+
+/// A server may be told only once of data that its disk has lost, and does the flushes of two connections at the same time.
+#[test]
+fn no_flush_succeeds_beside_one_that_fails() {
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "");
+    let mut stores = connected_stores(&bench, 2);
+    let is_held = Arc::new(AtomicBool::new(true));
+    let (held, is_first) = (is_held.clone(), AtomicBool::new(true));
+    bench.server.react(move |asked| {
+        if asked.kind != FLUSH || !is_first.swap(false, Ordering::SeqCst) {
+            return Reaction::Honest;
+        }
+        while held.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Reaction::Send(simple(asked.cookie, 5, &[]))
+    });
+    stores[0].push(op(SYNC, 0, 0, &[]), 1);
+    flush_comes(&bench, &mut stores[0]);
+    stores[1].push(op(SYNC, 0, 0, &[]), 1);
+    nothing_ends(&mut stores[1]);
+    is_held.store(false, Ordering::SeqCst);
+    assert_eq!(results(&mut stores, 2), [Err(libc::EIO); 2]);
+}
+
+#[test]
+fn flushes_that_wait_share_the_next_one() {
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "");
+    let mut stores = connected_stores(&bench, 3);
+    let is_held = Arc::new(AtomicBool::new(true));
+    bench.server.hold_flushes(&is_held);
+    stores[0].push(op(SYNC, 0, 0, &[]), 0);
+    flush_comes(&bench, &mut stores[0]);
+    for store in &mut stores {
+        (1..5).for_each(|number| store.push(op(SYNC, 0, 0, &[]), number));
+        nothing_ends(store);
+    }
+    assert_eq!(bench.server.flushes(), 1);
+    is_held.store(false, Ordering::SeqCst);
+    assert_eq!(results(&mut stores, 13), [Ok(()); 13]);
+    assert_eq!(bench.server.flushes(), 2);
+}
+
+/// Its flush may be under way when it is dropped.
+#[test]
+fn a_store_that_loses_its_connection_in_a_flush_passes_the_turn_on() {
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "&fence=1");
+    let mut stores = connected_stores(&bench, 2);
+    once(&bench, |asked| match asked.kind {
+        FLUSH => Reaction::Close(Vec::new()),
+        _ => Reaction::Honest,
+    });
+    for store in &mut stores {
+        store.push(op(SYNC, 0, 0, &[]), 1);
+    }
+    assert_eq!(results(&mut stores, 2), [Ok(()); 2]);
+}
+
 #[test]
 fn what_was_flushed_is_not_sent_again() {
     let bench = Bench::new(Export::able(SIZE), "&fence=1");
