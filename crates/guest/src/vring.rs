@@ -1,12 +1,13 @@
 //! The split virtqueue, device side (virtio 1.3 §2.7).
 
+use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
 use cleave_blk::Segment;
 use cleave_blk::spec::feature;
 
 use crate::descriptor::DESCRIPTOR_BYTES;
-use crate::dirty::VringLog;
+use crate::dirty::{MarkingBudget, VringLog};
 use crate::inflight::{Journal, JournalFault};
 use crate::positions::Positions;
 use crate::signals::{RingWords, VringSignals};
@@ -294,6 +295,9 @@ pub struct Vring {
     journal: Option<Journal>,
     /// Set while the guest moves to another host.
     log: Option<Box<VringLog>>,
+    /// While there is a log: the added answers to requests that were taken in another memory table, by their used index, and that
+    /// table. They are marked when they are published.
+    earlier: VecDeque<(u16, Epoch)>,
     /// The part of the in-flight region that is too small for such a record, and is marked as such.
     marked: Option<Journal>,
     /// Requests that a dead daemon had taken, to be taken before any other; the first of them is last.
@@ -331,6 +335,7 @@ impl Vring {
             has_begun: false,
             journal: None,
             log: None,
+            earlier: VecDeque::new(),
             marked: None,
             again: Vec::new(),
             drains: false,
@@ -421,6 +426,7 @@ impl Vring {
             self.signals.restart(&parts, self.positions.next_avail());
             self.log_fields();
         }
+        self.note_unmarked();
         let epoch = epoch.clone();
         self.place = Some(RingPlace { epoch, parts });
         Ok(())
@@ -434,6 +440,7 @@ impl Vring {
             log.begin();
             log.mark_told(0);
         }
+        self.earlier.clear();
         // The ring may be different when it is attached again.
         self.positions.forget_seen();
         self.positions.forget_added();
@@ -603,10 +610,22 @@ impl Vring {
     /// `false` if none was added.
     #[inline]
     pub fn publish(&mut self) -> bool {
+        self.publish_within(&mut MarkingBudget::unlimited())
+    }
+
+    /// Does what [`Vring::publish`] does, but while the guest moves only for as many entries as the budget allows to mark. The
+    /// others stay [`added`](Vring::added), and the guest does not see them yet.
+    #[inline]
+    pub fn publish_within(&mut self, budget: &mut MarkingBudget) -> bool {
         match self.log {
             None => self.show(),
-            Some(_) => self.log_and_show(),
+            Some(_) => self.log_and_show(budget),
         }
+    }
+
+    /// Returns the number of entries that were added and not published.
+    pub fn added(&self) -> u16 {
+        self.positions.added()
     }
 
     #[inline]
@@ -675,6 +694,9 @@ impl Vring {
     /// Marks what is written from now on in this log, and in no other. Answers that were added and are not published yet are
     /// written from now on too.
     pub fn set_log(&mut self, log: Option<Box<VringLog>>) {
+        if log.is_none() {
+            self.earlier.clear();
+        }
         self.log = log;
     }
 
@@ -692,46 +714,98 @@ impl Vring {
         }
     }
 
-    /// Marks the answer to a request that was taken in another memory table. The table in force may lack its indirect table.
+    /// Notes in which memory table the request was taken whose answer is added next. The table in force may lack its indirect
+    /// table.
     #[inline]
-    pub fn log_answer(&mut self, epoch: &Epoch, head: u16) {
-        if let Some(log) = &mut self.log
+    pub fn log_answer(&mut self, epoch: &Epoch) {
+        if self.log.is_some()
             && let Some(place) = &self.place
             && place.epoch != *epoch
         {
-            log.begin();
-            log.answer(place.parts.table(epoch), head & (self.layout.size - 1));
+            let used_index = self.positions.next_used();
+            self.earlier.push_back((used_index, epoch.clone()));
         }
     }
 
-    /// Publishes what was added, and marks all that was written for it. Answers before the index: as soon as the guest sees that,
-    /// it may use their descriptors for other chains.
-    #[inline(never)]
-    fn log_and_show(&mut self) -> bool {
-        let before = self.positions;
-        let entries = (0..before.added()).map(|step| before.added_entry(step));
-        if let (Some(log), Some(RingPlace { epoch, parts })) = (&mut self.log, &self.place) {
-            log.begin();
-            if !log.mark_told(before.added()) {
-                for entry in entries {
-                    log.answer(parts.table(epoch), parts.used_head_at(entry));
-                }
-            }
+    /// Notes the table in force for the added answers that are not marked, because another one follows.
+    fn note_unmarked(&mut self) {
+        let (Some(place), true) = (&self.place, self.log.is_some()) else {
+            return;
+        };
+        let mut before = std::mem::take(&mut self.earlier).into_iter().peekable();
+        for step in 0..self.positions.added() {
+            let used_index = self.positions.added_index(step);
+            let noted = before.next_if(|(index, _)| *index == used_index);
+            let epoch = noted.map_or_else(|| place.epoch.clone(), |(_, epoch)| epoch);
+            self.earlier.push_back((used_index, epoch));
         }
+    }
+
+    /// Publishes what was added, as far as the budget allows to mark all that was written for it. Answers before the index: as
+    /// soon as the guest sees that, it may use their descriptors for other chains, and its memory may be copied for the last time.
+    #[inline(never)]
+    fn log_and_show(&mut self, budget: &mut MarkingBudget) -> bool {
+        let before = self.positions;
+        let marked = self.mark_added(budget);
         // It makes a full fence after it has stored the index.
-        let call = self.show();
+        let call = match marked == before.added() {
+            true => self.show(),
+            false => self.show_first(marked),
+        };
         if let Some(log) = &self.log
-            && before.added() > 0
+            && marked > 0
         {
             // They may go on at the beginning of the ring.
             let first = before.added_entry(0);
-            let until_end = before.added().min(self.layout.size - first);
+            let until_end = marked.min(self.layout.size - first);
             let bytes = |entries| USED_ENTRY_BYTES * usize::from(entries);
             log.used(used_entry_offset(first), bytes(until_end));
-            if until_end < before.added() {
-                log.used(ENTRIES_OFFSET, bytes(before.added() - until_end));
+            if until_end < marked {
+                log.used(ENTRIES_OFFSET, bytes(marked - until_end));
             }
             log.used(INDEX_OFFSET, 2);
+        }
+        call
+    }
+
+    /// Marks what was written for the added answers, in their order, until the budget is used up. Returns for how many.
+    fn mark_added(&mut self, budget: &mut MarkingBudget) -> u16 {
+        let added = self.positions.added();
+        let (Some(log), Some(RingPlace { epoch, parts })) = (&mut self.log, &self.place) else {
+            return added;
+        };
+        log.begin();
+        if log.mark_told(added) || !log.marks_answers() {
+            self.earlier.clear();
+            return added;
+        }
+        for step in 0..added {
+            if budget.is_used_up() {
+                return step;
+            }
+            let used_index = self.positions.added_index(step);
+            let front = self.earlier.front();
+            let is_earlier = front.is_some_and(|(index, _)| *index == used_index);
+            let earlier = match is_earlier {
+                true => self.earlier.pop_front(),
+                false => None,
+            };
+            let memory = earlier.as_ref().map_or(epoch, |(_, epoch)| epoch);
+            let head = parts.used_head_at(self.positions.added_entry(step));
+            log.answer(parts.table(memory), head, budget);
+        }
+        added
+    }
+
+    /// Shows the guest the first `count` of the added entries.
+    #[cold]
+    fn show_first(&mut self, count: u16) -> bool {
+        let rest = self.positions.hold_back(count);
+        let last = self.journal.as_mut().map(|journal| journal.hold_back(rest));
+        let call = self.show();
+        self.positions.add_again(rest);
+        if let (Some(journal), Some(last)) = (&mut self.journal, last) {
+            journal.add_again(last);
         }
         call
     }
