@@ -1,5 +1,5 @@
-//! Disks of different guests on one thread: a guest that copies much, a file whose server hangs and a device without free
-//! tags delay their own disk alone. Each test prints latencies. `CLEAVE_TEST_SCALE=5` takes medians of five and asserts
+//! Disks of different guests on one thread: a guest that copies or marks much, a file whose server hangs and a device without
+//! free tags delay their own disk alone. Each test prints latencies. `CLEAVE_TEST_SCALE=5` takes medians of five and asserts
 //! that the neighbour's 99th percentile at most doubles; measure that with a release build on a machine that does nothing
 //! else.
 
@@ -10,12 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cleave_blk::spec::request_type;
+use cleave_client::message::protocol;
 use cleave_client::{
     Buffer, Client, DeviceOptions, GuestMemory, Offered, Queue, RegionOptions, Sample, Workload,
+    WriteLog,
 };
-use cleave_tests::nbd::{Export, NbdServer};
+use cleave_tests::nbd::{Export, NbdServer, READ, Reaction, chunk, data_at};
 use cleave_tests::{
-    Daemon, Lateness, LoopDevice, Node, Scratch, TIMEOUT, UnresponsiveFs, connect, ensure,
+    Daemon, Lateness, LoopDevice, Mount, Node, Scratch, TIMEOUT, UnresponsiveFs, connect, ensure,
     exercise, flood, ignored, is_root, run_on, scale, small, unless_late, wait_until,
 };
 use rustix::thread::sched_getcpu;
@@ -223,6 +225,47 @@ fn large_reads_of_disks_in_memory_do_not_hold_up_others() {
     street.node.daemon.finish();
 }
 
+/// Past the page cache, where the kernel itself fills what is not there.
+#[test]
+fn large_reads_of_holes_do_not_hold_up_others() {
+    if !mounts() {
+        return;
+    }
+    let mut street = Street::new();
+    let images = Scratch::new();
+    let mount = Mount::ext4(&images, 256 << 20).unwrap();
+    let image = mount.path().join("large");
+    let file = std::fs::File::create(&image).unwrap();
+    file.set_len(SEGMENTS << 20).unwrap();
+    street.node.add("other", &pooled(&json!(image), "auto"));
+    stand_beside_large_reads(&mut street, "holes of a file", 1 << 20);
+    street.node.remove("other");
+    street.node.daemon.finish();
+}
+
+/// The server answers a read of 32 MiB by 32 bytes.
+#[test]
+fn large_reads_of_holes_of_a_server_do_not_hold_up_others() {
+    let mut street = Street::new();
+    let folder = Scratch::in_memory();
+    let export = Export {
+        blocks: Some([1, 4096, 32 << 20]),
+        ..Export::able(SEGMENTS << 20)
+    };
+    let server = NbdServer::start(&folder.join("nbd"), export);
+    server.react(|asked| match asked.kind {
+        READ => {
+            let hole = data_at(asked.offset, &asked.len.to_be_bytes());
+            Reaction::Send(chunk(asked.cookie, 1, 2, &hole))
+        }
+        _ => Reaction::Honest,
+    });
+    let disk = json!(server.uri(""));
+    street.node.add("other", &pooled(&disk, "auto"));
+    stand_beside_large_reads(&mut street, "holes of a server", 1 << 20);
+    street.node.daemon.finish();
+}
+
 /// Has the guest of the disk `other` read all of it many times at once, over and over.
 fn stand_beside_large_reads(street: &mut Street, name: &str, segment_bytes: u32) {
     let options = DeviceOptions {
@@ -413,6 +456,40 @@ fn a_device_without_free_tags_delays_its_disk_alone() {
     street.node.daemon.finish();
 }
 
+/// A file system waits for a tag where a device would refuse.
+#[test]
+fn a_file_on_a_device_without_free_tags_delays_its_disk_alone() {
+    if !mounts() {
+        return;
+    }
+    let mut street = Street::new();
+    let folder = Scratch::in_memory();
+    let server = UnresponsiveFs::mount(&folder, 4 * SPAN).unwrap();
+    let device = LoopDevice::attach_with(&server.file(), &["--direct-io=on"]).unwrap();
+    let name = device.path.file_name().unwrap();
+    let tags = Path::new("/sys/block").join(name).join("queue/nr_requests");
+    std::fs::write(tags, (HUNG / 2).to_string()).unwrap();
+    let mount = Mount::ext4_on(&folder, &device).unwrap();
+    let image = mount.path().join("disk");
+    std::fs::write(&image, vec![7; SPAN as usize]).unwrap();
+    std::fs::File::open(&image).unwrap().sync_all().unwrap();
+    let mut other = street.move_in(&image, "auto", 256);
+    server.hold(true);
+    flood(other.queue(0), HUNG, 4096);
+    assert!(wait_until(|| tags_in_use(&device)));
+    street.assert_file_is_served();
+    street.compare("a file on a device without tags", |done| {
+        assert!(wait_until(|| done.load(Ordering::Relaxed)));
+    });
+    server.release();
+    wait_all(other.queue(0), HUNG);
+    drop(other);
+    street.node.remove("other");
+    drop(mount);
+    drop(device);
+    street.node.daemon.finish();
+}
+
 /// Returns true if the device has as many reads in flight as it has tags.
 fn tags_in_use(device: &LoopDevice) -> bool {
     let name = device.path.file_name().unwrap().to_string_lossy();
@@ -425,6 +502,75 @@ fn tags_in_use(device: &LoopDevice) -> bool {
             .unwrap()
     };
     first(read("inflight")) >= first(read("queue/nr_requests"))
+}
+
+/// Bytes that each refused request names: all pages of them are marked.
+const NAMED: u32 = 0xffff_0000;
+
+/// A guest that moves: what its requests may have written is marked, and some name almost 4 GiB.
+#[test]
+fn a_guest_that_moves_does_not_hold_up_others() {
+    const QUEUES: u16 = 8;
+    let mut street = Street::new();
+    let folder = Scratch::in_memory();
+    let server = NbdServer::start(&folder.join("nbd"), Export::able(SPAN));
+    let is_held = Arc::new(AtomicBool::new(true));
+    server.hold_flushes(&is_held);
+    let mut disk = pooled(&json!(server.uri("")), "auto");
+    disk["queues"] = json!(QUEUES);
+    street.node.add("other", &disk);
+    let plain = small(QUEUES);
+    let options = DeviceOptions {
+        queue_size: 256,
+        protocol_features: plain.protocol_features | protocol::LOG_SHMFD,
+        ..plain
+    };
+    let mut other = street.node.open("other", &options);
+    let log = WriteLog::new(other.memory()).unwrap();
+    other.start_log(&log).unwrap();
+    // A worker that has something in flight takes more requests in a lap.
+    let flush = other.queue(0);
+    flush.write_header(request_type::FLUSH, 0);
+    let (head, status) = flush.control();
+    let chain = [Buffer::readable(head, 16), Buffer::writable(status, 1)];
+    flush.ring().add(&chain).unwrap();
+    flush.ring().publish();
+    flush.ring_kick();
+    assert!(wait_until(|| server.flushes() > 0));
+    street.compare("a guest that moves", |done| {
+        let mut queues = [0; QUEUES as usize];
+        while !done.load(Ordering::Relaxed) {
+            for (number, pushed) in queues.iter_mut().enumerate() {
+                *pushed = name_much(other.queue(number));
+            }
+            for (number, pushed) in queues.iter().enumerate() {
+                wait_all(other.queue(number), *pushed);
+            }
+        }
+    });
+    is_held.store(false, Ordering::SeqCst);
+    wait_all(other.queue(0), 1);
+    drop(other);
+    street.node.daemon.finish();
+}
+
+/// Makes reads beyond the end of the disk available. Returns how many.
+fn name_much(queue: &mut Queue) -> u64 {
+    const REQUESTS: u64 = 200;
+    let (table, _) = queue.data_area();
+    let (head, status) = queue.control();
+    queue.write_header(request_type::IN, 1 << 40);
+    let chain = [
+        Buffer::readable(head, 16),
+        Buffer::writable(0, NAMED),
+        Buffer::writable(status, 1),
+    ];
+    for _ in 0..REQUESTS {
+        queue.ring().add_indirect(table, &chain).unwrap();
+    }
+    queue.ring().publish();
+    queue.ring_kick();
+    REQUESTS
 }
 
 /// The lengths of the segments of a request, of which the third ends inside of a page.

@@ -133,16 +133,32 @@ impl Mount {
         };
         run(program, &[options, &[&*shown]].concat())?;
         let device = LoopDevice::attach(&image)?;
+        let at = Mount::mount(scratch, &device)?;
+        Ok(Mount {
+            at,
+            _device: Some(device),
+        })
+    }
+
+    /// A new ext4 on a small device, to which the kernel writes nothing by itself.
+    pub fn ext4_on(scratch: &Scratch, device: &LoopDevice) -> Result<Mount, String> {
+        let shown = device.path.to_string_lossy();
+        let mut options = vec!["-q", "-F", "-m", "0", "-O", "^has_journal"];
+        options.extend(["-E", "nodiscard,lazy_itable_init=0", &*shown]);
+        run("mkfs.ext4", &options)?;
+        let at = Mount::mount(scratch, device)?;
+        Ok(Mount { at, _device: None })
+    }
+
+    /// Mounts a device, and returns where.
+    fn mount(scratch: &Scratch, device: &LoopDevice) -> Result<PathBuf, String> {
         let at = scratch.join("mounted");
         std::fs::create_dir_all(&at).map_err(|error| error.to_string())?;
         run(
             "mount",
             &[&device.path.to_string_lossy(), &at.to_string_lossy()],
         )?;
-        Ok(Mount {
-            at,
-            _device: Some(device),
-        })
+        Ok(at)
     }
 
     /// The mount point.

@@ -14,7 +14,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tempfile::TempDir;
 
 use crate::reactor::ring::Level;
-use crate::{AnyStore, EngineError, Model, Reactor, Store, Wait};
+use crate::{AnyStore, EngineError, Model, Prepared, Reactor, Store, Wait};
 
 pub(crate) const READ: OpKind = OpKind::Read;
 pub(crate) const WRITE: OpKind = OpKind::Write { durable: false };
@@ -139,6 +139,18 @@ impl Uring {
         bells: u16,
     ) -> Result<Uring, EngineError> {
         let mut reactor = Reactor::new(&[&disk], ops, watches, bells)?;
+        let store = AnyStore::open(&mut reactor, &disk, 0, ops)?;
+        Ok(Solo::of(reactor, store, memory))
+    }
+
+    /// On a thread that it shares with other disks.
+    pub(crate) fn shared(
+        disk: Arc<Disk>,
+        memory: Arc<Memory>,
+        ops: u16,
+    ) -> Result<Uring, EngineError> {
+        let (heir, _) = std::sync::mpsc::channel();
+        let mut reactor = Prepared::new(&[&disk], ops, 4, 4)?.enable(&heir)?;
         let store = AnyStore::open(&mut reactor, &disk, 0, ops)?;
         Ok(Solo::of(reactor, store, memory))
     }

@@ -91,6 +91,39 @@ fn a_direct_file_matches_the_model() {
     check_against_model(&mut [engine(&disk, &guest)], &guest, &disk, &MANY, seed());
 }
 
+/// Some of the ops are longer than what goes to a thread of the kernel at once.
+#[test]
+fn files_on_a_shared_thread_match_the_model() {
+    let long = Load {
+        ops: 300,
+        depth: 4,
+        sectors_max: 6000,
+        kinds: KINDS,
+    };
+    for direct in [Direct::Auto, Direct::Off] {
+        for load in [&MANY, &long] {
+            let (_dir, _path, disk, guest) = file_rig(direct);
+            let engine = Uring::shared(disk.clone(), guest.memory.clone(), 32).unwrap();
+            check_against_model(&mut [engine], &guest, &disk, load, seed());
+        }
+    }
+}
+
+/// A hole is filled, and a full device is waited for, by the thread that submits.
+#[test]
+fn a_shared_thread_submits_no_read_of_a_file_itself() {
+    for direct in [Direct::Auto, Direct::Off] {
+        let (_dir, _path, disk, guest) = file_rig(direct);
+        let memory = || Arc::clone(&guest.memory);
+        let shared = Uring::shared(disk.clone(), memory(), 32).unwrap();
+        for (mut engine, expected) in [(engine(&disk, &guest), false), (shared, true)] {
+            engine.push(op(READ, 0, 4096, &[segment(0, 4096)]), 7);
+            assert_eq!(files(&mut engine).delegates(), expected, "{direct:?}");
+            assert_eq!(next_done(&mut engine), (7, Ok(())));
+        }
+    }
+}
+
 #[test]
 fn neighbours_in_a_block_of_4096_keep_their_bytes_across_two_engines() {
     for direct in [Direct::Auto, Direct::Off] {

@@ -7,7 +7,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use cleave_blk::Segment;
 
@@ -20,12 +20,48 @@ use crate::{Chain, MapError, Memory, RegionSpec};
 const PAGE_BYTES: u64 = 4096;
 /// Longest log: it has a bit for each page of a guest's memory that would fill the address space.
 const LOG_BYTES_MAX: u64 = room::BYTES_MAX / PAGE_BYTES / 8;
-/// Maximum number of descriptors that are read again for one batch of answers: more than a thousand requests of the most
-/// segments. Only a guest that rewrites the chains of requests in flight exceeds it.
-const DESCRIPTORS_MAX: u32 = 1 << 20;
+/// Pages of a word of the log.
+const WORD_PAGES: u64 = 64;
+/// Most steps of a [`MarkingBudget`]: a tenth of a millisecond, or some hundred requests of 1 MiB.
+const STEPS_MAX: u64 = 1 << 15;
 
 /// Answers of one batch of which it can be told: more than end at once in a lap.
 const TOLD_MAX: usize = 64;
+
+/// The work that the marking of answers may still take in this turn of a thread. A step is a descriptor that is read again, or a
+/// word of the log. The last answer may exceed it, by as much as a chain can have: 2^16 descriptors and 4 GiB.
+#[derive(Debug)]
+pub struct MarkingBudget {
+    steps_left: u64,
+}
+
+impl MarkingBudget {
+    /// Makes the budget of one turn.
+    #[inline]
+    pub fn of_a_turn() -> MarkingBudget {
+        MarkingBudget {
+            steps_left: STEPS_MAX,
+        }
+    }
+
+    /// Makes a budget that no batch uses up.
+    #[inline]
+    pub(crate) fn unlimited() -> MarkingBudget {
+        MarkingBudget {
+            steps_left: u64::MAX,
+        }
+    }
+
+    /// Returns true if nothing is left of it.
+    #[inline]
+    pub fn is_used_up(&self) -> bool {
+        self.steps_left == 0
+    }
+
+    fn spend(&mut self, steps: u64) {
+        self.steps_left = self.steps_left.saturating_sub(steps);
+    }
+}
 
 /// A log, mapped: the bit of page `n` is bit `n % 8` of byte `n / 8`.
 #[derive(Debug)]
@@ -33,6 +69,8 @@ pub struct DirtyLog {
     mapping: Mapping,
     /// At least 1. Need not be a multiple of anything.
     len_bytes: u64,
+    /// Bits before the log in the word in which it begins, because it may begin at any byte of its file.
+    skew_bits: u64,
 }
 
 impl DirtyLog {
@@ -52,7 +90,12 @@ impl DirtyLog {
             file,
         };
         let mapping = Mapping::new(&spec, Taken::default())?;
-        Ok(Arc::new(DirtyLog { mapping, len_bytes }))
+        let skew_bytes = mapping.start().addr() as u64 % size_of::<u64>() as u64;
+        Ok(Arc::new(DirtyLog {
+            mapping,
+            len_bytes,
+            skew_bits: 8 * skew_bytes,
+        }))
     }
 
     /// Returns true if every page of this memory has a bit.
@@ -67,14 +110,18 @@ impl DirtyLog {
     }
 
     /// Sets the bits of all pages of a range, as far as they are in the log. The range was written before the last full fence.
+    /// Returns the number of words that this took.
     #[inline]
-    fn mark(&self, addr: u64, len_bytes: u64) {
+    fn mark(&self, addr: u64, len_bytes: u64) -> u64 {
         let first = addr / PAGE_BYTES;
         // Most ranges lie in one page. An empty one wraps to a long one.
         let more_bytes = len_bytes.wrapping_sub(1);
         let last = addr.wrapping_add(more_bytes) / PAGE_BYTES;
         match more_bytes < PAGE_BYTES && first == last {
-            true => self.mark_page(first),
+            true => {
+                self.mark_page(first);
+                1
+            }
             false => self.mark_range(addr, len_bytes),
         }
     }
@@ -83,32 +130,49 @@ impl DirtyLog {
     #[inline]
     fn mark_page(&self, page: u64) {
         if page / 8 < self.len_bytes {
-            self.set(page / 8, 1 << (page % 8));
+            let bit = page + self.skew_bits;
+            self.set(bit / WORD_PAGES, 1 << (bit % WORD_PAGES));
         }
     }
 
     /// Does what `mark` does, for any range.
     #[inline(never)]
-    fn mark_range(&self, addr: u64, len_bytes: u64) {
+    fn mark_range(&self, addr: u64, len_bytes: u64) -> u64 {
         let Some(more_bytes) = len_bytes.checked_sub(1) else {
-            return;
+            return 0;
         };
         let first = addr / PAGE_BYTES;
         let last = addr.saturating_add(more_bytes) / PAGE_BYTES;
         let last = last.min(self.len_bytes.saturating_mul(8) - 1);
-        for byte in first / 8..=last / 8 {
-            let from = first.saturating_sub(8 * byte);
-            let to = (last - 8 * byte).min(7);
-            // Pages 3 to 5 of a byte: 0b1111_1000 and 0b0011_1111.
-            self.set(byte, (0xff << from) & (0xff >> (7 - to)));
+        if first > last {
+            return 0;
         }
+        // A page is below 2^52.
+        let (first, last) = (first + self.skew_bits, last + self.skew_bits);
+        let words = first / WORD_PAGES..=last / WORD_PAGES;
+        for word in words.clone() {
+            let from = first.saturating_sub(WORD_PAGES * word);
+            let to = (last - WORD_PAGES * word).min(WORD_PAGES - 1);
+            // Pages 3 to 5 of a word: …1111_1000 and …0011_1111.
+            let until = u64::MAX >> (WORD_PAGES - 1 - to);
+            self.set(word, (u64::MAX << from) & until);
+        }
+        words.end() - words.start() + 1
     }
 
-    /// Sets bits of a byte of the log.
+    /// Sets bits of a word of the log. The first and the last word may have bytes that are not the log's; their bits stay.
     #[inline]
-    fn set(&self, byte: u64, bits: u8) {
-        // SAFETY: the callers pass bytes of the log only, and the mapping is held. The frontend's accesses are atomic too.
-        let at = unsafe { AtomicU8::from_ptr(self.mapping.start().wrapping_add(byte as usize)) };
+    fn set(&self, word: u64, bits: u64) {
+        // The log has the order of bytes, not that of the host's words.
+        let bits = bits.to_le();
+        let start = self
+            .mapping
+            .start()
+            .wrapping_sub((self.skew_bits / 8) as usize);
+        let at = start.wrapping_add(size_of::<u64>() * word as usize).cast();
+        // SAFETY: the callers pass words with at least one byte of the log, and the mapping, which is held, has whole pages, so
+        // each of these words whole. `start` is a multiple of eight. The frontend's accesses are atomic too.
+        let at = unsafe { AtomicU64::from_ptr(at) };
         // Most pages are written again and again, and a set bit needs no write to a cache line that all workers share.
         if at.load(Ordering::Relaxed) & bits != bits {
             at.fetch_or(bits, Ordering::Relaxed);
@@ -123,7 +187,6 @@ pub struct VringLog {
     used_addr: Option<u64>,
     answers: bool,
     chain: Chain,
-    descriptors_left: u32,
     /// The pages of data and status of the answers that were added since the last batch, as far as the caller has told it: the
     /// first `count`. No places, if answers are not marked.
     told: Box<[[u64; 2]]>,
@@ -139,10 +202,15 @@ impl VringLog {
             used_addr,
             answers,
             chain: Chain::new(),
-            descriptors_left: 0,
             told: vec![[0; 2]; if answers { TOLD_MAX } else { 0 }].into(),
             count: 0,
         }
+    }
+
+    /// Returns true if what requests write is marked.
+    #[inline]
+    pub(crate) fn marks_answers(&self) -> bool {
+        self.answers
     }
 
     /// Notes what was written for the answer that is added next, so that its chain need not be read again, if it was at most one
@@ -183,8 +251,7 @@ impl VringLog {
     }
 
     /// Begins a batch: all that is marked in it has been written.
-    pub(crate) fn begin(&mut self) {
-        self.descriptors_left = DESCRIPTORS_MAX;
+    pub(crate) fn begin(&self) {
         fence(Ordering::SeqCst);
     }
 
@@ -192,22 +259,17 @@ impl VringLog {
     /// request is in flight: every device-writable byte counts, whatever the request was and however it ended.
     ///
     /// A guest that has changed the chain meanwhile harms only its own migration.
-    pub(crate) fn answer(&mut self, table: DescriptorTable<'_>, head: u16) {
-        if !self.answers || self.descriptors_left == 0 {
-            return;
-        }
+    pub(crate) fn answer(
+        &mut self,
+        table: DescriptorTable<'_>,
+        head: u16,
+        budget: &mut MarkingBudget,
+    ) {
         let fault = walk(table, head, &mut self.chain).err();
-        let read = self.chain.descriptors();
-        self.descriptors_left = self.descriptors_left.saturating_sub(read);
-        if self.descriptors_left == 0 {
-            // For the rest of the batch too, which was written before. Not the whole log, which the frontend may have made
-            // longer than any memory.
-            for (addr, len_bytes) in table.memory().ranges() {
-                self.log.mark(addr, len_bytes);
-            }
-        } else if fault.is_none() && self.chain.shape().is_served() {
+        budget.spend(self.chain.descriptors().into());
+        if fault.is_none() && self.chain.shape().is_served() {
             for segment in self.chain.writable() {
-                self.log.mark(segment.addr, u64::from(segment.len));
+                budget.spend(self.log.mark(segment.addr, u64::from(segment.len)));
             }
         } else if let Some(addr) = self.chain.status_addr() {
             // It was refused.

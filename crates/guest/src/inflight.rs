@@ -374,6 +374,21 @@ impl Journal {
         self.last = head;
     }
 
+    /// Takes back the `rest` requests that completed last, so that the guest can be shown those before them. Returns what
+    /// [`add_again`](Journal::add_again) needs.
+    pub(crate) fn hold_back(&mut self, rest: u16) -> u16 {
+        let last = self.last;
+        for _ in 0..rest {
+            self.last = self.before(self.last);
+        }
+        last
+    }
+
+    /// Adds the requests again that were held back.
+    pub(crate) fn add_again(&mut self, last: u16) {
+        self.last = last;
+    }
+
     /// Notes that the guest is about to see the requests that have completed. A daemon that dies afterwards leaves a list of them
     /// that starts here.
     #[inline]

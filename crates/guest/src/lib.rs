@@ -28,7 +28,7 @@ mod vring;
 mod walk;
 
 pub use chain::{Chain, ChainFault};
-pub use dirty::{DirtyLog, VringLog};
+pub use dirty::{DirtyLog, MarkingBudget, VringLog};
 pub use inflight::{Inflight, InflightError, InflightLayout, Journal, JournalFault};
 pub use memory::{Departure, Epoch, Memory, Spot, Unmapped};
 pub use region::{MapError, RegionSpec};

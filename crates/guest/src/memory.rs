@@ -285,12 +285,6 @@ impl Memory {
         Some(last.guest_addr + (last.len_bytes - 1))
     }
 
-    /// Returns the address and the length of each region.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
-        let regions = self.regions.iter();
-        regions.map(|region| (region.guest_addr, region.len_bytes))
-    }
-
     /// Returns true if a memory file was cut while mapped and a page of it was replaced by zeroes: this connection cannot
     /// continue. It covers everything that this thread has read before. Costs one load as long as no connection has lost memory.
     #[inline]

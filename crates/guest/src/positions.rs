@@ -126,6 +126,28 @@ impl Positions {
         Some((old, new))
     }
 
+    /// Returns the free-running used index of the entry that is added next.
+    pub(crate) fn next_used(&self) -> u16 {
+        self.next_used
+    }
+
+    /// Returns the free-running used index of the entry that was added `step` entries after those that are published.
+    pub(crate) fn added_index(&self, step: u16) -> u16 {
+        self.published.wrapping_add(step)
+    }
+
+    /// Takes back all added entries after the first `count`, for [`add_again`](Positions::add_again). Returns how many.
+    pub(crate) fn hold_back(&mut self, count: u16) -> u16 {
+        let rest = self.added().saturating_sub(count);
+        self.next_used = self.next_used.wrapping_sub(rest);
+        rest
+    }
+
+    /// Adds entries again that were held back.
+    pub(crate) fn add_again(&mut self, rest: u16) {
+        self.next_used = self.next_used.wrapping_add(rest);
+    }
+
     /// Forgets entries that were seen and not taken, so that the index is read again.
     pub(crate) fn forget_seen(&mut self) {
         self.seen_avail = self.next_avail;

@@ -1,12 +1,14 @@
 //! The split virtqueue, device side (virtio 1.3 §2.7).
 
+mod log;
+
+use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
-use cleave_blk::Segment;
 use cleave_blk::spec::feature;
 
 use crate::descriptor::DESCRIPTOR_BYTES;
-use crate::dirty::VringLog;
+use crate::dirty::{MarkingBudget, VringLog};
 use crate::inflight::{Journal, JournalFault};
 use crate::positions::Positions;
 use crate::signals::{RingWords, VringSignals};
@@ -294,6 +296,9 @@ pub struct Vring {
     journal: Option<Journal>,
     /// Set while the guest moves to another host.
     log: Option<Box<VringLog>>,
+    /// While there is a log: the added answers to requests that were taken in another memory table, by their used index, and that
+    /// table. They are marked when they are published.
+    earlier: VecDeque<(u16, Epoch)>,
     /// The part of the in-flight region that is too small for such a record, and is marked as such.
     marked: Option<Journal>,
     /// Requests that a dead daemon had taken, to be taken before any other; the first of them is last.
@@ -331,6 +336,7 @@ impl Vring {
             has_begun: false,
             journal: None,
             log: None,
+            earlier: VecDeque::new(),
             marked: None,
             again: Vec::new(),
             drains: false,
@@ -421,6 +427,7 @@ impl Vring {
             self.signals.restart(&parts, self.positions.next_avail());
             self.log_fields();
         }
+        self.note_unmarked();
         let epoch = epoch.clone();
         self.place = Some(RingPlace { epoch, parts });
         Ok(())
@@ -434,6 +441,7 @@ impl Vring {
             log.begin();
             log.mark_told(0);
         }
+        self.earlier.clear();
         // The ring may be different when it is attached again.
         self.positions.forget_seen();
         self.positions.forget_added();
@@ -603,10 +611,22 @@ impl Vring {
     /// `false` if none was added.
     #[inline]
     pub fn publish(&mut self) -> bool {
+        self.publish_within(&mut MarkingBudget::unlimited())
+    }
+
+    /// Does what [`Vring::publish`] does, but while the guest moves only for as many entries as the budget allows to mark. The
+    /// others stay [`added`](Vring::added), and the guest does not see them yet.
+    #[inline]
+    pub fn publish_within(&mut self, budget: &mut MarkingBudget) -> bool {
         match self.log {
             None => self.show(),
-            Some(_) => self.log_and_show(),
+            Some(_) => self.log_and_show(budget),
         }
+    }
+
+    /// Returns the number of entries that were added and not published.
+    pub fn added(&self) -> u16 {
+        self.positions.added()
     }
 
     #[inline]
@@ -667,91 +687,6 @@ impl Vring {
     /// Returns the position of the next available entry: the answer to GET_VRING_BASE.
     pub fn base(&self) -> u16 {
         self.positions.next_avail()
-    }
-}
-
-/// The dirty log.
-impl Vring {
-    /// Marks what is written from now on in this log, and in no other. Answers that were added and are not published yet are
-    /// written from now on too.
-    pub fn set_log(&mut self, log: Option<Box<VringLog>>) {
-        self.log = log;
-    }
-
-    /// Returns true if a log is in force: then [`Vring::log_written`] spares it time.
-    #[inline]
-    pub fn is_logged(&self) -> bool {
-        self.log.is_some()
-    }
-
-    /// Notes what was written for the answer that is added next: all of it.
-    #[inline]
-    pub fn log_written(&mut self, data: &[Segment], status_addr: u64) {
-        if let Some(log) = &mut self.log {
-            log.tell(data, status_addr);
-        }
-    }
-
-    /// Marks the answer to a request that was taken in another memory table. The table in force may lack its indirect table.
-    #[inline]
-    pub fn log_answer(&mut self, epoch: &Epoch, head: u16) {
-        if let Some(log) = &mut self.log
-            && let Some(place) = &self.place
-            && place.epoch != *epoch
-        {
-            log.begin();
-            log.answer(place.parts.table(epoch), head & (self.layout.size - 1));
-        }
-    }
-
-    /// Publishes what was added, and marks all that was written for it. Answers before the index: as soon as the guest sees that,
-    /// it may use their descriptors for other chains.
-    #[inline(never)]
-    fn log_and_show(&mut self) -> bool {
-        let before = self.positions;
-        let entries = (0..before.added()).map(|step| before.added_entry(step));
-        if let (Some(log), Some(RingPlace { epoch, parts })) = (&mut self.log, &self.place) {
-            log.begin();
-            if !log.mark_told(before.added()) {
-                for entry in entries {
-                    log.answer(parts.table(epoch), parts.used_head_at(entry));
-                }
-            }
-        }
-        // It makes a full fence after it has stored the index.
-        let call = self.show();
-        if let Some(log) = &self.log
-            && before.added() > 0
-        {
-            // They may go on at the beginning of the ring.
-            let first = before.added_entry(0);
-            let until_end = before.added().min(self.layout.size - first);
-            let bytes = |entries| USED_ENTRY_BYTES * usize::from(entries);
-            log.used(used_entry_offset(first), bytes(until_end));
-            if until_end < before.added() {
-                log.used(ENTRIES_OFFSET, bytes(before.added() - until_end));
-            }
-            log.used(INDEX_OFFSET, 2);
-        }
-        call
-    }
-
-    /// Marks the whole used ring, for a start: a daemon that was killed may have shown answers there and not marked them.
-    pub fn log_ring(&mut self) {
-        if let Some(log) = &mut self.log {
-            log.begin();
-            log.used(0, used_entry_offset(self.layout.size) + 2);
-        }
-    }
-
-    /// Marks the fields of the used ring by which we say if we want kicks.
-    #[inline]
-    fn log_fields(&mut self) {
-        if let Some(log) = &mut self.log {
-            log.begin();
-            log.used(0, 2);
-            log.used(used_entry_offset(self.layout.size), 2);
-        }
     }
 }
 

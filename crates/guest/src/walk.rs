@@ -49,11 +49,6 @@ impl<'a> DescriptorTable<'a> {
         }
     }
 
-    /// Returns the memory in which its chains are.
-    pub(crate) fn memory(&self) -> &'a Memory {
-        self.memory
-    }
-
     /// Returns the table that `descriptor` refers to.
     #[inline]
     fn indirect(

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 
 use cleave_blk::spec::feature;
-use cleave_guest::{Epoch, Vring, VringError};
+use cleave_guest::{Epoch, MarkingBudget, Vring, VringError};
 
 use crate::command::{Stopped, VringStart};
 use crate::policy::Caller;
@@ -334,13 +334,21 @@ impl Lane {
         self.call_history.at_once_max()
     }
 
-    /// Publishes what was pushed. Returns whether the guest wants a call for it.
+    /// Publishes what was pushed. Returns whether the guest wants a call for it. While the guest moves, a part may be left: see
+    /// [`keep_rest`](Lane::keep_rest).
     #[inline]
-    pub(crate) fn publish(&mut self) -> bool {
+    pub(crate) fn publish(&mut self, budget: &mut MarkingBudget) -> bool {
         (self.dirty, self.pushed) = (false, 0);
-        let call = self.vring.publish();
+        let call = self.vring.publish_within(budget);
         self.call_history.published(call);
         call
+    }
+
+    /// Notes that what the budget did not suffice for is to be published later.
+    #[cold]
+    pub(crate) fn keep_rest(&mut self) {
+        self.pushed = self.vring.added().into();
+        self.dirty = self.pushed > 0;
     }
 
     #[inline]

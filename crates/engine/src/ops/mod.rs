@@ -2,6 +2,7 @@
 
 pub(crate) mod area;
 pub(crate) mod buffer;
+pub(crate) mod lap;
 pub(crate) mod legs;
 pub(crate) mod memory;
 pub(crate) mod piece;

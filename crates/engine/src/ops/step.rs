@@ -89,8 +89,6 @@ pub(crate) struct Facts {
     pub(crate) read_only: bool,
     /// Uses the page cache: the kernel reports a failed write-back once, to one fsync.
     pub(crate) cached: bool,
-    /// Reads and writes of at least this length are left to the kernel's threads.
-    pub(crate) delegates_from: u64,
     /// Bytes of a bounce buffer and of the shared zeroes; multiples of `unit`.
     pub(crate) buffer_bytes: u64,
     pub(crate) zeroes_bytes: u64,
@@ -106,7 +104,6 @@ impl Facts {
             discard_unit: u64::from(limits.discard_align_bytes.max(1)),
             read_only: limits.read_only,
             cached: false,
-            delegates_from: u64::MAX,
             buffer_bytes: 0,
             zeroes_bytes: 0,
         }
@@ -278,7 +275,6 @@ mod tests {
             discard_unit: unit,
             read_only: false,
             cached: false,
-            delegates_from: u64::MAX,
             buffer_bytes: 128 << 10,
             zeroes_bytes: 1 << 20,
         }

@@ -27,17 +27,18 @@ use cleave_blk::{Op, OpKind};
 use cleave_disk::{Backing, Disk, FileKind, Leg, RangeLocks};
 use cleave_guest::Epoch;
 
-use self::portion::{Delegated, delegates_from};
+use self::portion::{Delegated, Delegation};
 use self::range::range;
 use self::syncs::Syncs;
 use crate::ops::buffer::BufferPool;
+use crate::ops::lap::LapBudget;
 use crate::ops::piece;
 use crate::ops::progress::{self, Direction, Progress, Retry, Transfer};
 use crate::ops::queue::{self, OpQueue, from_ops};
 use crate::ops::step::{self, Facts, FileOp, Hold, Method, Methods, Step, StepToStart};
 use crate::ops::table::Entry;
-use crate::reactor::{StoreId, Tenancy};
-use crate::{Completion, LAP_BYTES_MAX, Reactor, Store, Wait};
+use crate::reactor::StoreId;
+use crate::{Completion, Reactor, Store, Wait};
 
 /// Longest sleep while an op waits for a range lock of another worker, which sends no signal when it releases
 /// the lock.
@@ -61,9 +62,8 @@ pub struct Files {
     submitted: usize,
     polled: usize,
     delegated: Delegated,
-    tenancy: Tenancy,
-    /// Bytes that a shared thread copies in its next enter, because they go through the page cache.
-    lap_bytes: u64,
+    /// For copies between guest memory and buffers.
+    lap: LapBudget,
     hold_waiters: VecDeque<u16>,
     buffer_waiters: VecDeque<u16>,
     /// Ops that wait for their retry time.
@@ -76,6 +76,7 @@ pub struct Files {
 #[derive(Debug)]
 struct LegState {
     facts: Facts,
+    delegation: Delegation,
     methods: Methods,
     syncs: Syncs,
     /// Consecutive EOPNOTSUPP results of the polled ring.
@@ -118,9 +119,9 @@ impl Files {
                     buffer_bytes: pool.buffer_bytes(),
                     zeroes_bytes: pool.zeroes_bytes(),
                     cached,
-                    delegates_from: delegates_from(leg, cached, tenancy),
                     ..Facts::new(*kind, limits)
                 },
+                delegation: Delegation::of(leg, *kind, cached, tenancy),
                 methods: Methods::at_first(*kind),
                 syncs: Syncs::new(room),
                 refusals: 0,
@@ -134,8 +135,7 @@ impl Files {
             submitted: 0,
             polled: 0,
             delegated: Delegated::new(room),
-            tenancy,
-            lap_bytes: 0,
+            lap: LapBudget::of(tenancy),
             hold_waiters: VecDeque::with_capacity(room),
             buffer_waiters: VecDeque::with_capacity(room),
             delayed: VecDeque::with_capacity(room),
@@ -265,6 +265,7 @@ impl Files {
         let Some(buffer) = entry.own.buffer else {
             return;
         };
+        self.lap.spend(take);
         let mut at = self.pool.at(buffer, skip);
         self.ops.consume(index, take, |start, len| {
             // SAFETY: the op's epoch keeps the guest range mapped. The buffer belongs to this op alone, the
@@ -641,13 +642,13 @@ impl Store for Files {
 
     #[inline]
     fn after_enter(&mut self) {
-        self.lap_bytes = 0;
+        self.lap.renew();
         self.ops.tick();
     }
 
     #[inline]
     fn is_sated(&self) -> bool {
-        self.lap_bytes >= LAP_BYTES_MAX
+        self.lap.is_used_up()
     }
 
     fn close(&mut self, reactor: &mut Reactor) -> bool {

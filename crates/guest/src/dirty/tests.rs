@@ -5,7 +5,7 @@ use rustix::fs::ftruncate;
 
 use super::*;
 use crate::rig::{Desc, Driver, INDIRECT, NEXT, WRITE, file, memory, region, write};
-use crate::{Epoch, Vring};
+use crate::{Epoch, Inflight, InflightLayout, Vring};
 
 /// Pages of the guest's memory. The rings begin at 0, and the used ring of every vring here is in page `USED`.
 const PAGES: u64 = 512;
@@ -54,13 +54,6 @@ impl Log {
         let mut bytes = vec![0; self.file.metadata().unwrap().len() as usize];
         self.file.read_exact_at(&mut bytes, 0).unwrap();
         bytes
-    }
-
-    fn clear(&self) {
-        let len_bytes = self.file.metadata().unwrap().len();
-        self.file
-            .write_all_at(&vec![0; len_bytes as usize], 0)
-            .unwrap();
     }
 
     /// Returns the marked pages of a log at the start of its file.
@@ -397,32 +390,41 @@ fn after_the_swap_the_old_log_is_left_alone_and_answers_under_way_go_to_the_new(
 /// The frontend moves the border of a region: for a moment the table is without the memory of a request in flight.
 #[test]
 fn an_answer_in_an_earlier_table_is_marked_although_its_indirect_table_is_away() {
-    let both = [region(0, 0x1000), region(TABLE, 0x10_0000)];
-    let first = Memory::new(both.into()).unwrap();
-    let mut driver = Driver::new(&first, 0, SIZE, 0);
-    for (index, desc) in (0..).zip(read_chain()) {
-        write(&first, TABLE + 16 * index, &desc.bytes());
+    // The table changes before the request ends, or after that and before the guest is shown the answer.
+    for ends_before in [false, true] {
+        let both = [region(0, 0x1000), region(TABLE, 0x10_0000)];
+        let first = Memory::new(both.into()).unwrap();
+        let mut driver = Driver::new(&first, 0, SIZE, 0);
+        for (index, desc) in (0..).zip(read_chain()) {
+            write(&first, TABLE + 16 * index, &desc.bytes());
+        }
+        driver.set(0, Desc(TABLE, 64, INDIRECT, 0));
+        driver.offer(0);
+        driver.publish();
+        let epoch = Epoch::from(first.clone());
+        let mut vring = Vring::new(epoch.clone(), driver.layout, 0, 0).unwrap();
+        let log = Log::new();
+        vring.set_log(log.vring());
+        vring.take(&mut Chain::new()).unwrap().unwrap();
+        let end = |vring: &mut Vring| {
+            vring.log_answer(&epoch);
+            vring.push_used(0, 1);
+        };
+        if ends_before {
+            end(&mut vring);
+        }
+        let user_addr = 0x7f00_0000_0000 + TABLE;
+        let second = Epoch::from(first.without(TABLE, user_addr, 0x10_0000).unwrap());
+        assert!(vring.is_in(&second));
+        vring.attach(&second).unwrap();
+        if !ends_before {
+            end(&mut vring);
+        }
+        assert_eq!(log.pages(), NONE, "it is marked when it is published");
+        vring.publish();
+        let expected: Vec<u64> = [USED].into_iter().chain(read_pages()).collect();
+        assert_eq!(log.pages(), expected, "{ends_before}");
     }
-    driver.set(0, Desc(TABLE, 64, INDIRECT, 0));
-    driver.offer(0);
-    driver.publish();
-    let epoch = Epoch::from(first.clone());
-    let mut vring = Vring::new(epoch.clone(), driver.layout, 0, 0).unwrap();
-    let log = Log::new();
-    vring.set_log(log.vring());
-    vring.take(&mut Chain::new()).unwrap().unwrap();
-    vring.log_answer(&epoch, 0);
-    assert_eq!(log.pages(), NONE, "it is marked when it is published");
-    let user_addr = 0x7f00_0000_0000 + TABLE;
-    let second = Epoch::from(first.without(TABLE, user_addr, 0x10_0000).unwrap());
-    assert!(vring.is_in(&second));
-    vring.attach(&second).unwrap();
-    vring.log_answer(&epoch, 0);
-    assert_eq!(log.pages(), read_pages());
-    vring.push_used(0, 1);
-    vring.publish();
-    let expected: Vec<u64> = [USED].into_iter().chain(read_pages()).collect();
-    assert_eq!(log.pages(), expected);
 }
 
 /// A vring that comes back to memory asks for kicks there, which is a write to be marked.
@@ -517,53 +519,56 @@ fn more_answers_than_there_is_room_to_tell_are_all_marked() {
     assert!(told.chain(read_pages()).all(|page| pages.contains(&page)));
 }
 
-/// A guest lengthens the chains of requests in flight.
+/// Requests of almost 4 GiB, of which two are marked in a turn. The daemon may die after each turn.
 #[test]
-fn the_work_for_a_batch_is_bounded_and_then_all_memory_is_marked() {
-    const ENTRIES: u16 = 256;
-    let memory = memory(PAGES * PAGE_BYTES);
-    let mut driver = Driver::new(&memory, 0, ENTRIES, 0);
-    for head in 0..ENTRIES {
-        driver.set(head, Desc(STATUS, 1, WRITE, 0));
-        driver.offer(head);
-    }
-    driver.publish();
-    let mut vring = Vring::new(memory.clone(), driver.layout, 0, 0).unwrap();
-    let mut chain = Chain::new();
-    let mut heads = Vec::new();
-    while let Some(taken) = vring.take(&mut chain).unwrap() {
-        heads.push(taken.head);
-    }
-    let table: Vec<u8> = (1..=0x8000u32)
-        .flat_map(|next| Desc(DATA, 0, NEXT, next as u16 % 0x8000).bytes())
-        .collect();
-    write(&memory, TABLE, &table);
-    for head in 0..ENTRIES {
-        driver.set(head, Desc(TABLE, 16 << 15, INDIRECT, 0));
-    }
-    // A log may be longer than the memory needs, by far.
-    let log = Log::of(0, PAGES);
-    vring.set_log(log.with(None, true));
-    // 2^20 descriptors are 32 chains of 2^15.
-    for (count, marked) in [(31, 0), (64, PAGES)] {
-        for head in heads.drain(..count) {
-            vring.push_used(head, 1);
+fn answers_are_marked_and_shown_in_as_many_turns_as_it_takes() {
+    const ENTRIES: u16 = 16;
+    /// Each answer has one page after this that no other has.
+    const OWN: u64 = 1 << 32;
+    let heads: Vec<u16> = (0..7).map(|number| 2 * number).collect();
+    for turns in 1..=4 {
+        let memory = memory(PAGES * PAGE_BYTES);
+        let mut driver = Driver::new(&memory, 0, ENTRIES, 0);
+        for head in heads.iter().copied() {
+            let own = OWN + PAGE_BYTES * u64::from(head);
+            driver.set(head, Desc(own, 1, NEXT | WRITE, head + 1));
+            driver.set(head + 1, Desc(0, 0xffff_0000, WRITE, 0));
+            driver.offer(head);
         }
-        vring.publish();
-        assert!(log.pages().into_iter().eq(0..marked), "{count}");
-    }
-    // Once for the batch, because all of it was written before.
-    let desc_addr = driver.layout.desc_addr;
-    let desc = memory.host_range(desc_addr, 4096).unwrap();
-    // SAFETY: they lie in this memory.
-    let table = unsafe { DescriptorTable::direct(&memory, desc, ENTRIES) };
-    let mut marks = log.with(None, true).unwrap();
-    marks.begin();
-    for head in 0..40 {
-        log.clear();
-        marks.answer(table, head);
-        let expected = if head == 31 { PAGES } else { 0 };
-        assert_eq!(log.pages().len() as u64, expected, "{head}");
+        driver.publish();
+        let layout = InflightLayout::new(1, ENTRIES);
+        let region = Inflight::map(Inflight::create(layout).unwrap(), layout).unwrap();
+        let ring = driver.layout;
+        let start = || {
+            let mut vring = Vring::new(memory.clone(), ring, 0, 0).unwrap();
+            vring.keep(region.journal(0).unwrap());
+            vring
+        };
+        let taken = |vring: &mut Vring| {
+            let mut chain = Chain::new();
+            let taken = std::iter::from_fn(|| vring.take(&mut chain).unwrap());
+            taken.map(|taken| taken.head).collect::<Vec<u16>>()
+        };
+        let log = Log::of(0, page(OWN) / 8 + 2);
+        let mut vring = start();
+        vring.set_log(log.with(None, true));
+        assert_eq!(taken(&mut vring), heads);
+        heads.iter().for_each(|head| vring.push_used(*head, 1));
+        let mut shown = 0;
+        for turn in 1..=turns {
+            vring.publish_within(&mut MarkingBudget::of_a_turn());
+            while let Some((head, _)) = driver.reap() {
+                assert_eq!(head, u32::from(heads[shown]));
+                shown += 1;
+            }
+            assert_eq!(shown, (2 * turn).min(heads.len()));
+            let marked = log.pages().into_iter().filter(|at| *at >= page(OWN));
+            let own = heads[..shown].iter().map(|head| page(OWN) + u64::from(*head));
+            assert!(marked.eq(own), "turn {turn}");
+        }
+        assert_eq!(usize::from(vring.added()), heads.len() - shown);
+        drop(vring);
+        assert_eq!(taken(&mut start()), heads[shown..], "{turns}");
     }
 }
 

@@ -167,6 +167,27 @@ fn a_step_does_one_thing(before: Positions, step: u8) {
     assert!(after.is_level() || !before.is_level());
 }
 
+/// The first of the added entries are published, and the others stay added.
+fn a_part_is_published_first(before: Positions, count: u16) {
+    let count = count.min(before.added());
+    let mut after = before;
+    let rest = after.hold_back(count);
+    assert_eq!(rest, before.added() - count);
+    let new = before.published.wrapping_add(count);
+    let shown = (count > 0).then_some((before.published, new));
+    assert_eq!(after.publish(), shown);
+    after.add_again(rest);
+    let expected = Positions {
+        published: new,
+        outstanding: before.outstanding - count,
+        ..before
+    };
+    assert_eq!(after, expected);
+    assert_eq!(after.added(), rest);
+    assert!(after.is_sound());
+    assert!(after.is_level() || !before.is_level());
+}
+
 /// A vring continues where the dead daemon stopped, whichever of its stores was the last. `is_shown`: the
 /// daemon died after it stored the used index of its last batch and before it recorded that.
 fn a_restart_continues_where_the_dead_daemon_stopped(dead: Positions, is_shown: bool) {
@@ -510,6 +531,11 @@ mod harnesses {
     #[kani::proof]
     fn steps() {
         a_step_does_one_thing(sound(kani::any(), kani::any(), kani::any()), kani::any());
+    }
+
+    #[kani::proof]
+    fn parts_of_what_was_added() {
+        a_part_is_published_first(sound(kani::any(), kani::any(), kani::any()), kani::any());
     }
 
     #[kani::proof]

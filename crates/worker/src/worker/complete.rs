@@ -2,6 +2,7 @@
 
 use cleave_blk::{Op, OpKind};
 use cleave_engine::{Event, Store};
+use cleave_guest::MarkingBudget;
 use rustix::time::ClockId;
 
 use super::status::write_status;
@@ -118,7 +119,7 @@ impl<S: Store> Worker<S> {
         // Through the epoch in which the request was taken: the table in force may have other memory at this
         // address.
         let used = write_status(&ended.epoch, ended.status_addr, ended.outcome);
-        lane.vring.log_answer(&ended.epoch, token.head);
+        lane.vring.log_answer(&ended.epoch);
         lane.push_used(token.head, used);
     }
 
@@ -132,16 +133,18 @@ impl<S: Store> Worker<S> {
         );
     }
 
-    /// Publishes all that was pushed: one index store and at most one call per vring.
+    /// Publishes all that was pushed: one index store and at most one call per vring. If the marking of what was written takes
+    /// longer than a turn may (only for a guest that moves), the rest is published in the next lap.
     pub(crate) fn publish(&mut self) {
         let coalesce = self.active.tuning.coalesce;
+        let mut budget = MarkingBudget::of_a_turn();
         for (slot, lane) in (0..).zip(&mut self.lanes) {
             let Some(lane) = lane else { continue };
             if !lane.dirty {
                 continue;
             }
             let requests = lane.pushed;
-            let wanted = lane.publish() && lane.has_call;
+            let wanted = lane.publish(&mut budget) && lane.has_call;
             let in_flight = lane.slots.taken();
             let now_ns = || nanoseconds(self.device.began);
             let since_ns = lane.caller.held_since_ns();
@@ -163,6 +166,11 @@ impl<S: Store> Worker<S> {
             }
             if self.meters.laps.is_timed() {
                 lane.record.published(&self.meters.laps);
+            }
+            if budget.is_used_up() {
+                lane.keep_rest();
+                self.waiting.due_ns = Some(0);
+                break;
             }
         }
     }

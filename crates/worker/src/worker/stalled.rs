@@ -75,7 +75,7 @@ impl<S: Store> Worker<S> {
         let laps = &mut self.meters.laps;
         lane.record.ended(head, ended, None, &ended.epoch, laps);
         let used_bytes = write_status(&ended.epoch, ended.status_addr, ended.outcome);
-        lane.vring.log_answer(&ended.epoch, head);
+        lane.vring.log_answer(&ended.epoch);
         lane.push_used(head, used_bytes);
         let disk = &self.device.disk;
         let is_flush = ended.verb == Verb::Flush || self.device.is_write_through(lane.features);

@@ -138,3 +138,34 @@ fn a_vring_that_starts_with_a_log_marks_its_announcement() {
     let ring = USED as usize / PAGE_BYTES;
     assert_eq!(log.pages().into_iter().collect::<Vec<_>>(), [ring]);
 }
+
+/// The chain of an answer is read again when it is marked. One of maximum length is all that a turn may do.
+#[test]
+fn answers_that_take_long_to_mark_are_published_lap_by_lap() {
+    let mut bench = Bench::new(quiet(1), FEATURES);
+    let log = Log::new();
+    put(&mut bench, &log);
+    bench.driver.submit_longest(9);
+    let mut used = Vec::new();
+    for _ in 0..6 {
+        bench.lap();
+        used.push(bench.driver.used_index());
+    }
+    // A lap takes two and publishes twice: what the one before left, and what it took.
+    assert_eq!(used, [1, 3, 5, 7, 9, 9]);
+}
+
+#[test]
+fn a_stop_waits_until_all_answers_are_marked() {
+    let mut bench = Bench::new(quiet(1), FEATURES);
+    let log = Log::new();
+    put(&mut bench, &log);
+    bench.driver.submit_longest(9);
+    bench.lap();
+    assert_eq!(bench.driver.used_index(), 1);
+    let stopped = bench.control.stop(0);
+    match bench.carry_out(stopped) {
+        Stopped::At(base) => assert_eq!(bench.driver.used_index(), base),
+        other => panic!("{other:?}"),
+    }
+}

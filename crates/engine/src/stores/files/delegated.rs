@@ -1,6 +1,6 @@
 //! Reads and writes that threads of the kernel (io-wq) run, because the worker's thread would wait or copy for long while it
-//! submits them: those of a file that a program serves, and large ones through the page cache if other disks share the
-//! thread.
+//! submits them: those of a file that a program serves, and if other disks share the thread all but those of a block device past
+//! the page cache ([`Delegation`](super::portion::Delegation)).
 //!
 //! Each takes a thread of the kernel for as long as it lasts, so a store has only some of them under way. The others wait
 //! here, in their order, for the completion of one that is.
@@ -8,14 +8,14 @@
 use io_uring::squeue::Flags;
 
 use super::Files;
-use super::portion::{COPY_BYTES_MAX, Portion};
+use super::portion::Portion;
 use crate::Reactor;
 use crate::ops::step::Step;
 
 impl Files {
     /// The bytes that the current step has yet to move. They do not change from its submission to its completion.
     #[inline]
-    pub(super) fn step_bytes(&self, index: u16) -> u64 {
+    fn step_bytes(&self, index: u16) -> u64 {
         let entry = self.ops.get(index);
         match entry.own.step {
             Step::Direct | Step::Fill | Step::Spill | Step::Zeroes => {
@@ -28,15 +28,8 @@ impl Files {
     /// What the current step submits next, if the kernel's threads are to move it.
     #[inline]
     pub(super) fn portion(&self, index: u16) -> Option<Portion> {
-        let bytes = self.step_bytes(index);
-        let facts = &self.leg(self.ops.get(index).leg).facts;
-        if bytes == 0 || bytes < facts.delegates_from {
-            return None;
-        }
-        Some(match facts.cached {
-            true => Portion::copy(bytes.min(COPY_BYTES_MAX)),
-            false => Portion { bytes, copied: 0 },
-        })
+        let delegation = self.leg(self.ops.get(index).leg).delegation;
+        delegation.portion(self.step_bytes(index))
     }
 
     /// Counts the completion of a step that may have been delegated.

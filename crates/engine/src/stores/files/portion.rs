@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use cleave_disk::Leg;
+use cleave_disk::{FileKind, Leg};
 
 use crate::reactor::Tenancy;
 
@@ -11,16 +11,17 @@ const OPS_MAX: usize = 64;
 /// Most bytes that they copy at a time. Copies need CPUs, which other disks need too.
 const COPIED_MAX: u64 = 4 << 20;
 /// Longest copy at once: a kernel without preemption runs nothing else on that CPU meanwhile.
-pub(super) const COPY_BYTES_MAX: u64 = 512 << 10;
-/// Shortest copy that is left to the kernel's threads on a thread that disks share. To hand over a shorter one costs more
-/// than it takes.
-const COPY_BYTES_MIN: u64 = 128 << 10;
+const COPY_BYTES_MAX: u64 = 512 << 10;
+/// Most bytes at once past the page cache of a file that may have holes, which the kernel fills with zeroes as it submits a read.
+const HOLE_BYTES_MAX: u64 = 1 << 20;
+/// They count as so many times fewer copied bytes: the device moves what is not a hole, and zeroes take less time than a copy.
+const HOLE_SHARE: u64 = 4;
 
 /// Bytes that a step may submit at once to the kernel's threads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Portion {
     pub(super) bytes: u64,
-    /// Those of them that are copied from or to the page cache.
+    /// Those of them that are copied from or to the page cache, or as long as that takes.
     pub(super) copied: u64,
 }
 
@@ -33,21 +34,61 @@ impl Portion {
     }
 }
 
+/// Which reads and writes of a leg threads of the kernel run, because the submitting thread would wait or work for long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Delegation {
+    /// None.
+    Nothing,
+    /// All: they wait for the program that serves the file.
+    Waits,
+    /// All: they copy from or to the page cache, and read or write it first.
+    Copies,
+    /// All: the kernel waits for a free tag of the device below the file system, and fills holes.
+    Holes,
+}
+
+impl Delegation {
+    /// Chooses for a leg.
+    ///
+    /// On a thread that disks share, only a block device past the page cache is submitted to directly: only there the kernel refuses,
+    /// instead of waiting, when the device has no free tag. A file system does not pass that wish on (iomap drops NOWAIT), and
+    /// neither does the page cache when it reads ahead.
+    pub(super) fn of(leg: &Leg, kind: FileKind, cached: bool, tenancy: Tenancy) -> Delegation {
+        match (tenancy, kind) {
+            (Tenancy::Shared, _) if cached => Delegation::Copies,
+            (Tenancy::Own, _) if cached && leg.has_server() => Delegation::Copies,
+            _ if leg.has_server() => Delegation::Waits,
+            (Tenancy::Shared, FileKind::Regular) => Delegation::Holes,
+            (Tenancy::Shared, FileKind::BlockDevice) | (Tenancy::Own, _) => Delegation::Nothing,
+        }
+    }
+
+    /// Returns what a step that has so many bytes left submits next, if threads of the kernel are to run it.
+    #[inline]
+    pub(super) fn portion(self, bytes_left: u64) -> Option<Portion> {
+        match self {
+            Delegation::Nothing => None,
+            _ if bytes_left == 0 => None,
+            Delegation::Waits => Some(Portion {
+                bytes: bytes_left,
+                copied: 0,
+            }),
+            Delegation::Copies => Some(Portion::copy(bytes_left.min(COPY_BYTES_MAX))),
+            Delegation::Holes => {
+                let bytes = bytes_left.min(HOLE_BYTES_MAX);
+                let copied = bytes / HOLE_SHARE;
+                Some(Portion { bytes, copied })
+            }
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Delegated {
     ops: usize,
     copied: u64,
     /// Ops whose step has yet to be submitted.
     pub(super) waiting: VecDeque<u16>,
-}
-
-/// The length from which on reads and writes of a leg are left to the kernel's threads.
-pub(super) fn delegates_from(leg: &Leg, cached: bool, tenancy: Tenancy) -> u64 {
-    match (leg.has_server(), tenancy) {
-        (true, _) => 0,
-        (false, Tenancy::Shared) if cached => COPY_BYTES_MIN,
-        (false, Tenancy::Shared | Tenancy::Own) => u64::MAX,
-    }
 }
 
 impl Delegated {
@@ -110,8 +151,13 @@ mod tests {
             bytes: 1 << 30,
             copied: 0,
         };
-        let copy = Portion::copy(COPY_BYTES_MAX);
-        for (portion, most) in [(direct, OPS_MAX), (copy, 8)] {
+        let of = |delegation: Delegation| delegation.portion(1 << 30).unwrap();
+        assert_eq!(of(Delegation::Waits), direct);
+        for (portion, most) in [
+            (direct, OPS_MAX),
+            (of(Delegation::Copies), 8),
+            (of(Delegation::Holes), 16),
+        ] {
             let mut delegated = Delegated::new(4);
             let begun = (0..1000).take_while(|_| delegated.begin(portion)).count();
             assert_eq!(begun, most, "{portion:?}");

@@ -35,6 +35,11 @@ impl Files {
         self.legs.iter().any(|leg| leg.syncs.leader.is_some())
     }
 
+    /// Returns true if threads of the kernel have reads or writes to run.
+    pub(crate) fn delegates(&self) -> bool {
+        !self.delegated.is_idle()
+    }
+
     pub(crate) fn has_all_buffers(&self) -> bool {
         self.pool.has_all()
     }

@@ -14,7 +14,7 @@ use super::Files;
 use crate::Reactor;
 use crate::ops::step::{FileOp, Method, Step};
 use crate::ops::table::Entry;
-use crate::reactor::{FULL_PAUSE, Tenancy};
+use crate::reactor::FULL_PAUSE;
 
 /// Most bytes that the kernel moves at once (MAX_RW_COUNT); more makes a short transfer.
 const MOVED_AT_ONCE: u64 = 0x7fff_f000;
@@ -25,9 +25,6 @@ impl Files {
     /// Submits the current step, or the rest of it, to its ring.
     pub(super) fn issue(&mut self, reactor: &mut Reactor, index: u16) {
         let Some(portion) = self.portion(index) else {
-            if self.tenancy == Tenancy::Shared && self.leg(self.ops.get(index).leg).facts.cached {
-                self.lap_bytes += self.step_bytes(index);
-            }
             let is_polled = reactor.has_polled_ring() && may_poll(&self.disk, self.ops.get(index));
             let entry = self.submission(index, u64::MAX);
             self.submit(reactor, index, entry, is_polled);

@@ -74,17 +74,10 @@ impl Nbd {
             1.. => {
                 self.line_mut(line).heard = true;
                 self.line(line).port.count_received(result as u64);
-                let requests = self.line(line).ops;
-                if let Err(Breach(why)) = self.take_in(line, result as u64) {
-                    return self.lose(line, why);
-                }
-                let now = self.now;
+                self.stage(line, result as u64);
+                self.take_in(line);
                 let state = self.line_mut(line);
                 state.wants_ack = state.can_ack && state.ops > 0 && (result as u64) < ACK_BYTES;
-                state.gather.received(now, requests);
-                if state.inbound != Inbound::Head {
-                    state.gather.hurry();
-                }
             }
             0 => self.lose(line, "it closed the connection"),
             _ => match -result {
@@ -117,8 +110,8 @@ impl Nbd {
         }
     }
 
-    /// Takes so many received bytes: first those that went to guest memory, then the staged ones.
-    fn take_in(&mut self, line: u8, count: u64) -> Result<(), Breach> {
+    /// Counts so many received bytes: first those that went to guest memory, then the staged ones.
+    fn stage(&mut self, line: u8, count: u64) {
         let mut staged = count;
         let state = self.line_mut(line);
         if let Inbound::Data { at, left, .. } = &mut state.inbound {
@@ -127,19 +120,38 @@ impl Nbd {
             staged -= direct;
         }
         state.staged = (state.staged + staged as usize).min(STAGING_BYTES);
+    }
+
+    /// Takes in what is staged, as far as the budget of this lap allows. Small answers can ask for much work: a hole of 32 MiB has 32
+    /// bytes, and the data of an answered write is copied.
+    pub(super) fn take_in(&mut self, line: u8) {
+        let requests = self.line(line).ops;
         let mut read = 0;
-        let result = loop {
+        let is_behind = loop {
+            if self.lap.is_used_up() {
+                break Ok(true);
+            }
             match self.step_in(line, &mut read) {
                 Ok(true) => {}
-                Ok(false) => break Ok(()),
+                Ok(false) => break Ok(false),
                 Err(breach) => break Err(breach),
             }
         };
         self.line_mut(line).unstage(read);
-        result
+        match is_behind {
+            Ok(is_behind) => self.line_mut(line).is_behind = is_behind,
+            Err(Breach(why)) => return self.lose(line, why),
+        }
+        let now = self.now;
+        let state = self.line_mut(line);
+        state.gather.received(now, requests);
+        if state.inbound != Inbound::Head {
+            state.gather.hurry();
+        }
     }
 
-    /// Reads one head, or the data of one frame, from the staged bytes after the first `read`. `false`: more must come first.
+    /// Reads one head, or the data of one frame, from the staged bytes after the first `read`, or writes zeroes. `false`: more must
+    /// come first.
     fn step_in(&mut self, line: u8, read: &mut usize) -> Result<bool, Breach> {
         let available = (self.line(line).staged - *read) as u64;
         match self.line(line).inbound {
@@ -175,6 +187,7 @@ impl Nbd {
                 self.end_frame(index, is_last)?;
                 Ok(true)
             }
+            Inbound::Hole { .. } => self.zero_out(line).map(|()| true),
             Inbound::Skip { left, then } => {
                 let take = available.min(left);
                 *read += take as usize;
@@ -194,6 +207,7 @@ impl Nbd {
 
     /// Copies staged bytes to the guest memory of a read.
     fn copy_out(&mut self, line: u8, index: u16, at: u64, read: usize, take: u64) {
+        self.lap.spend(take);
         let mut from = self.line(line).staging().wrapping_add(read);
         let skip = self.ops.get(index).pos + at;
         cut(self.ops.host_ranges(index), skip, take, |range| {
@@ -205,6 +219,37 @@ impl Nbd {
             }
             true
         });
+    }
+
+    /// Zeroes guest memory of a read, as much of a hole as the budget of this lap allows.
+    fn zero_out(&mut self, line: u8) -> Result<(), Breach> {
+        let Inbound::Hole {
+            index,
+            at,
+            left,
+            is_last,
+        } = self.line(line).inbound
+        else {
+            return Ok(());
+        };
+        let take = left.min(self.lap.left());
+        self.lap.spend(take);
+        let skip = self.ops.get(index).pos + at;
+        cut(self.ops.host_ranges(index), skip, take, |range| {
+            fill_with_zeroes(range.iov_base.cast(), range.iov_len);
+            true
+        });
+        if left > take {
+            self.line_mut(line).inbound = Inbound::Hole {
+                index,
+                at: at + take,
+                left: left - take,
+                is_last,
+            };
+            return Ok(());
+        }
+        self.line_mut(line).inbound = Inbound::Head;
+        self.end_frame(index, is_last)
     }
 
     /// The op whose request a reply names.
@@ -264,12 +309,13 @@ impl Nbd {
             }
             FrameContent::Hole { offset, len } => {
                 let at = self.place(index, offset, len)?;
-                let skip = self.ops.get(index).pos + at;
-                cut(self.ops.host_ranges(index), skip, len.into(), |range| {
-                    fill_with_zeroes(range.iov_base.cast(), range.iov_len);
-                    true
-                });
-                self.end_frame(index, frame.is_last)
+                self.line_mut(line).inbound = Inbound::Hole {
+                    index,
+                    at,
+                    left: u64::from(len),
+                    is_last: frame.is_last,
+                };
+                Ok(())
             }
             FrameContent::Error { error, skip } => {
                 let flight = self.flight_mut(index);

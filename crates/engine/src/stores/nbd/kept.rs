@@ -15,6 +15,9 @@ use super::line::Phase;
 use super::{Nbd, OWN_FLUSH, cut};
 use crate::ops::table::Entry;
 
+/// Longest change whose data is copied at once on a thread that disks share: some hundred microseconds.
+const COPY_BYTES_MAX: u64 = 1 << 20;
+
 impl Nbd {
     /// Keeps a change that was answered. It is copied before the guest learns of the answer, while its memory is still the op's.
     pub(super) fn keep(&mut self, index: u16, part: Part) {
@@ -39,6 +42,7 @@ impl Nbd {
         let Some(kept) = kept else {
             return;
         };
+        self.lap.spend(part.payload_bytes());
         self.kept_end = kept.end;
         if kept.is_much {
             self.flush_kept();
@@ -46,7 +50,10 @@ impl Nbd {
     }
 
     /// Queues the next request of an op, which is a change, as soon as there is room for it in the list.
-    pub(super) fn queue_change(&mut self, index: u16, part: Part) {
+    pub(super) fn queue_change(&mut self, index: u16, mut part: Part) {
+        if part.payload == Payload::Guest && self.lap.is_bounded() {
+            part.len = part.len.min(COPY_BYTES_MAX);
+        }
         if self.waiting.is_empty() && self.reserve(index, part) {
             return self.queue(index, part);
         }

@@ -50,6 +50,13 @@ pub(super) enum Inbound {
         left: u64,
         is_last: bool,
     },
+    /// Zeroes for a request, which are not sent; `at` bytes into its part, `left` to write.
+    Hole {
+        index: u16,
+        at: u64,
+        left: u64,
+        is_last: bool,
+    },
     /// Bytes that nobody wants. If they end the reply of a request, it is named.
     Skip { left: u64, then: Option<u16> },
 }
@@ -118,6 +125,8 @@ pub(super) struct Line {
     pub(super) staged: usize,
     /// The last read was large.
     is_large: bool,
+    /// This lap has done enough: what is staged is taken in by the next ones, and nothing is received before that.
+    pub(super) is_behind: bool,
     pub(super) gather: Gather,
     /// Entries in the ring.
     pub(super) sending: bool,
@@ -157,6 +166,7 @@ impl Line {
             inbound: Inbound::Head,
             staged: 0,
             is_large: false,
+            is_behind: false,
             gather: Gather::new(since),
             sending: false,
             receiving: false,
@@ -199,7 +209,7 @@ impl Line {
         self.link = Some(link);
         self.phase = Phase::Up;
         self.inbound = Inbound::Head;
-        (self.staged, self.front_sent) = (0, 0);
+        (self.staged, self.front_sent, self.is_behind) = (0, 0, false);
         (self.is_cut, self.wants_ack) = (false, false);
         (self.has_answered, self.heard, self.heard_at) = (false, false, now);
         self.gather = Gather::new(now);

@@ -45,6 +45,7 @@ use self::flight::{Flight, Part, SendState};
 use self::line::{Line, Phase, RingEntry};
 use self::next::{NextRequest, ZEROES_BYTES};
 use crate::ops::area::{Access, Area};
+use crate::ops::lap::LapBudget;
 use crate::ops::memory::remote_range;
 use crate::ops::progress;
 use crate::ops::queue::{self, OpQueue, from_ops};
@@ -70,6 +71,8 @@ pub struct Nbd {
     lines: Box<[Line]>,
     headers: Area,
     zeroes: Area,
+    /// For what is zeroed and copied here.
+    lap: LapBudget,
     /// Used where a connection's own promises are not known.
     export: Export,
     /// The times that the operator chose, and the rest of the disk's name.
@@ -126,6 +129,7 @@ impl Nbd {
             lines: lines.into_boxed_slice(),
             headers: Area::new(usize::from(slots) * HEADER_BYTES, 4096, Access::ReadWrite)?,
             zeroes: Area::new(ZEROES_BYTES as usize, 4096, Access::Read)?,
+            lap: LapBudget::of(reactor.tenancy()),
             export,
             spec,
             now,
@@ -353,8 +357,18 @@ impl Nbd {
 
     /// Sends and receives on a connection that is there.
     fn keep_moving(&mut self, reactor: &mut Reactor, line: u8) -> Option<Duration> {
+        if self.line(line).is_behind {
+            // The server is not silent meanwhile.
+            self.line_mut(line).heard = true;
+            self.take_in(line);
+            if self.line(line).phase != Phase::Up {
+                return Some(Duration::ZERO);
+            }
+        }
         let state = self.line(line);
-        let (is_idle, wants_send) = (!state.receiving && !state.is_cut, !state.sending);
+        let is_behind = state.is_behind;
+        let is_idle = !state.receiving && !state.is_cut && !is_behind;
+        let wants_send = !state.sending;
         let pause = match is_idle {
             true => self.line_mut(line).gather.left(),
             false => None,
@@ -369,6 +383,7 @@ impl Nbd {
             self.acknowledge(reactor, line);
         }
         match is_full {
+            _ if is_behind => Some(Duration::ZERO),
             true => Some(FULL_PAUSE),
             false => pause,
         }
@@ -415,9 +430,15 @@ impl Store for Nbd {
 
     #[inline]
     fn after_enter(&mut self) {
+        self.lap.renew();
         if self.ops.in_flight() > 0 || self.is_flushing {
             self.now = Instant::now();
         }
+    }
+
+    #[inline]
+    fn is_sated(&self) -> bool {
+        self.lap.is_used_up()
     }
 
     #[inline]
@@ -433,6 +454,7 @@ impl Store for Nbd {
     }
 
     fn close(&mut self, reactor: &mut Reactor) -> bool {
+        self.lap = LapBudget::unlimited();
         let waited = self.close_lines(reactor);
         queue::has_closed(&self.disk, waited)
     }

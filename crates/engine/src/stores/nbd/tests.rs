@@ -21,7 +21,7 @@ use crate::rig::{
     DURABLE, Event, Guest, Load, REGION, UNMAP, Uring, WRITE as PLAIN, ZERO, check_against_model,
     next_done, op, run, seed, segment,
 };
-use crate::{Store as _, Wait};
+use crate::{LAP_BYTES_MAX, Store as _, Wait};
 
 const SYNC: cleave_blk::OpKind = cleave_blk::OpKind::Sync;
 const GET: cleave_blk::OpKind = cleave_blk::OpKind::Read;
@@ -79,6 +79,11 @@ impl Bench {
 
     fn store(&self) -> Uring {
         Uring::new(self.disk.clone(), self.guest.memory.clone(), 64, 4, 4).unwrap()
+    }
+
+    /// On a thread that it shares with other disks.
+    fn shared(&self) -> Uring {
+        Uring::shared(self.disk.clone(), self.guest.memory.clone(), 64).unwrap()
     }
 
     fn lost(&self) -> u64 {
@@ -171,6 +176,61 @@ fn each_byte_is_right_whatever_the_server_can() {
         }
         assert_eq!(bench.lost(), 0, "{export:?}");
     }
+}
+
+/// An export whose requests may be longer than what a shared thread does in a lap.
+const LONG: Export = Export {
+    size: SIZE,
+    flags: ABLE,
+    blocks: Some([1, 4096, 32 << 20]),
+    structured: Some(SIZE as usize),
+};
+
+#[test]
+fn a_hole_is_zeroed_lap_by_lap_on_a_shared_thread() {
+    let bench = Bench::new(LONG, "");
+    let memory = [segment(0, SIZE as u32)];
+    bench.guest.put(&memory, &vec![1; SIZE as usize]);
+    let mut store = bench.shared();
+    // The answer to each is one chunk without data, and all come at once.
+    for token in 0..4 {
+        store.push(op(GET, 0, SIZE, &memory), token);
+    }
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut zeroed = 0;
+    let is_over = |event: Option<Event>| matches!(event, Some(Event::Done { result: Ok(()), .. }));
+    let mut ended = usize::from(is_over(store.reap()));
+    while ended < 4 {
+        assert!(Instant::now() < deadline, "{ended} of 4");
+        store.enter(Wait::Until(Some(deadline))).unwrap();
+        let bytes = bench.guest.get(&memory, SIZE as usize);
+        let now = bytes.iter().filter(|byte| **byte == 0).count() as u64;
+        assert!(now - zeroed <= LAP_BYTES_MAX, "{} at once", now - zeroed);
+        zeroed = now;
+        ended += usize::from(is_over(store.reap()));
+    }
+    assert_eq!(zeroed, SIZE);
+}
+
+#[test]
+fn each_byte_is_right_on_a_shared_thread_and_no_change_is_long() {
+    let bench = Bench::new(LONG, "");
+    let long = Load {
+        ops: 200,
+        depth: 8,
+        sectors_max: 4000,
+        ..MANY
+    };
+    let mut stores = [bench.shared()];
+    check_against_model(&mut stores, &bench.guest, &bench.disk, &long, seed());
+    let most = |kind| {
+        let asked = bench.server.asked();
+        let lengths = asked.iter().filter(|asked| asked.kind == kind);
+        lengths.map(|asked| asked.len).max()
+    };
+    assert_eq!(most(WRITE), Some(1 << 20));
+    assert!(most(READ) > Some(1 << 20));
+    assert_eq!(bench.lost(), 0);
 }
 
 #[test]

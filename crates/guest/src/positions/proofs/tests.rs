@@ -34,6 +34,9 @@ fn every_step_of_a_small_ring() {
             for step in 0..5 {
                 a_step_does_one_thing(before, step);
             }
+            for count in 0..=4 {
+                a_part_is_published_first(before, count);
+            }
             for is_shown in [false, true] {
                 a_restart_continues_where_the_dead_daemon_stopped(before, is_shown);
             }
@@ -164,6 +167,7 @@ proptest! {
     ) {
         let before = sound(size_log, places, counts);
         a_check_accepts_what_the_guest_has_room_for(before, found);
+        a_part_is_published_first(before, found);
         a_step_does_one_thing(before, step);
         let before = sound_and_level(size_log, places[0], counts);
         a_step_does_one_thing(before, step);
