@@ -63,7 +63,7 @@ impl Confinement {
         log: &log::Guard,
     ) -> Result<Confinement, Failure> {
         let keep = keep();
-        let opened = Reaches::open(&folders.reaches()).map_err(Failure::input)?;
+        let opened = Reaches::open(&folders.reaches()).map_err(Failure::start)?;
         let served = Reaches::open(&own().collect::<Vec<_>>()).map_err(Failure::run)?;
         let sandbox = Sandbox::node(opened, served, keep).map_err(Failure::run)?;
         Confinement::begin(sandbox, "node", log)
@@ -87,7 +87,7 @@ impl Confinement {
         offload::at_start(confinement.narrowing(Role::Offload));
         // Each worker makes its rings later, without what has just been given up.
         Reactor::probe().map_err(|error| {
-            Failure::input(format!(
+            Failure::start(format!(
                 "{error} (it worked before this process gave up its privileges: see docs/security.md)"
             ))
         })?;
@@ -169,7 +169,7 @@ impl OneDiskProcess {
     fn assume(&self, identity: Identity, keep: Keep) -> Result<(), Failure> {
         for path in self.sockets.iter().flatten() {
             lchown(path, Some(identity.uid()), Some(identity.gid())).map_err(|error| {
-                Failure::input(format!(
+                Failure::start(format!(
                     "cannot give socket {} to user {}, group {}: {error}; start as root, or leave --user and --group out",
                     path.display(),
                     identity.uid(),
@@ -221,7 +221,7 @@ pub(crate) struct NodeFolders<'a> {
     pub(crate) control: &'a Path,
     /// The socket of the metrics.
     pub(crate) metrics: Option<&'a Path>,
-    /// Images, block devices and profiles; none: everywhere.
+    /// Images, block devices and profiles, as they were found without links; none: everywhere.
     pub(crate) images: &'a [PathBuf],
 }
 
