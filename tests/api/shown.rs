@@ -285,7 +285,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         .map(str::to_owned)
     };
     let refused = run_to_exit(&words(control.to_str().unwrap()));
-    assert_eq!(refused.code, Some(2));
+    assert_eq!(refused.code, Some(1));
     assert!(refused.stderr.contains("in use"), "{}", refused.stderr);
     assert!(
         !socket.exists(),

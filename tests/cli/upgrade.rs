@@ -53,6 +53,8 @@ struct Service {
     /// The group in which it seems to run.
     group: PathBuf,
     fails_to_restart: bool,
+    /// How the manager shows that the last reload ended.
+    reloaded: String,
     /// True if a reload has a new process take over.
     reloads: bool,
     /// The process that goes on in the background after a reload.
@@ -77,13 +79,16 @@ impl Service {
         detached.map_or(self.daemon.0.id(), |it| it.0.as_raw_pid().cast_unsigned())
     }
 
-    /// Does as `ExecReload=` of the packaged units says. Returns false if the daemon goes on.
+    /// Does as `ExecReload=` of the packaged units says. Returns false if the daemon goes on, which the manager remembers.
     fn reload(&mut self) -> bool {
         // The manager tells this to the process that it starts at first.
         self.manager.prelude = "unset WATCHDOG_USEC".to_owned();
         let more = ["--take-over", "--detach"].map(str::to_owned);
         let mut reload = self.manager.start(&[&self.args[..], &more].concat());
-        if !self.manager.awaits(&mut reload).success() {
+        let ended = self.manager.awaits(&mut reload);
+        let (pid, code) = (reload.0.id(), ended.code().unwrap());
+        self.reloaded = format!("pid={pid} ; code=exited ; status={code}");
+        if !ended.success() {
             return false;
         }
         assert_eq!(self.manager.awaits(&mut self.daemon).code(), Some(0));
@@ -150,6 +155,7 @@ impl Services {
             args: args.to_vec(),
             group: file,
             fails_to_restart: false,
+            reloaded: "pid=0 ; code=(null) ; status=0/0".to_owned(),
             reloads: false,
             detached: None,
             _scratch: own,
@@ -159,9 +165,16 @@ impl Services {
 
     /// Starts the node of the packaged unit, with these disks.
     fn start_node(&mut self, disks: &[&str]) {
+        self.start_node_with(&[], disks);
+    }
+
+    /// Starts it with more options.
+    fn start_node_with(&mut self, options: &[&str], disks: &[&str]) {
         let [state, run] =
             ["state", "run"].map(|name| self.scratch.join(name).display().to_string());
         let args = ["node", "--state", &state, "--run", &run].map(str::to_owned);
+        let more = options.iter().map(|&word| word.to_owned());
+        let args: Vec<_> = args.into_iter().chain(more).collect();
         self.start("cleave.service", "/system.slice/cleave.service", ":", &args);
         for id in disks {
             let body = json!({"disk": [self.scratch.image(id, 64 << 20)]}).to_string();
@@ -260,11 +273,13 @@ impl Services {
     fn answer(&mut self, asked: &str) -> String {
         let unit = asked.rsplit(' ').next().unwrap();
         let service = self.all.get_mut(unit);
+        let runs = service.as_ref().is_some_and(|it| !it.fails_to_restart);
         match asked.split(' ').next().unwrap() {
             "show" if asked.contains("ExecReload") => match service {
-                Some(service) if service.reloads => {
-                    "echo 'argv[]=/usr/bin/cleave serve --take-over --detach'".to_owned()
-                }
+                Some(service) if service.reloads => format!(
+                    "echo '{{ argv[]=/usr/bin/cleave serve --take-over --detach ; {} }}'",
+                    service.reloaded
+                ),
                 _ => "echo 'argv[]=/bin/kill -HUP $MAINPID'".to_owned(),
             },
             "show" => format!("echo {}", service.map_or(0, |service| service.pid())),
@@ -279,6 +294,15 @@ impl Services {
                 }
                 _ => format!("echo 'Job for {unit} failed.' >&2; exit 1"),
             },
+            "status" if runs => {
+                let log = self.scratch.join("bin/systemctl.log");
+                let said = service.map(|service| service.manager.log());
+                fs::write(&log, said.unwrap_or_default()).unwrap();
+                format!(
+                    "echo 'Active: active (running)'; echo; tail -n 8 {}",
+                    log.display()
+                )
+            }
             "status" => format!(
                 "printf 'x {unit}\\n     Active: failed (Result: exit-code)\\n\\nNov 27 host cleave[9]: cleave: no disk\\n'\n\
                  exit 3"
@@ -505,6 +529,53 @@ fn a_unit_whose_reload_takes_over_is_not_restarted() {
     service.manager.settle();
     // It knows from the process before that the manager waits for it.
     service.manager.hears("WATCHDOG=1");
+}
+
+/// The reason for which the new process is refused may keep the next one from starting too, and then nobody serves.
+#[test]
+fn a_unit_whose_reload_is_refused_goes_on() {
+    let Some(mut host) = Services::new() else {
+        return;
+    };
+    let unit = "cleave.service";
+    let images = host.scratch.path().to_owned();
+    let mounted = host.scratch.join("mounted");
+    fs::create_dir(&mounted).unwrap();
+    let mounted = mounted.display().to_string();
+    host.start_node_with(&["--images", &mounted], &[]);
+    host.all.get_mut(unit).unwrap().reloads = true;
+    let control = host.control();
+    let image = PathBuf::from(&mounted).join("a");
+    let file = fs::File::create(&image).unwrap();
+    file.set_len(64 << 20).unwrap();
+    let body = json!({"disk": [image]}).to_string();
+    let added = fetch(&control, "PUT", "/v1/disks/a", &body);
+    assert_eq!(added.status, 201, "{}", added.body);
+    let before = host.pid(unit);
+    let mut guest = open(&host.socket("a"));
+    host.install();
+    let mut refused = |host: &mut Services, why: &str| {
+        let said = host.upgrade(&[]);
+        assert_eq!(said.code, Some(1), "{said:?}");
+        let head = format!("{unit}: {VERSION} goes on: the installed program could not ");
+        assert!(said.stdout.starts_with(&head), "{said:?}");
+        assert!(said.stdout.contains(why), "{said:?}");
+        assert_eq!(host.pid(unit), before, "{said:?}");
+        exercise_queue(&mut guest, 0).unwrap();
+    };
+    // A folder of images that is not mounted now.
+    let away = images.join("away");
+    fs::rename(&mounted, &away).unwrap();
+    refused(&mut host, &format!("--images {mounted}: No such file"));
+    // The same beside others that are there.
+    let options = ["--images".to_owned(), images.display().to_string()];
+    host.all.get_mut(unit).unwrap().args.extend(options);
+    refused(&mut host, "disk a: ");
+    fs::rename(&away, &mounted).unwrap();
+    // A word that nobody knows, in a drop-in of the unit.
+    let words = &mut host.all.get_mut(unit).unwrap().args;
+    words.push("--no-such-option".to_owned());
+    refused(&mut host, "--no-such-option");
 }
 
 /// Has what is asked at one socket answered by the daemon at another.

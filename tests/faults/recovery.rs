@@ -95,7 +95,7 @@ fn nothing_is_served_before_the_writes_of_a_killed_daemon_have_ended() {
     let mut args = vec!["serve", "--socket-path", &other];
     args.extend(killed.args.iter().map(String::as_str));
     let refused = run_to_exit(&args);
-    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
     assert!(
         refused.stderr.contains("in use by another cleave"),
         "{}",

@@ -1,8 +1,10 @@
 //! Disks are kept in the state folder, and come back with the node.
 
 use std::os::unix::fs::MetadataExt as _;
+use std::time::Duration;
 
 use cleave_tests::{Node, Scratch, exercise, run_to_exit, small, wait_until};
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -40,7 +42,7 @@ fn disks_come_back_after_a_kill_and_after_sigterm() {
     let state = node.daemon.scratch().join("state").display().to_string();
     let other = node.daemon.scratch().join("other").display().to_string();
     let second = run_to_exit(&["node", "--state", &state, "--run", &other]);
-    assert_eq!(second.code, Some(2), "{}", second.stderr);
+    assert_eq!(second.code, Some(1), "{}", second.stderr);
     assert!(
         second.stderr.contains("in use by a running node"),
         "{}",
@@ -49,6 +51,24 @@ fn disks_come_back_after_a_kill_and_after_sigterm() {
     assert_eq!(node.ask("DELETE", "/v1/disks/b", "").status, 200);
     assert!(!node.daemon.scratch().join("state/disks/b.toml").exists());
     assert!(node.daemon.scratch().join("state/disks/a.toml").exists());
+    node.daemon.finish();
+}
+
+/// One that was killed has the folder until its last I/O has ended.
+#[test]
+fn a_folder_of_state_that_is_still_locked_is_waited_for() {
+    let scratch = Scratch::in_memory();
+    let state = scratch.join("state");
+    std::fs::create_dir(&state).unwrap();
+    let held = std::fs::File::open(&state).unwrap();
+    flock(&held, FlockOperation::LockExclusive).unwrap();
+    let in_flight = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(500));
+        drop(held);
+    });
+    let node = Node::start_with(scratch, &[]);
+    in_flight.join().unwrap();
+    node.add("a", &ram());
     node.daemon.finish();
 }
 

@@ -150,6 +150,41 @@ fn a_folder_of_images_whose_server_is_silent_keeps_no_disk_of_another_away() {
     node.daemon.finish();
 }
 
+/// A folder that is away, whose server is silent, or that is the root of such a server, is at most one that has no disks.
+#[test]
+fn folders_of_images_that_are_away_keep_no_disk_of_another_away() {
+    let Some((mount, silent)) = mounted() else {
+        return;
+    };
+    let image = mount.image("a.img", 1 << 20);
+    let gone = mount.join("gone");
+    std::fs::create_dir(&gone).unwrap();
+    let root = silent.file().parent().unwrap().to_owned();
+    let all = mount.path().to_owned();
+    let folders = [silent.file(), root, gone.clone(), all];
+    let mut options: Vec<&OsStr> = Vec::new();
+    for folder in &folders {
+        options.extend([OsStr::new("--images"), folder.as_ref()]);
+    }
+    let node = Node::start_with(Scratch::in_memory(), &options);
+    node.add("a", &json!({"disk": [image]}));
+    let node = killed(node, |_| {
+        silent.stop_answering();
+        std::fs::remove_dir(&gone).unwrap();
+    });
+    assert!(wait_until(|| node.state("a") == "serving"));
+    exercise(&mut node.open("a", &small(1))).unwrap();
+    for (folder, why) in [
+        (&silent.file(), "its file system does not answer"),
+        (&gone, "No such file"),
+    ] {
+        let line = format!("--images {}: {why}", folder.display());
+        assert!(node.daemon.log_has(&line), "{}", node.daemon.log());
+    }
+    drop(silent);
+    node.daemon.finish();
+}
+
 /// As many as may be opened at once, and none of them is wanted any more.
 #[test]
 fn disks_that_are_deleted_while_their_server_is_silent_keep_no_other_disk_away() {

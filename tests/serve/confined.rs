@@ -255,7 +255,7 @@ fn a_node_opens_images_only_in_the_folders_that_are_named() {
             state,
         ];
         let exited = run_to_exit(&line);
-        assert_eq!(exited.code, Some(2), "{}", exited.stderr);
+        assert_eq!(exited.code, Some(1), "{}", exited.stderr);
         let line = format!("--images {named}: No such file");
         assert!(exited.stderr.contains(&line), "{}", exited.stderr);
     }

@@ -34,7 +34,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         other.to_str().unwrap(),
     ];
     let ended = run_to_exit(&rival);
-    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
     exercise(&mut client).unwrap();
     drop(client);
     exercise(&mut daemon.open(&small(1))).unwrap();
@@ -146,7 +146,7 @@ fn an_image_in_use_is_not_shared() {
     let daemon = Daemon::serve(&["--disk", disk]);
     for args in [&rival[..], &read_only] {
         let ended = run_to_exit(args);
-        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
         assert!(
             ended.stderr.contains(disk) && ended.stderr.contains("in use"),
             "{}",
@@ -160,7 +160,7 @@ fn an_image_in_use_is_not_shared() {
     exercise(&mut first.open(&small(1))).unwrap();
     exercise(&mut second.open(&small(1))).unwrap();
     let ended = run_to_exit(&rival);
-    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
     second.finish();
     first.finish();
     // A lock is released when its holder dies, in whatever way.
@@ -219,7 +219,7 @@ fn an_image_is_shared_with_qemu_only_for_reading() {
         let args = [&start[..], &["--disk", disk], access].concat();
         let qemu = Qemu::start(scratch.path(), &image, qemu_reads).unwrap();
         let ended = run_to_exit(&args);
-        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
         assert!(
             ended.stderr.contains(disk) && ended.stderr.contains("in use by QEMU"),
             "{}",

@@ -11,7 +11,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::de::DeserializeOwned;
 
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemKind};
 use crate::table::Operation;
 
 /// Longest line of a header.
@@ -39,6 +39,17 @@ pub struct HttpReply {
     pub header: String,
     /// The body.
     pub body: String,
+}
+
+/// A reply to a request for another protocol.
+#[derive(Debug)]
+pub enum UpgradeReply {
+    /// The connection carries it from now on.
+    Agreed(UnixStream),
+    /// There is nothing to be said with it.
+    Nothing,
+    /// It is refused.
+    Refused(HttpReply),
 }
 
 /// Why there is no reply.
@@ -92,6 +103,12 @@ impl HttpReply {
         })
     }
 
+    /// Returns true if the request was refused with a problem of this kind.
+    pub fn is_problem(&self, kind: ProblemKind) -> bool {
+        let problem = serde_json::from_str::<Problem>(&self.body);
+        problem.is_ok_and(|problem| problem.r#type == kind.uri())
+    }
+
     /// Reads the body as JSON.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, ClientError> {
         serde_json::from_str(&self.body).map_err(|error| ClientError::Unexpected(error.to_string()))
@@ -121,23 +138,24 @@ impl HttpClient {
             .map_err(|error| self.explain(error))
     }
 
-    /// Asks for a connection that carries another protocol from then on. `None`: there is nothing to be said with it.
-    pub fn upgrade(&self, target: &str, protocol: &str) -> Result<Option<UnixStream>, ClientError> {
+    /// Asks for a connection that carries another protocol from then on.
+    pub fn upgrade(&self, target: &str, protocol: &str) -> Result<UpgradeReply, ClientError> {
         let request = format!(
             "POST {target} HTTP/1.1\r\nHost: cleave\r\nConnection: upgrade\r\nUpgrade: {protocol}\r\nContent-Length: 0\r\n\r\n"
         );
         let begun = self.start(&request).map_err(|error| self.explain(error))?;
         match begun.status {
-            101 => return Ok(Some(begun.stream.into_inner().stream)),
-            204 => return Ok(None),
+            101 => return Ok(UpgradeReply::Agreed(begun.stream.into_inner().stream)),
+            204 => return Ok(UpgradeReply::Nothing),
             _ => {}
         }
         let reply = begun.finish().map_err(|error| self.explain(error))?;
-        let unexpected = || "it does not change the protocol".to_owned();
-        Err(match reply.refusal() {
-            Some(why) => ClientError::Refused(why),
-            None => ClientError::Unexpected(unexpected()),
-        })
+        match (200..300).contains(&reply.status) {
+            true => Err(ClientError::Unexpected(
+                "it does not change the protocol".to_owned(),
+            )),
+            false => Ok(UpgradeReply::Refused(reply)),
+        }
     }
 
     /// Takes the disks and the events from now on, or the events after a place such as `since=17&boot=5f0c`, as long as none is further

@@ -20,7 +20,7 @@ mod problem;
 mod report;
 mod table;
 
-pub use client::{ClientError, EventLines, HttpClient, HttpReply};
+pub use client::{ClientError, EventLines, HttpClient, HttpReply, UpgradeReply};
 pub use content::BodyContent;
 pub use disk::{DeletedState, DiskDeleted, DiskRow, DiskState, NodeDisk};
 pub use event::EventName;

@@ -38,6 +38,8 @@ words! {
         QuietEnded = "quiet-ended",
         /// Work of the same kind is under way.
         Busy = "busy",
+        /// The disk cannot be handed over to a process that takes over from a running one. A restart gets past that.
+        CannotHandOver = "cannot-hand-over",
         /// The description of the disk is not the one that `If-Match` names.
         GenerationDiffers = "generation-differs",
         /// The body is broken or too long.
@@ -82,7 +84,8 @@ impl ProblemKind {
             | ProblemKind::OneDisk
             | ProblemKind::AlreadyQuiesced
             | ProblemKind::QuietEnded
-            | ProblemKind::Busy => 409,
+            | ProblemKind::Busy
+            | ProblemKind::CannotHandOver => 409,
             ProblemKind::GenerationDiffers => 412,
             ProblemKind::BodyTooLarge => 413,
             ProblemKind::CannotOpen | ProblemKind::CannotSnapshot => 422,

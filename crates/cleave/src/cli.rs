@@ -79,7 +79,8 @@ Examples:
   As a program that follows the conventions of vhost-user back-ends is started:
       cleave --socket-path /run/cleave/a.sock --blk-file /var/lib/images/a.img
 
-Exit codes: 0 ended as asked, 1 failed while running or a server that does not answer, 2 bad input.";
+Exit codes: 0 ended as asked, 1 failed while running or something that may pass, such as a server that does not answer, 2 bad input,
+3 (--take-over) the running process cannot hand over and goes on.";
 
 /// Serves virtual disks to virtual machines over vhost-user
 ///
@@ -143,9 +144,9 @@ enum Command {
     /// Restart the daemons under the installed program, and say what each guest noticed
     ///
     /// Asks each daemon whose program is not the installed one, which is the one that runs this command, what it would hand
-    /// over, has systemd reload its unit, or restart it if that is refused, and says for each disk how long its guest paused. A
-    /// daemon that is not in a unit is left alone, and so is one that nothing would be handed over from: the lines say what to
-    /// do. Needs root.
+    /// over, has systemd reload its unit, or restart it if the daemon cannot hand over, and says for each disk how long its guest
+    /// paused. A daemon that is not in a unit is left alone, and so is one that nothing would be handed over from: the lines say
+    /// what to do. Needs root.
     #[command(after_long_help = upgrade::EXAMPLES)]
     Upgrade(upgrade::UpgradeArgs),
     /// See it work on this machine; nothing else is needed

@@ -228,18 +228,37 @@ fn how_to_make(name: &str) -> String {
 }
 
 impl OpenError {
-    /// Returns true if the same attempt may succeed later: the server does not answer now, or the file system or the device is
-    /// not there yet.
+    /// Returns true if the same attempt may succeed later, though nobody changes the disk or the options: the file system, the device or
+    /// the server is not there or does not answer, another program has the disk, or the host lacks memory or open files.
     pub fn may_pass(&self) -> bool {
         match self {
-            OpenError::Missing(_) => true,
-            OpenError::Io(_, error) => matches!(
-                Errno::from_io_error(error),
-                Some(Errno::NXIO | Errno::NODEV)
-            ),
+            OpenError::Missing(_)
+            | OpenError::Io(..)
+            | OpenError::Lock(..)
+            | OpenError::Ram(..)
+            | OpenError::Claimed(_)
+            | OpenError::InUse(_)
+            | OpenError::InUseByQemu(_) => true,
             OpenError::Nbd(_, error) => error.may_pass(),
             OpenError::Rbd(_, error) => error.may_pass(),
-            _ => false,
+            OpenError::NoRead(_)
+            | OpenError::NoWrite(_)
+            | OpenError::WriteProtected(_)
+            | OpenError::ReadOnlyFileSystem(_)
+            | OpenError::WrongKind(..)
+            | OpenError::Empty(..)
+            | OpenError::Size { .. }
+            | OpenError::BlockSize(_)
+            | OpenError::NoDirect(..)
+            | OpenError::NoCache(_)
+            | OpenError::Format(..)
+            | OpenError::Partitions(..)
+            | OpenError::Leg { .. }
+            | OpenError::TakeOver(..)
+            | OpenError::Stripe(_)
+            | OpenError::ReadOnlyExport(_)
+            | OpenError::LargeBlock(..)
+            | OpenError::Snapshot(_) => false,
         }
     }
 
@@ -463,5 +482,36 @@ mod tests {
             device.ends_with("check the path, and whether the device is attached"),
             "{device}"
         );
+    }
+
+    /// A service manager gives a service up for an error that does not pass.
+    #[test]
+    fn what_may_be_otherwise_in_a_moment_may_pass() {
+        let passes = |errno| open_error(Path::new("/a"), false, errno).may_pass();
+        for errno in [
+            Errno::NOENT,
+            Errno::NOTDIR,
+            Errno::NXIO,
+            Errno::NODEV,
+            Errno::STALE,
+            Errno::IO,
+            Errno::NOTCONN,
+            Errno::TIMEDOUT,
+            Errno::HOSTDOWN,
+            Errno::REMOTEIO,
+            Errno::NOMEM,
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::BUSY,
+        ] {
+            assert!(passes(errno), "{errno}");
+        }
+        for errno in [Errno::ACCESS, Errno::PERM, Errno::ROFS] {
+            assert!(!passes(errno), "{errno}");
+        }
+        for error in [OpenError::InUse, OpenError::InUseByQemu] {
+            assert!(error("/a".to_owned()).may_pass());
+        }
+        assert!(!OpenError::WrongKind("/a".to_owned(), "a directory").may_pass());
     }
 }

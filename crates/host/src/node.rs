@@ -5,6 +5,7 @@ mod files;
 mod folder;
 mod groups;
 mod hosting;
+mod images;
 mod judging;
 mod opening;
 mod pools;
@@ -12,6 +13,7 @@ mod serving;
 mod settings;
 mod shared;
 
+use std::fmt;
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
@@ -19,7 +21,8 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cleave_engine::Reactor;
 use rustix::fs::{FlockOperation, flock};
@@ -41,6 +44,7 @@ use crate::process::signals::{SignalRequest, Signals};
 use crate::process::systemd::Manager;
 use crate::process::{self, log};
 use crate::resize::SizeWatches;
+use crate::socket;
 use files::StateFiles;
 use groups::Groups;
 use hosting::DISKS_MAX;
@@ -52,6 +56,9 @@ use shared::{DESCRIPTORS_OWN, Node};
 const OPENERS_MAX: usize = 64;
 /// How long the service manager waits for disks that are being opened.
 const READY_TIME: Duration = Duration::from_secs(10);
+/// Longest wait for the folder of state, and the pause between two attempts to lock it.
+const STATE_TIME: Duration = Duration::from_secs(5);
+const STATE_PAUSE: Duration = Duration::from_millis(5);
 
 /// Serves the disks of a node until a signal.
 pub fn serve_node(settings: &NodeSettings) -> Result<(), Failure> {
@@ -59,55 +66,64 @@ pub fn serve_node(settings: &NodeSettings) -> Result<(), Failure> {
     let log = log::start(settings.log)
         .map_err(|error| Failure::run(format!("cannot start the log thread: {error}")))?;
     let descriptors = process::raise_descriptor_limit(0)?;
-    Reactor::probe().map_err(Failure::input)?;
-    let images = images(&settings.images)?;
+    // Decided by the command line alone, so before a running node is asked for anything.
+    pools::check_all(&settings.pools)?;
+    Reactor::probe().map_err(Failure::start)?;
+    let images = images::find(&settings.images)?;
     let files = StateFiles::open(&settings.state)?;
-    let mut offer = offer(settings)?;
-    let state = match &mut offer {
-        Some(offer) => shared_state(&settings.state, offer.parcel.take_files())?,
-        None => lock_state(&settings.state)?,
+    let (mut offer, obstacle) = match offer(settings, images.silent.as_deref()) {
+        Err(obstacle) if obstacle.is_obstacle() => (None, Some(obstacle)),
+        offer => (offer?, None),
+    };
+    let state = match (&mut offer, &obstacle) {
+        (Some(offer), _) => Some(shared_state(&settings.state, offer.parcel.take_files())?),
+        (None, None) => Some(lock_state(&settings.state, STATE_TIME)?),
+        (None, Some(_)) => None,
     };
     folder::make_run(&settings.run).map_err(|error| {
         let run = settings.run.display();
-        Failure::input(format!(
+        Failure::start(format!(
             "cannot make {run}: {error}: give another folder with --run"
         ))
     })?;
     let given = Given {
-        images,
+        images: images.there,
         descriptors,
         state,
         offer,
     };
-    process::runtime()?.block_on(control(settings, files, given, &log))
+    let runtime = process::runtime()?;
+    match obstacle {
+        None => runtime.block_on(control(settings, files, given, &log)),
+        Some(obstacle) => {
+            runtime.block_on(judge_restart(settings, files, given, &log))?;
+            Err(obstacle)
+        }
+    }
 }
 
-/// The folders of images as the confinement has them from the start: without links. Looked for again with each disk, one whose server
-/// has become silent would keep the disks of all other folders away.
-fn images(folders: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
-    let found = folders.iter().map(|folder| {
-        folder.canonicalize().map_err(|error| {
-            Failure::input(format!(
-                "--images {}: {error}: make that folder, or name another",
-                folder.display()
-            ))
-        })
-    });
-    found.collect()
-}
-
-/// Refuses a second node with the same files.
-fn lock_state(state: &Path) -> Result<File, Failure> {
+/// Locks the folder of state, so that a second node with the same files is refused. One that was killed has it until its last I/O has
+/// ended, so it is waited for, at most for so long.
+fn lock_state(state: &Path, time: Duration) -> Result<File, Failure> {
     let shown = state.display();
     let folder = File::open(state)
-        .map_err(|error| Failure::input(format!("cannot open {shown}: {error}")))?;
-    match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(Failure::input(format!(
-            "{shown} is in use by a running node: end that one, or give another folder with --state"
-        ))),
-        // The node serves on a file system without locks too.
-        _ => Ok(folder),
+        .map_err(|error| Failure::start(format!("cannot open {shown}: {error}")))?;
+    let until = Instant::now() + time;
+    let is_taken = || {
+        let locked = flock(&folder, FlockOperation::NonBlockingLockExclusive);
+        locked == Err(rustix::io::Errno::WOULDBLOCK)
+    };
+    // The node serves on a file system without locks too.
+    while is_taken() {
+        if Instant::now() >= until {
+            return Err(Failure::start(format!(
+                "{shown} is in use by a running node, or by one that has ended and whose disks have not answered yet: end that one, \
+                 or give another folder with --state"
+            )));
+        }
+        thread::sleep(STATE_PAUSE);
     }
+    Ok(folder)
 }
 
 /// Returns the folder that a running node has locked, which has to be this one.
@@ -130,8 +146,8 @@ fn shared_state(state: &Path, given: Vec<File>) -> Result<File, Failure> {
 struct Given {
     images: Vec<PathBuf>,
     descriptors: u64,
-    /// Locked as long as it is open.
-    state: File,
+    /// Locked as long as it is open. `None`: another node has it, and goes on.
+    state: Option<File>,
     /// What a running node offers besides its disks.
     offer: Option<Offer>,
 }
@@ -164,6 +180,8 @@ async fn control(
         node.judge_served().await?;
     }
     let kept = node.restore()?;
+    let state = given.state.as_ref();
+    let state = state.and_then(|state| state.try_clone().ok());
     let host = Arc::new(Host {
         disks: node.disks.clone(),
         events: node.events.clone(),
@@ -173,7 +191,7 @@ async fn control(
             descriptors_max: given.descriptors,
         },
         sockets: OwnSockets {
-            state: given.state.try_clone().ok().map(OwnedFd::from),
+            state: state.map(OwnedFd::from),
             ..interfaces.copies()?
         },
         keeps: manager.has_store(),
@@ -222,7 +240,7 @@ async fn finish(
         }
         // Nothing is left to the manager, whose service is the other node.
         NodeEnd::Kept(why) => {
-            let failure = goes_on(&node.control, why);
+            let failure = Failure::run(goes_on(&node.control, why));
             node.stop(&failure.to_string(), None).await?;
             Err(failure)
         }
@@ -243,9 +261,9 @@ fn begin(
     watches.open_all();
     if settings.ceph {
         confine::start_ceph(settings.sandbox, false, taken_cpus(&settings.pools))
-            .map_err(|error| Failure::input(format!("--ceph: {error}")))?;
+            .map_err(|error| Failure::start(format!("--ceph: {error}")))?;
     }
-    let confinement = confine(settings, log)?;
+    let confinement = confine(settings, &given.images, log)?;
     let pools = Pools::start(&settings.pools, &confinement)?;
     Ok(Arc::new_cyclic(|me| Node {
         me: me.clone(),
@@ -334,28 +352,52 @@ enum NodeEnd {
     Kept(String),
 }
 
-/// Returns what a running node offers besides its disks, if they are to be taken over and one runs.
-fn offer(settings: &NodeSettings) -> Result<Option<Offer>, Failure> {
+/// Returns what a running node offers besides its disks, if they are to be taken over and one runs. `silent`: a folder of images whose
+/// server does not answer. Disks in it cannot be judged and would be lost, so the node that serves them goes on.
+fn offer(settings: &NodeSettings, silent: Option<&str>) -> Result<Option<Offer>, Failure> {
     if !settings.take_over {
         return Ok(None);
     }
-    let shown = settings.control.path.display();
-    let offer = offer::ask(&settings.control.path, None)
-        .map_err(|why| goes_on(&settings.control.path, why))?;
+    socket::check_groups(Some(&settings.control), settings.metrics.as_ref())?;
+    let control = &settings.control.path;
+    let offered = offer::ask(control, None);
+    if let (Ok(Some(_)) | Err(_), Some(why)) = (&offered, silent) {
+        return Err(Failure::run(goes_on(control, why)));
+    }
+    let offer = offered.map_err(|why| why.failure(goes_on(control, &why)))?;
     if offer.is_none() {
+        let shown = control.display();
         tracing::info!("no node runs at {shown}: there is nothing to take over");
     }
     Ok(offer)
 }
 
+/// Refuses a node that cannot take over from the one that runs, because of an obstacle there, if it could not serve the disks after a
+/// restart either: then nobody is to restart the one that runs.
+async fn judge_restart(
+    settings: &NodeSettings,
+    files: StateFiles,
+    given: Given,
+    log: &log::Guard,
+) -> Result<(), Failure> {
+    let manager = Arc::new(Manager::from_environment());
+    let (end_for, _) = mpsc::channel(1);
+    let node = begin(settings, files, &given, Vec::new(), &manager, end_for, log)?;
+    node.judge_served().await
+}
+
 /// Why this node does not serve: the one at the control socket does.
-fn goes_on(control: &Path, why: String) -> Failure {
+fn goes_on(control: &Path, why: impl fmt::Display) -> String {
     let shown = control.display();
-    Failure::run(format!("--take-over: the node at {shown} goes on: {why}"))
+    format!("--take-over: the node at {shown} goes on: {why}")
 }
 
 /// Gives up what opening and serving disks does not need.
-fn confine(settings: &NodeSettings, log: &log::Guard) -> Result<Confinement, Failure> {
+fn confine(
+    settings: &NodeSettings,
+    images: &[PathBuf],
+    log: &log::Guard,
+) -> Result<Confinement, Failure> {
     if !settings.sandbox {
         tracing::warn!(
             "--sandbox off: whoever takes this node over through a fault of it can do all that its user can"
@@ -366,7 +408,7 @@ fn confine(settings: &NodeSettings, log: &log::Guard) -> Result<Confinement, Fai
         own: [&settings.state, &settings.run],
         control: &settings.control.path,
         metrics: settings.metrics.as_ref().map(|socket| &*socket.path),
-        images: &settings.images,
+        images,
     };
     Confinement::apply_to_node(&folders, log)
 }

@@ -20,7 +20,7 @@ use crate::disk_server::{self, DiskServer, Naming, Served, SizeAsker};
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::handover::link::TakenLink;
-use crate::handover::offer::{self, Offer};
+use crate::handover::offer::{self, NotOffered, Offer};
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::handover::store;
 use crate::hosted::changes::Changes;
@@ -87,7 +87,14 @@ impl ServeSettings {
         let Some(control) = self.control.as_ref().filter(|_| self.take_over) else {
             return Ok(None);
         };
-        match offer::ask(&control.path, None).map_err(not_taken)? {
+        socket::check_groups(self.control.as_ref(), self.metrics.as_ref())?;
+        let offered = offer::ask(&control.path, None);
+        // A restart gets past an obstacle, and not past a disk that is gone.
+        let stays = |why: NotOffered| match service.missing_file() {
+            Some(missing) => not_taken(missing),
+            None => why.failure(goes_on(&why)),
+        };
+        match offered.map_err(stays)? {
             Some(offer) if offer.parcel.disk.is_of(service) => Ok(Some(offer)),
             Some(offer) => {
                 let disk = &offer.parcel.disk;
@@ -102,6 +109,17 @@ impl ServeSettings {
                 Ok(None)
             }
         }
+    }
+
+    /// Locks the path of the socket. If the disk is to be taken over, a program that runs there does not answer at the control socket, as
+    /// one of version 0.2.0 does not. A restart ends that one.
+    fn lock(&self, path: &Path) -> Result<Option<PathLock>, Failure> {
+        PathLock::take(path).map_err(|in_use| match self.take_over {
+            true => Failure::obstacle(format!(
+                "--take-over: no process answers at the control socket, and {in_use}"
+            )),
+            false => in_use,
+        })
     }
 
     /// What the process gives up, and the files that it needs to the end.
@@ -121,11 +139,13 @@ impl ServeSettings {
     }
 }
 
-/// Why the disk was not taken over. The service manager may try again.
+/// Why the disk was not taken over.
 fn not_taken(why: impl fmt::Display) -> Failure {
-    Failure::run(format!(
-        "--take-over: the process that serves the disk goes on: {why}"
-    ))
+    Failure::run(goes_on(why))
+}
+
+fn goes_on(why: impl fmt::Display) -> String {
+    format!("--take-over: the process that serves the disk goes on: {why}")
 }
 
 /// What is in the way of serving a disk. If it is offered, another process serves it.
@@ -157,7 +177,7 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
         descriptors_own,
         descriptors_max: process::raise_descriptor_limit(descriptors_own)?,
     };
-    Reactor::probe().map_err(Failure::input)?;
+    Reactor::probe().map_err(Failure::start)?;
     let manager = Arc::new(Manager::from_environment());
     let runtime = process::runtime()?;
     // Frontends that were left to this process must not be lost by a signal while it opens their disk: they go on to the next one.
@@ -176,12 +196,12 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
     let lock = match &service.endpoint {
         Endpoint::Path(path) if offer.is_some() => PathLock::of_running(path),
         Endpoint::Path(path) if is_passed => PathLock::take_passed(path, &|| true)?,
-        Endpoint::Path(path) => PathLock::take(path)?,
+        Endpoint::Path(path) => settings.lock(path)?,
         Endpoint::Fd(_) => None,
     };
     if service.disk.needs_ceph() {
         confine::start_ceph(settings.sandbox, identity.is_some(), Vec::new())
-            .map_err(Failure::input)?;
+            .map_err(Failure::start)?;
     }
     let was_serving = |lock: &PathLock| lock.was_serving(&service.disk);
     if parcel.is_some() || lock.as_ref().is_some_and(was_serving) {

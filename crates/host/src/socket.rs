@@ -309,7 +309,7 @@ fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
     check_length(path)?;
     make_room(path)?;
     let listener = bind_with(path, mode).map_err(|error| {
-        Failure::input(format!(
+        Failure::start(format!(
             "cannot make socket {shown}: {error}: {}",
             remedy(&error)
         ))
@@ -319,7 +319,7 @@ fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
             file: Some(file),
             listener,
         }),
-        Err(error) => Err(Failure::input(format!("socket {shown} went away: {error}"))),
+        Err(error) => Err(Failure::start(format!("socket {shown} went away: {error}"))),
     }
 }
 
@@ -351,7 +351,7 @@ pub(crate) fn listen_for(
 ) -> Result<Listening, Failure> {
     let cannot = |error: &io::Error| {
         let (shown, remedy) = (path.display(), remedy(error));
-        Failure::input(format!("cannot make socket {shown}: {error}: {remedy}"))
+        Failure::start(format!("cannot make socket {shown}: {error}: {remedy}"))
     };
     if let Some(listener) = listener
         && let Ok(resumed) = Listening::resume(path, listener)
@@ -387,7 +387,7 @@ fn open_shared(path: &Path, group: Option<u32>) -> Result<Listening, Failure> {
     let listening = listen(path, Some(Mode::RUSR | Mode::WUSR))?;
     listening.give(mode, None, group).map_err(|error| {
         let shown = path.display();
-        Failure::input(match group {
+        Failure::start(match group {
             Some(group) => format!(
                 "cannot give socket {shown} to group {group}: {error}: start cleave as root or with a user of that group"
             ),
@@ -398,6 +398,19 @@ fn open_shared(path: &Path, group: Option<u32>) -> Result<Listening, Failure> {
         lock.remove();
     }
     Ok(listening)
+}
+
+/// Refuses groups that this machine does not have, before a running process is asked for anything.
+pub(crate) fn check_groups(
+    control: Option<&SocketSettings>,
+    metrics: Option<&SocketSettings>,
+) -> Result<(), Failure> {
+    for (by, socket) in [("--control-group", control), ("--metrics-group", metrics)] {
+        if let Some(group) = socket.and_then(|socket| socket.group.as_ref()) {
+            group_number(by, group)?;
+        }
+    }
+    Ok(())
 }
 
 /// The number of a group of this machine, which was named by `by`.
@@ -420,7 +433,7 @@ fn number_of(by: &str, what: &str, list: &str, wanted: &str) -> Result<u32, Fail
         Some(_) => String::new(),
         // A confined node keeps the file that it had at its start; whoever adds a name replaces it.
         None => fs::read_to_string(list).map_err(|error| {
-            Failure::input(format!(
+            Failure::start(format!(
                 "{by}: cannot read {list}, which may have been changed since the node was started: {error}: give the number of \
                  {what} {wanted:?}, or restart the node"
             ))
@@ -479,7 +492,7 @@ fn make_room(path: &Path) -> Result<(), Failure> {
                 _ => Err(error),
             })
             .map_err(|error| {
-                Failure::input(format!(
+                Failure::start(format!(
                     "cannot replace the stale socket {shown}: {error}: remove it"
                 ))
             }),

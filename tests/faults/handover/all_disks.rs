@@ -218,6 +218,8 @@ fn a_node_keeps_all_disks_if_one_has_to_stay() {
     let mut node = place.start_first();
     let mut guests = Guests::of(&place);
     let image = place.scratch.image("image-x", SURVIVOR_DISK_BYTES);
+    let file = place.scratch.join("state").join("disks").join("b.toml");
+    let kept = std::fs::read_to_string(&file).unwrap();
     for (body, why) in [
         (json!({"disk": ["ram:1M"]}), "in the memory of this process"),
         (
@@ -227,8 +229,14 @@ fn a_node_keeps_all_disks_if_one_has_to_stay() {
     ] {
         place.put("x", &body);
         let refused = run_to_exit(&place.args());
-        assert_eq!(refused.code, Some(1));
+        assert_eq!(refused.code, Some(3), "{}", refused.stderr);
         assert!(refused.stderr.contains(why), "{}", refused.stderr);
+        // A restart would lose another disk, so the code says nothing of one.
+        std::fs::write(&file, "disk = 7").unwrap();
+        let refused = run_to_exit(&place.args());
+        std::fs::write(&file, &kept).unwrap();
+        assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+        assert!(refused.stderr.contains("disk b"), "{}", refused.stderr);
         guests.work(&mut random, Duration::from_millis(2));
         assert_eq!(guests.verify(true), 0);
         assert_eq!(

@@ -262,6 +262,21 @@ was=$(pid cleave)
 inside dpkg -i /cleave.deb >"$work.log" 2>&1 || fail "$(cat "$work.log")"
 until_true is_another cleave "$was"
 end_drive cleave 3
+# Settings that the new program refuses cost nobody a disk: the old one goes on, and takes them in when they are mended.
+begin_drive $three
+was=$(pid cleave)
+inside mkdir -p /run/systemd/system/cleave.service.d
+inside sh -c "printf '[Service]\nEnvironment=OPTIONS=--no-such-option\n' >/run/systemd/system/cleave.service.d/wrong.conf"
+inside dpkg -i /cleave.deb >"$work.log" 2>&1 || fail "$(cat "$work.log")"
+grep -q 'cleave: cleave.service does not run the new program' "$work.log" || fail "the package says nothing of a refused reload: $(cat "$work.log")"
+! inside cleave upgrade --control /run/cleave/control.sock >"$work.log" || fail "a refused reload was no fault: $(cat "$work.log")"
+grep -q -e --no-such-option "$work.log" || fail "cleave upgrade does not say why: $(cat "$work.log")"
+[ "$(pid cleave)" = "$was" ] || fail "a node whose reload was refused was restarted"
+inside rm /run/systemd/system/cleave.service.d/wrong.conf
+inside systemctl daemon-reload
+inside cleave upgrade --control /run/cleave/control.sock >"$work.log" || fail "cleave upgrade: $(cat "$work.log")"
+until_true is_another cleave "$was"
+end_drive cleave 3
 inside mkdir -p /run/systemd/system/cleave.service.d
 inside sh -c "printf '[Service]\nWatchdogSec=5s\n' >/run/systemd/system/cleave.service.d/watchdog.conf"
 inside systemctl daemon-reload

@@ -48,7 +48,8 @@ pub(super) struct NodeArgs {
     /// Folder of images, block devices and profiles: no others can be opened [default: everywhere]
     ///
     /// May be given several times. Block devices are reached with --images /dev. A symlink counts as the file that it leads
-    /// to.
+    /// to. A folder that is not there when the node starts is left out, which the log says; without any the node does not
+    /// start.
     #[arg(long, value_name = "DIR")]
     images: Vec<PathBuf>,
     /// Give up what the node does not need
@@ -75,14 +76,14 @@ pub(super) struct NodeArgs {
     ///
     /// For an upgrade without a service manager: start the new node with the options of the running one. That one serves each
     /// disk until the new one has all that it needs for it, and exits after the last. A guest sees a pause of some
-    /// milliseconds. If a disk cannot be taken over, the running node goes on and the new one exits 1. If none runs, the
-    /// disks are opened as usual.
+    /// milliseconds. If a disk cannot be taken over, the running node goes on. The new one then exits 3 if a restart gets
+    /// past the reason, and 1 otherwise. If none runs, the disks are opened as usual.
     #[arg(long)]
     take_over: bool,
     /// Return when the new process has taken over, and leave it in the background
     ///
-    /// For ExecReload= of a unit: `systemctl reload` upgrades the daemon then. If it cannot take over, it exits 1, and the
-    /// running process goes on. See docs/upgrade.md.
+    /// For ExecReload= of a unit: `systemctl reload` upgrades the daemon then. If the new process cannot take over, it exits
+    /// with the code of that one, and the running process goes on. See docs/upgrade.md.
     #[arg(long, requires = "take_over")]
     pub(super) detach: bool,
     /// Print the OpenAPI document of the control socket and exit

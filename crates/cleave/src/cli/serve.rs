@@ -112,13 +112,14 @@ pub(crate) struct ServeOptions {
     ///
     /// For an upgrade without a service manager: start the new cleave with the options of the running one. That one serves the
     /// disk until the new one has all that it needs, and exits then. The guest sees a pause of some milliseconds. If the disk
-    /// cannot be taken over, the running process goes on and the new one exits 1. If none runs, the disk is opened as usual.
+    /// cannot be taken over, the running process goes on. The new one then exits 3 if a restart gets past the reason, and 1
+    /// otherwise. If none runs, the disk is opened as usual.
     #[arg(long, requires = "control")]
     take_over: bool,
     /// Return when the new process has taken over, and leave it in the background
     ///
-    /// For ExecReload= of a unit: `systemctl reload` upgrades the daemon then. If it cannot take over, it exits 1, and the
-    /// running process goes on. See docs/upgrade.md.
+    /// For ExecReload= of a unit: `systemctl reload` upgrades the daemon then. If the new process cannot take over, it exits
+    /// with the code of that one, and the running process goes on. See docs/upgrade.md.
     #[arg(long, requires = "take_over")]
     pub(super) detach: bool,
     /// Exit when the first frontend leaves

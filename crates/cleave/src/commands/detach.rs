@@ -39,6 +39,7 @@ impl Detached {
 }
 
 /// Starts the process, and waits until it answers at the control socket in place of the one that it takes over from, or ends.
+/// Its exit code is this one's: whoever has a unit reloaded judges by it whether a restart helps.
 pub(crate) fn run(detached: &Detached) -> Result<(), Failure> {
     let cannot = |error| Failure::run(format!("{OPTION}: cannot start the program again: {error}"));
     let program = env::current_exe().map_err(cannot)?;
@@ -48,10 +49,11 @@ pub(crate) fn run(detached: &Detached) -> Result<(), Failure> {
     let client = HttpClient::new(&detached.control, PATIENCE);
     loop {
         if let Some(status) = next.try_wait().map_err(cannot)? {
-            return Err(Failure::run(format!(
+            let line = format!(
                 "{OPTION}: process {} has ended ({status}), and has said why",
                 next.id()
-            )));
+            );
+            return Err(Failure::of_process(line, status));
         }
         if node(&client).is_ok_and(|node| node.pid == next.id()) {
             return Ok(());

@@ -24,19 +24,22 @@ const GIVE_TIME: Duration = Duration::from_secs(2);
 impl DiskServer {
     /// Returns what a process needs that takes the disk over, without its sessions.
     pub(super) fn offer(&self, door: &Door) -> Result<Parcel, Refusal> {
-        let stays = |why: &str| {
+        let stays = |kind, why: &str| {
             let name = self.disk.name();
             let why = format!("{name} stays with the process that serves it: {why}");
-            Refusal(ProblemKind::Busy, why)
+            Refusal(kind, why)
         };
         if let Some(obstacle) = self.obstacle_of_giving() {
-            return Err(stays(&obstacle));
+            return Err(stays(ProblemKind::CannotHandOver, &obstacle));
         }
-        let parcel = self.parcel(door);
-        let parcel = parcel.map_err(|error| stays(&error.to_string()))?;
+        let parcel = match self.parcel(door) {
+            Ok(parcel) => parcel,
+            Err(error) => return Err(stays(ProblemKind::Busy, &error.to_string())),
+        };
         match parcel.has_listener() {
             true => Ok(parcel),
             false => Err(stays(
+                ProblemKind::CannotHandOver,
                 "its socket is the service manager's: restart the service",
             )),
         }

@@ -1,14 +1,16 @@
 //! The offer of a running process to one that takes over from it.
 
+use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cleave_api::{ClientError, HttpClient};
+use cleave_api::{ClientError, HttpClient, HttpReply, ProblemKind, UpgradeReply};
 use cleave_disk::{Backing, Disk, SyncFailure};
 
 use super::link::{TakeOutcome, TakenLink, Taker, has_ended};
 use super::parcel::Parcel;
 use super::{PATH, PROTOCOL};
+use crate::failure::Failure;
 use crate::socket::path_lock::PathLock;
 
 /// Longest wait for what the other process has at hand.
@@ -30,18 +32,63 @@ pub(crate) struct Offer {
     taker: Taker,
 }
 
+/// Why another process goes on with what it serves.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NotOffered {
+    /// It cannot hand over. A restart gets past that.
+    Obstacle(String),
+    /// It does not hand over now, or does not answer.
+    Failed(String),
+}
+
+impl NotOffered {
+    /// Reads a refusal. A process that does not know the path is of an earlier version.
+    fn refused(reply: &HttpReply) -> NotOffered {
+        let why = reply.refusal().unwrap_or_default();
+        let is_unknown = matches!(reply.status, 404 | 405);
+        match is_unknown || reply.is_problem(ProblemKind::CannotHandOver) {
+            true => NotOffered::Obstacle(why),
+            false => NotOffered::Failed(why),
+        }
+    }
+
+    /// Returns the failure that says this line.
+    pub(crate) fn failure(&self, line: impl fmt::Display) -> Failure {
+        match self {
+            NotOffered::Obstacle(_) => Failure::obstacle(line),
+            NotOffered::Failed(_) => Failure::run(line),
+        }
+    }
+}
+
+impl From<String> for NotOffered {
+    fn from(why: String) -> NotOffered {
+        NotOffered::Failed(why)
+    }
+}
+
+impl fmt::Display for NotOffered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (NotOffered::Obstacle(why) | NotOffered::Failed(why)) = self;
+        f.write_str(why)
+    }
+}
+
 /// Asks the process with this control socket for a disk, or for what it has besides its disks. `None`: there is no process, or it does
 /// not serve that disk.
-pub(crate) fn ask(control: &Path, disk: Option<&str>) -> Result<Option<Offer>, String> {
+pub(crate) fn ask(control: &Path, disk: Option<&str>) -> Result<Option<Offer>, NotOffered> {
     let client = HttpClient::new(control, ANSWER_TIME);
     let target = match disk {
         Some(id) => format!("{PATH}?disk={id}"),
         None => PATH.to_owned(),
     };
     let stream = match client.upgrade(&target, PROTOCOL) {
-        Ok(Some(stream)) => stream,
-        Ok(None) | Err(ClientError::NoSocket | ClientError::NoListener) => return Ok(None),
-        Err(error) => return Err(error.to_string()),
+        Ok(UpgradeReply::Agreed(stream)) => stream,
+        Ok(UpgradeReply::Nothing) | Err(ClientError::NoSocket | ClientError::NoListener) => {
+            return Ok(None);
+        }
+        Ok(UpgradeReply::Refused(reply)) => return Err(NotOffered::refused(&reply)),
+        Err(error) => return Err(NotOffered::Failed(error.to_string())),
     };
     let deadline = Instant::now() + ANSWER_TIME;
     let taker = Taker::greet(stream, deadline).map_err(|error| error.to_string())?;
@@ -153,6 +200,31 @@ mod tests {
             parcel: Parcel::default(),
             taker: Taker::greet(stream, later()).unwrap(),
         }
+    }
+
+    /// A unit is restarted for an obstacle alone.
+    #[test]
+    fn an_obstacle_is_told_from_a_refusal_that_passes() {
+        let refused = |status: u16, kind: Option<ProblemKind>| {
+            let problem = |kind: ProblemKind| {
+                let kind = kind.uri();
+                format!(r#"{{"type": "{kind}", "title": "", "status": {status}, "detail": "why"}}"#)
+            };
+            let reply = HttpReply {
+                status,
+                header: String::new(),
+                body: kind.map(problem).unwrap_or_default(),
+            };
+            NotOffered::refused(&reply)
+        };
+        let why = || "why".to_owned();
+        let obstacle = refused(409, Some(ProblemKind::CannotHandOver));
+        assert_eq!(obstacle, NotOffered::Obstacle(why()));
+        let passes = refused(409, Some(ProblemKind::Busy));
+        assert_eq!(passes, NotOffered::Failed(why()));
+        // An earlier version.
+        assert!(matches!(refused(404, None), NotOffered::Obstacle(_)));
+        assert!(matches!(refused(503, None), NotOffered::Failed(_)));
     }
 
     /// The other process has given the disk to a third one meanwhile, so its lock is free.

@@ -78,9 +78,14 @@ async fn begin_all(host: Arc<Host>, request: Request) -> Answer {
     let passing = host.changes.pass_on().await?;
     let is_served = |disk: &Arc<HostedDisk>| matches!(disk.state(), HostedState::Serving(_));
     let mut stay = Vec::new();
+    // A restart gets past obstacles alone.
+    let mut kind = ProblemKind::CannotHandOver;
     for disk in host.disks.all().iter().filter(|disk| is_served(disk)) {
-        if let Err(Refusal(_, why)) = offered(disk).await {
+        if let Err(Refusal(its_kind, why)) = offered(disk).await {
             stay.push(why);
+            if its_kind != ProblemKind::CannotHandOver {
+                kind = its_kind;
+            }
         }
     }
     if !stay.is_empty() {
@@ -89,7 +94,7 @@ async fn begin_all(host: Arc<Host>, request: Request) -> Answer {
         if more > 0 {
             stay.push(format!("{more} more disks stay as well"));
         }
-        return Err(busy(stay.join("; ")));
+        return Err(Refusal(kind, stay.join("; ")));
     }
     let mut parcel = Parcel::default();
     add_sockets(&mut parcel, &host)?;

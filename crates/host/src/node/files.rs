@@ -28,7 +28,7 @@ impl StateFiles {
         for folder in [&disks, &groups] {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
             made.map_err(|error| {
-                Failure::input(format!(
+                Failure::start(format!(
                     "cannot make {}: {error}: give another folder with --state",
                     folder.display()
                 ))
@@ -137,7 +137,7 @@ impl StateFiles {
 /// Returns the files of a folder that have the name of an id, and these, in order.
 fn named(folder: &Path) -> Result<Vec<(String, PathBuf)>, Failure> {
     let unread =
-        |error: io::Error| Failure::input(format!("cannot read {}: {error}", folder.display()));
+        |error: io::Error| Failure::start(format!("cannot read {}: {error}", folder.display()));
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).map_err(unread)? {
         let path = entry.map_err(unread)?.path();

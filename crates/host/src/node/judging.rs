@@ -33,6 +33,8 @@ struct ServedDisk {
 
 #[derive(Debug, Deserialize)]
 struct Spec {
+    #[serde(default)]
+    persistent: Value,
     disk: Value,
 }
 
@@ -86,6 +88,10 @@ impl Node {
         disk: &ServedDisk,
         file: Option<Result<DiskConfig, String>>,
     ) -> Result<(), String> {
+        // It ends with the node that runs, which therefore hands nothing over.
+        if disk.spec.persistent == Value::Bool(false) {
+            return Ok(());
+        }
         let missing = || "its file in the folder of --state is missing: change a field of the disk, which writes it again";
         let config = file.ok_or_else(missing)??;
         let service = self.service(&disk.id, &config)?;
@@ -104,7 +110,7 @@ impl Node {
         }
         match out_of_reach(&self.images, &service) {
             Some(path) => Err(refuse_out_of_reach(&path).to_string()),
-            None => Ok(()),
+            None => service.missing_file().map_or(Ok(()), Err),
         }
     }
 }

@@ -203,7 +203,8 @@ impl Drop for Opener {
 
 pub(super) fn refuse_out_of_reach(path: &Path) -> Failure {
     Failure::input(format!(
-        "{} is in no folder of --images, so this node cannot open it: move it, or start the node with its folder",
+        "{} is in no folder of --images that was there when this node started, so it cannot open it: move it, or start the node \
+         with its folder",
         path.display()
     ))
 }

@@ -20,12 +20,11 @@ use crate::service::Service;
 pub(super) struct Pools(BTreeMap<String, Arc<Pool>>);
 
 impl Pools {
-    /// Starts the threads of all pools. The calling thread leaves their CPUs to them.
+    /// Starts the threads of all pools, which were checked. The calling thread leaves their CPUs to them.
     pub(super) fn start(
         specs: &[PoolSettings],
         confinement: &Confinement,
     ) -> Result<Pools, Failure> {
-        check(specs, cpus::allowed().as_deref()).map_err(Failure::input)?;
         cpus::stay_off(&taken_cpus(specs));
         let mut pools = BTreeMap::new();
         for PoolSettings { name, cpus } in specs {
@@ -76,6 +75,11 @@ impl Pools {
             ),
         }
     }
+}
+
+/// Refuses pools that this process cannot have.
+pub(super) fn check_all(specs: &[PoolSettings]) -> Result<(), Failure> {
+    check(specs, cpus::allowed().as_deref()).map_err(Failure::input)
 }
 
 /// The CPUs of all pools.

@@ -87,7 +87,8 @@ impl Node {
         if !self.takes_over.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        match offer::ask(&self.control, Some(id)).map_err(keeps)? {
+        let offered = offer::ask(&self.control, Some(id));
+        match offered.map_err(|why| keeps(why.to_string()))? {
             Some(offer) if !offer.parcel.disk.is_of(service) => {
                 let DiskRecord {
                     storage, endpoint, ..

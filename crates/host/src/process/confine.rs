@@ -64,7 +64,7 @@ impl Confinement {
         log: &log::Guard,
     ) -> Result<Confinement, Failure> {
         let keep = keep();
-        let opened = Reaches::open(&folders.reaches()).map_err(Failure::input)?;
+        let opened = Reaches::open(&folders.reaches()).map_err(Failure::start)?;
         let served = Reaches::open(&own().collect::<Vec<_>>()).map_err(Failure::run)?;
         let sandbox = Sandbox::node(opened, served, keep).map_err(Failure::run)?;
         Confinement::begin(sandbox, "node", log)
@@ -88,7 +88,7 @@ impl Confinement {
         offload::at_start(confinement.narrowing(Role::Offload));
         // Each worker makes its rings later, without what has just been given up.
         Reactor::probe().map_err(|error| {
-            Failure::input(format!(
+            Failure::start(format!(
                 "{error} (it worked before this process gave up its privileges: see docs/security.md)"
             ))
         })?;
@@ -179,7 +179,7 @@ impl OneDiskProcess {
                 continue;
             };
             socket.give_to(user, group).map_err(|error| {
-                Failure::input(format!(
+                Failure::start(format!(
                     "cannot give socket {} to user {user}, group {group}: {error}; start as root, or leave --user and --group out",
                     path.display()
                 ))
@@ -229,7 +229,7 @@ pub(crate) struct NodeFolders<'a> {
     pub(crate) control: &'a Path,
     /// The socket of the metrics.
     pub(crate) metrics: Option<&'a Path>,
-    /// Images, block devices and profiles; none: everywhere.
+    /// Images, block devices and profiles, as they were found without links; none: everywhere.
     pub(crate) images: &'a [PathBuf],
 }
 

@@ -13,7 +13,7 @@ pub(crate) fn refuse_live(path: &Path, knocked: io::Result<()>) -> Result<(), Fa
     match knocked {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        _ => Err(Failure::input(format!(
+        _ => Err(Failure::start(format!(
             "socket {shown} is in use by a running program: end that one or choose another path"
         ))),
     }

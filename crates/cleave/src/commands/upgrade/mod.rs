@@ -1,4 +1,4 @@
-//! `cleave upgrade`: restarts the daemons that run another program than the installed one, which is this one, and says what
+//! `cleave upgrade`: replaces the daemons that run another program than the installed one, which is this one, and says what
 //! became of the frontend of each disk. With `--check` it only says what would become of them.
 
 mod daemon;
@@ -24,7 +24,7 @@ pub(crate) use daemon::node;
 use daemon::{Daemon, PATIENCE, Program};
 use outcome::outcomes;
 use sums::Sums;
-use systemctl::Unit;
+use systemctl::{NotRenewed, Unit};
 
 /// `cleave upgrade`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,7 +115,7 @@ fn check(daemon: &Daemon, sums: &mut Sums) -> Result<(), Failure> {
     print(&told::checked(daemon))
 }
 
-/// Restarts a daemon, unless it runs the installed program or cannot be restarted without harm. Returns the name of its new
+/// Has a daemon replaced, unless it runs the installed program or cannot be restarted without harm. Returns the name of its new
 /// start.
 fn renew(daemon: &Daemon, sums: &mut Sums) -> Result<Option<String>, Failure> {
     if daemon.program == Program::Installed {
@@ -127,11 +127,11 @@ fn renew(daemon: &Daemon, sums: &mut Sums) -> Result<Option<String>, Failure> {
         return print(&told::checked(daemon)).map(|()| None);
     };
     let begun = Instant::now();
-    let (said, next) = match restart(daemon, unit) {
-        Ok(restarted) => restarted,
+    let (said, next) = match replace(daemon, unit) {
+        Ok(replaced) => replaced,
         Err(why) => {
             sums.add(true);
-            return print(&told::failed(daemon, unit, &why)).map(|()| None);
+            return print(&told::not_renewed(daemon, unit, &why)).map(|()| None);
         }
     };
     let is_another = Program::of(next.pid) == Program::Other;
@@ -147,12 +147,13 @@ fn renew(daemon: &Daemon, sums: &mut Sums) -> Result<Option<String>, Failure> {
 }
 
 /// Has the unit of a daemon run the installed program. Returns warnings of the service manager and the next process, or why there is none.
-fn restart(daemon: &Daemon, unit: &str) -> Result<(Vec<String>, NodeReport), Vec<String>> {
+fn replace(daemon: &Daemon, unit: &str) -> Result<(Vec<String>, NodeReport), NotRenewed> {
     progress::draw(&format!("upgrading {unit}"));
     let said = systemctl::renew(unit);
     progress::clear();
     let said = said?;
-    let next = successor(&daemon.socket, &daemon.node.boot).map_err(|why| vec![why])?;
+    let next = successor(&daemon.socket, &daemon.node.boot);
+    let next = next.map_err(|why| NotRenewed::Failed(vec![why]))?;
     Ok((said, next))
 }
 

@@ -3,6 +3,8 @@
 use std::fs;
 use std::process::{Command, Output};
 
+use cleave_host::Failure;
+
 use crate::commands::remote::clean;
 
 /// The packaged units.
@@ -74,11 +76,6 @@ fn main_process(unit: &str) -> Result<String, String> {
     property(unit, "MainPID")
 }
 
-/// Returns true if a reload of a unit has a new process take over from the one that runs.
-fn takes_over(unit: &str) -> bool {
-    property(unit, "ExecReload").is_ok_and(|command| command.contains("--take-over"))
-}
-
 fn property(unit: &str, name: &str) -> Result<String, String> {
     let name = format!("--property={name}");
     let shown = run(&["show", &name, "--value", "--", unit])?;
@@ -91,29 +88,76 @@ fn property(unit: &str, name: &str) -> Result<String, String> {
     }
 }
 
-/// Has a unit run the installed program, and returns when it does, with warnings. Or returns why it does not run.
+/// Why a unit does not run the installed program, as the operator reads it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NotRenewed {
+    /// Its reload was refused. The process that runs goes on, and guests have noticed nothing.
+    GoesOn(Vec<String>),
+    /// It was to be restarted.
+    Failed(Vec<String>),
+}
+
+/// Has a unit run the installed program, and returns when it does, with warnings.
 ///
-/// A guest pauses longer for a restart, so that is for a unit whose reload takes nothing over, or has been refused.
-pub(super) fn renew(unit: &str) -> Result<Vec<String>, Vec<String>> {
-    if takes_over(unit)
-        && let Ok(ended) = run(&["reload", "--", unit])
-        && ended.status.success()
-    {
-        return Ok(lines(&ended.stderr));
+/// A restart is for a unit whose reload takes nothing over, or whose running process said that it cannot hand over: guests pause
+/// longer, and the new process may meet whatever else had the reload refused. Then nobody would serve.
+pub(super) fn renew(unit: &str) -> Result<Vec<String>, NotRenewed> {
+    match reload(unit)? {
+        Some(said) => Ok(said),
+        None => restart(unit),
     }
-    let ended = run(&["restart", "--", unit]).map_err(|why| vec![why])?;
-    let said = lines(&ended.stderr);
+}
+
+/// Has a unit taken over by a new process. `None`: it takes a restart.
+fn reload(unit: &str) -> Result<Option<Vec<String>>, NotRenewed> {
+    let goes_on = |why| NotRenewed::GoesOn(vec![why]);
+    let command = || property(unit, "ExecReload").map_err(goes_on);
+    let before = command()?;
+    if !before.contains("--take-over") {
+        return Ok(None);
+    }
+    let ended = run(&["reload", "--", unit]);
+    let ended = ended.map_err(goes_on)?;
+    let mut said = lines(&ended.stderr);
+    if ended.status.success() {
+        return Ok(Some(said));
+    }
+    let after = command()?;
+    // If the command did not run, what it says is of an earlier reload.
+    if after != before && has_met_an_obstacle(&after) {
+        return Ok(None);
+    }
+    said.extend(reasons(unit, 8));
+    Err(NotRenewed::GoesOn(said))
+}
+
+/// Returns true if a reload ended because the process that runs cannot hand over, as `ExecReload` of a unit shows it:
+/// `{ path=/usr/bin/cleave ; argv[]=... ; pid=812 ; code=exited ; status=3 }`
+fn has_met_an_obstacle(command: &str) -> bool {
+    command.contains(&format!("code=exited ; status={} }}", Failure::OBSTACLE))
+}
+
+fn restart(unit: &str) -> Result<Vec<String>, NotRenewed> {
+    let ended = run(&["restart", "--", unit]);
+    let ended = ended.map_err(|why| NotRenewed::Failed(vec![why]))?;
+    let mut said = lines(&ended.stderr);
     if ended.status.success() {
         return Ok(said);
     }
-    let status = run(&["status", "--no-pager", "--full", "--lines=5", "--", unit]);
-    let status = status.map(|status| lines(&status.stdout));
-    let reasons = status.iter().flat_map(|status| reasons(status));
-    Err(said.into_iter().chain(reasons).collect())
+    said.extend(reasons(unit, 5));
+    Err(NotRenewed::Failed(said))
 }
 
-/// Returns the lines of a status that say why a unit does not run: its state, and the end of its log, after an empty line.
-fn reasons(status: &[String]) -> Vec<String> {
+/// Asks why a unit is as it is: its state, and so many lines of the end of its log.
+fn reasons(unit: &str, count: u32) -> Vec<String> {
+    let count = format!("--lines={count}");
+    let status = run(&["status", "--no-pager", "--full", &count, "--", unit]);
+    let status = status.map(|status| lines(&status.stdout));
+    state_and_log(&status.unwrap_or_default())
+}
+
+/// Returns the state of a unit out of its status, and the end of its log, which is after an empty line.
+fn state_and_log(status: &[String]) -> Vec<String> {
     let log = status.iter().skip_while(|line| !line.is_empty()).skip(1);
     let state = status.iter().filter(|line| line.starts_with("Active:"));
     state.chain(log).cloned().collect()
@@ -203,6 +247,28 @@ mod tests {
             "Active: failed (Result: exit-code)",
             "Nov 27 host cleave[9]: cleave: no disk",
         ];
-        assert_eq!(reasons(&lines(status.as_bytes())), expected);
+        assert_eq!(state_and_log(&lines(status.as_bytes())), expected);
+    }
+
+    /// A unit is restarted for no other end of its reload.
+    #[test]
+    fn an_obstacle_is_told_by_the_end_of_a_reload() {
+        let command = |end: &str| {
+            format!(
+                "{{ path=/usr/bin/cleave ; argv[]=/usr/bin/cleave node --take-over --detach ; ignore_errors=no ; \
+                 start_time=[Fri 2026-11-27 10:00:00 UTC] ; stop_time=[n/a] ; pid=812 ; {end} }}"
+            )
+        };
+        assert!(has_met_an_obstacle(&command("code=exited ; status=3")));
+        for end in [
+            "code=(null) ; status=0/0",
+            "code=exited ; status=0",
+            "code=exited ; status=1",
+            "code=exited ; status=2",
+            "code=exited ; status=33",
+            "code=killed ; status=3/QUIT",
+        ] {
+            assert!(!has_met_an_obstacle(&command(end)), "{end}");
+        }
     }
 }

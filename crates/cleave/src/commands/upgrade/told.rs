@@ -6,6 +6,7 @@ use cleave_api::{ClientError, NodeReport};
 
 use super::daemon::{Daemon, Fate, Program};
 use super::outcome::{AGAIN_WITHIN, RestartOutcome};
+use super::systemctl::NotRenewed;
 use crate::commands::remote::{clean, unanswered};
 
 /// The version of the installed program, which is this one.
@@ -55,15 +56,23 @@ pub(super) fn restarted(
     block(&head, &notes, outcomes)
 }
 
-/// A daemon that could not be restarted, for these reasons.
-pub(super) fn failed(daemon: &Daemon, unit: &str, why: &[String]) -> String {
-    let head = format!(
-        "{}: {} could not be restarted",
-        daemon.name(),
-        daemon.node.version
-    );
-    let remedy = format!("mend that, or become root; then: systemctl restart {unit}");
-    let notes = [why, &[remedy]].concat();
+/// A daemon that does not run the installed program, though it was to, for these reasons.
+pub(super) fn not_renewed(daemon: &Daemon, unit: &str, why: &NotRenewed) -> String {
+    let (end, why, remedy) = match why {
+        NotRenewed::GoesOn(why) => (
+            "goes on: the installed program could not take over",
+            why,
+            "its disks are served as before, and after a restart they might not be: mend that; then: cleave upgrade"
+                .to_owned(),
+        ),
+        NotRenewed::Failed(why) => (
+            "could not be restarted",
+            why,
+            format!("mend that, or become root; then: systemctl restart {unit}"),
+        ),
+    };
+    let head = format!("{}: {} {end}", daemon.name(), daemon.node.version);
+    let notes = [&why[..], &[remedy]].concat();
     block(&head, &notes, std::iter::empty())
 }
 
@@ -257,9 +266,15 @@ mod tests {
         );
         let why = ["Job failed.", "Active: failed"].map(str::to_owned);
         assert_eq!(
-            failed(&before, "cleave.service", &why),
+            not_renewed(&before, "cleave.service", &NotRenewed::Failed(why.to_vec())),
             "cleave.service: 0.1.0 could not be restarted\n  Job failed.\n  Active: failed\n  \
              mend that, or become root; then: systemctl restart cleave.service\n"
+        );
+        let why = vec!["cleave: no such option".to_owned()];
+        assert_eq!(
+            not_renewed(&before, "cleave.service", &NotRenewed::GoesOn(why)),
+            "cleave.service: 0.1.0 goes on: the installed program could not take over\n  cleave: no such option\n  \
+             its disks are served as before, and after a restart they might not be: mend that; then: cleave upgrade\n"
         );
         assert_eq!(
             left_alone(&before),
