@@ -39,6 +39,18 @@ fn linked() -> (Giver, Taker) {
     (Giver::accept(ours, later()).unwrap().0, taker)
 }
 
+/// A disk that has been taken: the taker as its giver sees it, and the taker's link.
+fn taken() -> (Peer, TakenLink) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let taker = Taker::greet(theirs, later()).unwrap();
+    let (giver, peer) = Giver::accept(ours, later()).unwrap();
+    let TakeOutcome::Taken(link) = taker.take(later()) else {
+        panic!("the giver waits");
+    };
+    giver.end(later()).unwrap();
+    (peer, link)
+}
+
 /// Ends the link as the death of the giver does.
 fn die(mut giver: Giver) {
     giver.is_over = true;
@@ -210,13 +222,7 @@ fn a_giver_that_is_dropped_has_kept_its_disk() {
 
 #[test]
 fn a_taker_that_dies_after_it_has_taken_the_disk_is_noticed() {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let taker = Taker::greet(theirs, later()).unwrap();
-    let (giver, peer) = Giver::accept(ours, later()).unwrap();
-    let TakeOutcome::Taken(link) = taker.take(later()) else {
-        panic!("the giver waits");
-    };
-    giver.end(later()).unwrap();
+    let (peer, link) = taken();
     peer.check_alive().unwrap();
     drop(link);
     let died = peer.check_alive().unwrap_err();
@@ -226,13 +232,7 @@ fn a_taker_that_dies_after_it_has_taken_the_disk_is_noticed() {
 /// A third process has the disk before the giver has ended.
 #[test]
 fn a_taker_that_gives_the_disk_away_at_once_ends_after_the_giver() {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let taker = Taker::greet(theirs, later()).unwrap();
-    let (giver, peer) = Giver::accept(ours, later()).unwrap();
-    let TakeOutcome::Taken(link) = taker.take(later()) else {
-        panic!("the giver waits");
-    };
-    giver.end(later()).unwrap();
+    let (peer, link) = taken();
     let ends = std::thread::spawn(|| link.outlive_giver());
     // A taker that does not wait has ended by then.
     std::thread::sleep(Duration::from_millis(50));
