@@ -235,7 +235,7 @@ impl Client {
                 Base::Avail => queue.ring.position(),
                 Base::At(position) => position,
             };
-            self.announce(&queue.vring, base)?;
+            self.announce(&queue.vring, queue.ring.layout(), base)?;
         }
         Ok(())
     }
@@ -345,7 +345,6 @@ impl Client {
         let addr = self.memory.alloc(options.data_bytes, 4096)?;
         let vring = VringSetup {
             index,
-            layout,
             kick: options.kick.make()?,
             call: options.call.make()?,
             err: err_descriptor()?,
@@ -362,21 +361,28 @@ impl Client {
             },
             indirect: self.features & feature::INDIRECT_DESC != 0,
         };
-        self.announce(&queue.vring, options.base)?;
+        self.announce(&queue.vring, layout, options.base)?;
         Ok(queue)
     }
 
     /// Sends the set-up of a stopped vring again; `base`: its position.
     pub fn resume_queue(&mut self, index: usize, base: u16) -> Result<(), Error> {
-        self.announce(&self.queues[index].vring, base)
+        let queue = &self.queues[index];
+        self.announce(&queue.vring, queue.ring.layout(), base)
     }
 
     /// Sends the set-up of a vring in QEMU's order, and enables it.
-    pub(crate) fn announce(&self, vring: &VringSetup, base: u16) -> Result<(), Error> {
-        let (index, size) = (u32::from(vring.index), vring.layout.size);
+    pub(crate) fn announce(
+        &self,
+        vring: &VringSetup,
+        layout: RingLayout,
+        base: u16,
+    ) -> Result<(), Error> {
+        let (index, size) = (u32::from(vring.index), layout.size);
         self.frontend.set_vring_num(index, size.into())?;
         self.frontend.set_vring_base(index, base.into())?;
-        self.frontend.set_vring_addr(self.addr_of(vring)?)?;
+        self.frontend
+            .set_vring_addr(self.addr_of(vring.index, layout)?)?;
         self.frontend
             .set_vring_err(index, Some(vring.err.as_fd()))?;
         self.frontend
@@ -394,7 +400,8 @@ impl Client {
 impl Client {
     /// Returns the addresses of a vring, as SET_VRING_ADDR has them.
     pub fn vring_addr(&self, index: usize) -> Result<VringAddr, Error> {
-        self.addr_of(&self.queues[index].vring)
+        let queue = &self.queues[index];
+        self.addr_of(queue.index(), queue.ring.layout())
     }
 
     /// Returns the addresses of a vring whose used ring is in the dirty log.
@@ -406,14 +413,13 @@ impl Client {
         })
     }
 
-    fn addr_of(&self, vring: &VringSetup) -> Result<VringAddr, Error> {
-        let layout = vring.layout;
+    fn addr_of(&self, index: u16, layout: RingLayout) -> Result<VringAddr, Error> {
         let user = |addr| {
             let found = self.memory.user_addr(addr);
             found.ok_or_else(|| Error::Memory(format!("no ring at {addr:#x}")))
         };
         Ok(VringAddr {
-            index: vring.index.into(),
+            index: index.into(),
             flags: 0,
             desc: user(layout.desc)?,
             used: user(layout.used)?,

@@ -15,8 +15,8 @@ use crate::memory::Span;
 use crate::queue::{CONTROL_BYTES, ReapWait, STATUS_AT, TABLE_AT, VringSetup};
 use crate::workload::Picker;
 use crate::{
-    Buffer, Client, Descriptor, DeviceOptions, Error, Layout, Queue, Sample, Stop, Used, Verify,
-    Workload, WorkloadTotals, pattern_word, ring,
+    Buffer, Client, Descriptor, DeviceOptions, Error, Layout, Queue, RingLayout, Sample, Stop,
+    Used, Verify, Workload, WorkloadTotals, pattern_word, ring,
 };
 
 /// Used entries handled between two readings of the clock.
@@ -47,7 +47,10 @@ impl Client {
         pause: Duration,
     ) -> Result<Vec<WorkloadTotals>, Error> {
         let mut queues = std::mem::take(&mut self.queues);
-        let vrings: Vec<_> = queues.iter().map(|queue| queue.vring.clone()).collect();
+        let vrings = queues.iter();
+        let vrings: Vec<_> = vrings
+            .map(|queue| (queue.vring.clone(), queue.ring.layout()))
+            .collect();
         let done = std::thread::scope(|scope| {
             let threads = started(scope, &mut queues, workload, sampler);
             while !threads.iter().all(ScopedJoinHandle::is_finished) {
@@ -65,15 +68,15 @@ impl Client {
 
     fn go_on_with(
         &mut self,
-        vrings: &[Arc<VringSetup>],
+        vrings: &[(Arc<VringSetup>, RingLayout)],
         (path, options): (&Path, &DeviceOptions),
     ) -> Result<(), Error> {
         self.connect_again(path, options)?;
-        vrings.iter().try_for_each(|vring| {
+        vrings.iter().try_for_each(|(vring, layout)| {
             // Nobody writes it until the vring is started.
-            let used = self.memory.bytes(vring.layout.used + 2, 2);
+            let used = self.memory.bytes(layout.used + 2, 2);
             let base = u16::from_le_bytes([used[0], used[1]]);
-            self.announce(vring, base)
+            self.announce(vring, *layout, base)
         })
     }
 }

@@ -67,6 +67,8 @@ impl Client {
         }
         self.send_memory()?;
         let mut vrings = self.queues.iter().zip(positions);
-        vrings.try_for_each(|(queue, position)| self.announce(&queue.vring, *position))
+        vrings.try_for_each(|(queue, position)| {
+            self.announce(&queue.vring, queue.ring.layout(), *position)
+        })
     }
 }

@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::socket::readable;
-use crate::{Buffer, DriverRing, Error, GuestMemory, RingLayout, Used};
+use crate::{Buffer, DriverRing, Error, GuestMemory, Used};
 
 /// Filler for guest memory before a read, so that bytes which the read leaves alone are noticed.
 const UNREAD: u8 = 0xee;
@@ -111,11 +111,10 @@ pub(crate) const STATUS_AT: u64 = 16;
 /// Offset of the indirect table in a control block.
 pub(crate) const TABLE_AT: u64 = 64;
 
-/// What a daemon is told of a vring.
+/// What a daemon is told of a vring besides its place.
 #[derive(Debug)]
 pub(crate) struct VringSetup {
     pub(crate) index: u16,
-    pub(crate) layout: RingLayout,
     pub(crate) kick: Option<Ends>,
     pub(crate) call: Option<Ends>,
     pub(crate) err: OwnedFd,
