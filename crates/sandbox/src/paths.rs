@@ -8,7 +8,7 @@ use landlock::{
     PathBeneath, RestrictionStatus, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _,
     RulesetStatus, Scope,
 };
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, open as open_at, statx};
+use rustix::fs::{FileType, Mode, OFlags, fstat, open as open_at};
 
 use crate::{Missing, PathAccess, Reach, SandboxError};
 
@@ -38,10 +38,7 @@ fn open(reach: &Reach) -> Result<(OwnedFd, BitFlags<AccessFs>), SandboxError> {
     let failed = |errno: rustix::io::Errno| SandboxError::Path(reach.path.clone(), errno.into());
     let path: &Path = &reach.path;
     let fd = open_at(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
-    // As the kernel knows it: the server of a mounted folder may not answer.
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let found = statx(&fd, "", flags, StatxFlags::TYPE).map_err(failed)?;
-    let kind = FileType::from_raw_mode(found.stx_mode.into());
+    let kind = FileType::from_raw_mode(fstat(&fd).map_err(failed)?.st_mode);
     let rights = rights(reach.access);
     let rights = match kind {
         FileType::Directory => rights,
