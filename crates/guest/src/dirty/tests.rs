@@ -563,7 +563,9 @@ fn answers_are_marked_and_shown_in_as_many_turns_as_it_takes() {
             }
             assert_eq!(shown, (2 * turn).min(heads.len()));
             let marked = log.pages().into_iter().filter(|at| *at >= page(OWN));
-            let own = heads[..shown].iter().map(|head| page(OWN) + u64::from(*head));
+            let own = heads[..shown]
+                .iter()
+                .map(|head| page(OWN) + u64::from(*head));
             assert!(marked.eq(own), "turn {turn}");
         }
         assert_eq!(usize::from(vring.added()), heads.len() - shown);

@@ -1,10 +1,10 @@
 //! The folders of images of a node, as they are when it starts.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use crate::failure::Failure;
 
@@ -42,13 +42,20 @@ fn look(folders: &[PathBuf]) -> Result<Receiver<Found>, Failure> {
         let (reply, folder) = (reply.clone(), folder.clone());
         let thread = thread::Builder::new().name("images".to_owned());
         let spawned = thread.spawn(move || {
-            let found = folder.canonicalize();
+            let found = seen(&folder);
             // It may not be waited for any more.
             let _ = reply.send((folder, found));
         });
         spawned.map_err(|error| Failure::start(format!("cannot start a thread: {error}")))?;
     }
     Ok(looked)
+}
+
+/// Returns where a folder is. The kernel knows the way to the root of a file system, and asks the server for what it is, as the
+/// confinement does.
+fn seen(folder: &Path) -> io::Result<PathBuf> {
+    let found = folder.canonicalize()?;
+    fs::metadata(&found).map(|_| found)
 }
 
 /// Waits for what is found, at most for so long. A folder that is not answered for by then has timed out.
