@@ -474,15 +474,20 @@ fn a_file_on_a_device_without_free_tags_delays_its_disk_alone() {
     std::fs::write(&image, vec![7; SPAN as usize]).unwrap();
     std::fs::File::open(&image).unwrap().sync_all().unwrap();
     let mut other = street.move_in(&image, "auto", 256);
-    server.hold(true);
-    flood(other.queue(0), HUNG, 4096);
-    assert!(wait_until(|| tags_in_use(&device)));
-    street.assert_file_is_served();
-    street.compare("a file on a device without tags", |done| {
-        assert!(wait_until(|| done.load(Ordering::Relaxed)));
-    });
-    server.release();
-    wait_all(other.queue(0), HUNG);
+    let requests: [(&str, fn(&mut Queue, u64, u32)); 2] =
+        [("reads", flood), ("writes", flood_with_writes)];
+    for (name, start) in requests {
+        server.hold(true);
+        start(other.queue(0), HUNG, 4096);
+        assert!(wait_until(|| tags_in_use(&device)));
+        street.assert_file_is_served();
+        let name = format!("{name} of a file on a device without tags");
+        street.compare(&name, |done| {
+            assert!(wait_until(|| done.load(Ordering::Relaxed)));
+        });
+        server.release();
+        wait_all(other.queue(0), HUNG);
+    }
     drop(other);
     street.node.remove("other");
     drop(mount);
@@ -490,18 +495,34 @@ fn a_file_on_a_device_without_free_tags_delays_its_disk_alone() {
     street.node.daemon.finish();
 }
 
-/// Returns true if the device has as many reads in flight as it has tags.
+/// Does with writes what [`flood`] does with reads.
+fn flood_with_writes(queue: &mut Queue, count: u64, bytes: u32) {
+    let (area, room) = queue.data_area();
+    let (head, status) = queue.control();
+    queue.write_header(request_type::OUT, 0);
+    for round in 0..count {
+        let addr = area + round * u64::from(bytes) % (room - u64::from(bytes));
+        let chain = [
+            Buffer::readable(head, 16),
+            Buffer::readable(addr, bytes),
+            Buffer::writable(status, 1),
+        ];
+        queue.ring().add(&chain).unwrap();
+    }
+    queue.ring().publish();
+    queue.ring_kick();
+}
+
+/// Returns true if the device has as many requests in flight as it has tags.
 fn tags_in_use(device: &LoopDevice) -> bool {
     let name = device.path.file_name().unwrap().to_string_lossy();
     let read = |what: &str| std::fs::read_to_string(format!("/sys/block/{name}/{what}")).unwrap();
-    let first = |text: String| {
-        text.split_whitespace()
-            .next()
-            .unwrap()
-            .parse::<u32>()
-            .unwrap()
+    // Reads and writes are counted by themselves.
+    let sum = |text: String| -> u32 {
+        let numbers = text.split_whitespace();
+        numbers.map(|number| number.parse::<u32>().unwrap()).sum()
     };
-    first(read("inflight")) >= first(read("queue/nr_requests"))
+    sum(read("inflight")) >= sum(read("queue/nr_requests"))
 }
 
 /// Bytes that each refused request names: all pages of them are marked.

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use cleave_blk::Limits;
@@ -76,6 +77,15 @@ pub(crate) fn size_bytes(file: &File, kind: FileKind) -> io::Result<u64> {
 /// is certainly served by one.
 pub(crate) fn has_server(file: &File) -> bool {
     rustix::fs::fstatfs(file).map_or(true, |found| found.f_type as u32 == FUSE_MAGIC)
+}
+
+/// Returns the number of a block device, or of the file system of a file.
+pub(crate) fn device(file: &File, kind: FileKind) -> io::Result<u64> {
+    let found = file.metadata()?;
+    Ok(match kind {
+        FileKind::Regular => found.dev(),
+        FileKind::BlockDevice => found.rdev(),
+    })
 }
 
 /// Returns the limits of a disk in memory or of a null disk.

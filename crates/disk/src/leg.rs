@@ -33,6 +33,8 @@ pub enum Backing {
         /// A program serves the file. While a read or write is submitted the kernel waits for that program, even if it
         /// was asked not to wait.
         has_server: bool,
+        /// The number of the block device, or of the file system of the file.
+        device: u64,
     },
     /// Anonymous memory.
     Ram(MmapRegion),
@@ -63,6 +65,7 @@ impl Backing {
             kind,
             direct: false,
             has_server: false,
+            device: 0,
         }
     }
 
@@ -84,10 +87,13 @@ impl Backing {
                 kind,
                 direct,
                 has_server,
+                device,
             } => {
                 let (limits, is_direct) = probe_file(Path::new(name), file, *kind, options)?;
                 *direct = is_direct;
                 *has_server = *kind == FileKind::Regular && detect::has_server(file);
+                *device = detect::device(file, *kind)
+                    .map_err(|error| OpenError::Io(name.to_owned(), error))?;
                 Ok(limits)
             }
             Backing::Rbd(image) => rbd::probe(image, name, options),
@@ -347,6 +353,14 @@ impl Leg {
     /// Returns true if a program serves its file; see [`Backing::File`].
     pub fn has_server(&self) -> bool {
         matches!(self.backing, Backing::File { has_server, .. } if has_server)
+    }
+
+    /// Returns the number of the device or file system that it is on. `None`: it is no file.
+    pub fn device(&self) -> Option<u64> {
+        match self.backing {
+            Backing::File { device, .. } => Some(device),
+            _ => None,
+        }
     }
 
     /// Returns true if its reads and writes may be polled: this was requested and has not been given up.

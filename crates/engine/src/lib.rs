@@ -26,6 +26,7 @@ pub use error::EngineError;
 pub use iopoll::probe_iopoll;
 pub use ops::legs::{LegStats, LegTotals};
 pub use reactor::bell::BellFd;
+pub use reactor::neighbours::Neighbours;
 pub use reactor::ring::{ClosedRing, share_thread};
 pub use reactor::{Completion, Prepared, Reactor, Rest};
 pub use store::{Done, Event, Store, Wait};

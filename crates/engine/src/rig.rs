@@ -14,7 +14,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tempfile::TempDir;
 
 use crate::reactor::ring::Level;
-use crate::{AnyStore, EngineError, Model, Prepared, Reactor, Store, Wait};
+use crate::{AnyStore, EngineError, Model, Neighbours, Prepared, Reactor, Store, Wait};
 
 pub(crate) const READ: OpKind = OpKind::Read;
 pub(crate) const WRITE: OpKind = OpKind::Write { durable: false };
@@ -143,14 +143,24 @@ impl Uring {
         Ok(Solo::of(reactor, store, memory))
     }
 
-    /// On a thread that it shares with other disks.
+    /// On a thread that other disks may share.
     pub(crate) fn shared(
         disk: Arc<Disk>,
         memory: Arc<Memory>,
         ops: u16,
     ) -> Result<Uring, EngineError> {
+        Uring::beside(disk, memory, ops, &Arc::default())
+    }
+
+    /// On a thread that it shares with these disks.
+    pub(crate) fn beside(
+        disk: Arc<Disk>,
+        memory: Arc<Memory>,
+        ops: u16,
+        neighbours: &Arc<Neighbours>,
+    ) -> Result<Uring, EngineError> {
         let (heir, _) = std::sync::mpsc::channel();
-        let mut reactor = Prepared::new(&[&disk], ops, 4, 4)?.enable(&heir)?;
+        let mut reactor = Prepared::new(&[&disk], [ops, 4, 4], neighbours)?.enable(&heir)?;
         let store = AnyStore::open(&mut reactor, &disk, 0, ops)?;
         Ok(Solo::of(reactor, store, memory))
     }

@@ -20,7 +20,7 @@ use crate::ops::table::Entry;
 use crate::reactor::ring::{LEVELS, Purpose, Sleep, tag};
 use crate::rig::*;
 use crate::stores::files::{Files, rig::Mangle};
-use crate::{AnyStore, EngineError, Reactor, Store, Wait, probe_iopoll};
+use crate::{AnyStore, EngineError, Prepared, Reactor, Store, Wait, probe_iopoll};
 
 mod device;
 mod faults;
@@ -91,7 +91,7 @@ fn a_direct_file_matches_the_model() {
     check_against_model(&mut [engine(&disk, &guest)], &guest, &disk, &MANY, seed());
 }
 
-/// Some of the ops are longer than what goes to a thread of the kernel at once.
+/// Some of the ops are longer than what goes to a thread of the kernel at once. All go there while a disk in memory is a neighbour.
 #[test]
 fn files_on_a_shared_thread_match_the_model() {
     let long = Load {
@@ -100,27 +100,52 @@ fn files_on_a_shared_thread_match_the_model() {
         sectors_max: 6000,
         kinds: KINDS,
     };
+    let ram = disk_of("ram:1M");
     for direct in [Direct::Auto, Direct::Off] {
         for load in [&MANY, &long] {
             let (_dir, _path, disk, guest) = file_rig(direct);
-            let engine = Uring::shared(disk.clone(), guest.memory.clone(), 32).unwrap();
-            check_against_model(&mut [engine], &guest, &disk, load, seed());
+            let neighbours = Arc::default();
+            let memory = guest.memory.clone();
+            let engine = Uring::beside(disk.clone(), memory, 32, &neighbours).unwrap();
+            let engines = &mut [engine];
+            thread::scope(|scope| {
+                // Gone when the check has ended, or has failed.
+                let is_checking = Arc::new(());
+                let checking = Arc::downgrade(&is_checking);
+                scope.spawn(|| {
+                    let checking = checking;
+                    while checking.strong_count() > 0 {
+                        drop(Prepared::new(&[&ram], [1, 1, 1], &neighbours).unwrap());
+                    }
+                });
+                check_against_model(engines, &guest, &disk, load, seed());
+                drop(is_checking);
+            });
         }
     }
 }
 
-/// A hole is filled, and a full device is waited for, by the thread that submits.
+/// A full device is waited for by the thread that submits, which only disks on the same device may feel.
 #[test]
-fn a_shared_thread_submits_no_read_of_a_file_itself() {
+fn a_thread_submits_reads_of_files_itself_if_all_its_disks_are_on_one_device() {
+    let ram = disk_of("ram:1M");
     for direct in [Direct::Auto, Direct::Off] {
         let (_dir, _path, disk, guest) = file_rig(direct);
-        let memory = || Arc::clone(&guest.memory);
-        let shared = Uring::shared(disk.clone(), memory(), 32).unwrap();
-        for (mut engine, expected) in [(engine(&disk, &guest), false), (shared, true)] {
+        let delegates = |engine: &mut Uring| {
             engine.push(op(READ, 0, 4096, &[segment(0, 4096)]), 7);
-            assert_eq!(files(&mut engine).delegates(), expected, "{direct:?}");
-            assert_eq!(next_done(&mut engine), (7, Ok(())));
-        }
+            let delegates = files(engine).delegates();
+            assert_eq!(next_done(engine), (7, Ok(())));
+            delegates
+        };
+        assert!(!delegates(&mut engine(&disk, &guest)), "{direct:?}");
+        let neighbours = Arc::default();
+        let memory = guest.memory.clone();
+        let mut shared = Uring::beside(disk.clone(), memory, 32, &neighbours).unwrap();
+        assert!(!delegates(&mut shared), "{direct:?}");
+        let other = Prepared::new(&[&ram], [1, 1, 1], &neighbours).unwrap();
+        assert!(delegates(&mut shared), "{direct:?}");
+        drop(other);
+        assert!(!delegates(&mut shared), "{direct:?}");
     }
 }
 

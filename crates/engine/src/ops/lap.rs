@@ -12,10 +12,10 @@ pub(crate) struct LapBudget {
 }
 
 impl LapBudget {
-    pub(crate) fn of(tenancy: Tenancy) -> LapBudget {
+    pub(crate) fn of(tenancy: &Tenancy) -> LapBudget {
         match tenancy {
             Tenancy::Own => LapBudget::unlimited(),
-            Tenancy::Shared => LapBudget {
+            Tenancy::Shared(_) => LapBudget {
                 whole: LAP_BYTES_MAX,
                 left: LAP_BYTES_MAX,
             },

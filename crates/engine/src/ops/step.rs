@@ -61,6 +61,8 @@ pub(crate) struct FileOp {
     pub(crate) bounced: bool,
     /// Not through the polled ring: it refused the op, or the device would get it in pieces.
     pub(crate) plain: bool,
+    /// Threads of the kernel run the step.
+    pub(crate) delegated: bool,
     /// For zeroing: write zeroes, because the store refused the other methods for this range.
     pub(crate) written: bool,
     pub(crate) needs: Hold,

@@ -3,6 +3,7 @@
 
 pub(crate) mod bell;
 mod lap;
+pub(crate) mod neighbours;
 pub(crate) mod polled;
 pub(crate) mod ring;
 pub(crate) mod watch;
@@ -10,6 +11,7 @@ pub(crate) mod watch;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
@@ -19,6 +21,7 @@ use io_uring::{opcode, squeue};
 
 use self::bell::{BellFd, Bells};
 pub use self::lap::Rest;
+use self::neighbours::{Neighbour, Neighbours};
 use self::polled::Polled;
 use self::ring::{
     ClosedRing, CompletionMode, LEVELS, Level, Purpose, Ring, RingConfig, SHARED_LEVELS, Sleep, tag,
@@ -96,17 +99,16 @@ pub struct Prepared(Reactor);
 unsafe impl Send for Prepared {}
 
 impl Prepared {
-    /// Like [`Reactor::new`], for a thread that waits for several reactors at once.
+    /// Like [`Reactor::new`] (`slots` holds its three numbers), for a thread that waits for several reactors at once, whose disks are
+    /// among these `neighbours`.
     pub fn new(
         disks: &[&Disk],
-        ops: u16,
-        watches: u16,
-        bells: u16,
+        slots: [u16; 3],
+        neighbours: &Arc<Neighbours>,
     ) -> Result<Prepared, EngineError> {
-        let submissions = u32::from(ops) + SUBMISSION_SLACK;
-        let slots = [ops, watches, bells];
+        let submissions = u32::from(slots[0]) + SUBMISSION_SLACK;
         let mut reactor = Reactor::prepared(disks, slots, submissions, &SHARED_LEVELS)?;
-        reactor.tenancy = Tenancy::Shared;
+        reactor.neighbour = Some(Neighbour::join(neighbours, disks));
         reactor.needs_threads = false;
         Ok(Prepared(reactor))
     }
@@ -128,19 +130,20 @@ impl Prepared {
 static REACTORS: AtomicU64 = AtomicU64::new(0);
 
 /// Who uses the thread of a reactor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Tenancy {
     /// The disks of this reactor alone.
     Own,
     /// Other reactors too: what takes long here delays their disks.
-    Shared,
+    Shared(Arc<Neighbours>),
 }
 
 /// One thread's io_uring and all that goes through it.
 #[derive(Debug)]
 pub struct Reactor {
     number: u64,
-    tenancy: Tenancy,
+    /// Present if other reactors use the thread too.
+    neighbour: Option<Neighbour>,
     /// Its ops occupy many threads of the kernel, and nobody has seen to it that there may be many.
     needs_threads: bool,
     ring: Ring,
@@ -224,7 +227,7 @@ impl Reactor {
         let mut legs = disks.iter().flat_map(|disk| disk.legs());
         Ok(Reactor {
             number: REACTORS.fetch_add(1, Ordering::Relaxed),
-            tenancy: Tenancy::Own,
+            neighbour: None,
             needs_threads: legs.any(Leg::has_server),
             ring,
             polled,
@@ -275,7 +278,10 @@ impl Reactor {
 
     /// Who uses its thread.
     pub(crate) fn tenancy(&self) -> Tenancy {
-        self.tenancy
+        match &self.neighbour {
+            None => Tenancy::Own,
+            Some(neighbour) => Tenancy::Shared(neighbour.all().clone()),
+        }
     }
 
     #[inline]

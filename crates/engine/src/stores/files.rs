@@ -37,7 +37,7 @@ use crate::ops::progress::{self, Direction, Progress, Retry, Transfer};
 use crate::ops::queue::{self, OpQueue, from_ops};
 use crate::ops::step::{self, Facts, FileOp, Hold, Method, Methods, Step, StepToStart};
 use crate::ops::table::Entry;
-use crate::reactor::StoreId;
+use crate::reactor::{StoreId, Tenancy};
 use crate::{Completion, Reactor, Store, Wait};
 
 /// Longest sleep while an op waits for a range lock of another worker, which sends no signal when it releases
@@ -62,7 +62,8 @@ pub struct Files {
     submitted: usize,
     polled: usize,
     delegated: Delegated,
-    /// For copies between guest memory and buffers.
+    tenancy: Tenancy,
+    /// For copies between guest memory and buffers, or through the page cache.
     lap: LapBudget,
     hold_waiters: VecDeque<u16>,
     buffer_waiters: VecDeque<u16>,
@@ -121,7 +122,7 @@ impl Files {
                     cached,
                     ..Facts::new(*kind, limits)
                 },
-                delegation: Delegation::of(leg, *kind, cached, tenancy),
+                delegation: Delegation::of(leg, *kind, cached, &tenancy),
                 methods: Methods::at_first(*kind),
                 syncs: Syncs::new(room),
                 refusals: 0,
@@ -135,7 +136,8 @@ impl Files {
             submitted: 0,
             polled: 0,
             delegated: Delegated::new(room),
-            lap: LapBudget::of(tenancy),
+            lap: LapBudget::of(&tenancy),
+            tenancy,
             hold_waiters: VecDeque::with_capacity(room),
             buffer_waiters: VecDeque::with_capacity(room),
             delayed: VecDeque::with_capacity(room),

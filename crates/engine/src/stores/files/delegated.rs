@@ -1,21 +1,23 @@
 //! Reads and writes that threads of the kernel (io-wq) run, because the worker's thread would wait or copy for long while it
-//! submits them: those of a file that a program serves, and if other disks share the thread all but those of a block device past
-//! the page cache ([`Delegation`](super::portion::Delegation)).
+//! submits them: those of a file that a program serves, and if other disks share the thread large ones, or all of a file
+//! ([`Delegation`](super::portion::Delegation)).
 //!
 //! Each takes a thread of the kernel for as long as it lasts, so a store has only some of them under way. The others wait
 //! here, in their order, for the completion of one that is.
 
+use cleave_blk::OpKind;
 use io_uring::squeue::Flags;
 
 use super::Files;
-use super::portion::Portion;
+use super::portion::{Delegation, Portion};
 use crate::Reactor;
 use crate::ops::step::Step;
+use crate::reactor::Tenancy;
 
 impl Files {
     /// The bytes that the current step has yet to move. They do not change from its submission to its completion.
     #[inline]
-    fn step_bytes(&self, index: u16) -> u64 {
+    pub(super) fn step_bytes(&self, index: u16) -> u64 {
         let entry = self.ops.get(index);
         match entry.own.step {
             Step::Direct | Step::Fill | Step::Spill | Step::Zeroes => {
@@ -25,19 +27,38 @@ impl Files {
         }
     }
 
-    /// What the current step submits next, if the kernel's threads are to move it.
+    /// Decides if threads of the kernel run the current step, and notes it. Returns what they get next.
     #[inline]
-    pub(super) fn portion(&self, index: u16) -> Option<Portion> {
-        let delegation = self.leg(self.ops.get(index).leg).delegation;
-        delegation.portion(self.step_bytes(index))
+    pub(super) fn hand_over(&mut self, index: u16) -> Option<Portion> {
+        let (delegation, bytes) = (self.delegation(index), self.step_bytes(index));
+        let are_apart = match &self.tenancy {
+            Tenancy::Own => false,
+            Tenancy::Shared(neighbours) => neighbours.are_apart(),
+        };
+        let entry = self.ops.get_mut(index);
+        let is_read = match entry.own.step {
+            Step::Direct => entry.kind == OpKind::Read,
+            step => step == Step::Fill,
+        };
+        let own = &mut entry.own;
+        own.delegated = delegation.takes(bytes, is_read, are_apart);
+        own.delegated.then(|| delegation.portion(bytes))
+    }
+
+    fn delegation(&self, index: u16) -> Delegation {
+        self.leg(self.ops.get(index).leg).delegation
+    }
+
+    /// What threads of the kernel get next of the current step.
+    fn portion(&self, index: u16) -> Portion {
+        self.delegation(index).portion(self.step_bytes(index))
     }
 
     /// Counts the completion of a step that may have been delegated.
     #[inline]
     pub(super) fn delegated_completed(&mut self, index: u16) {
-        if !self.delegated.is_idle()
-            && let Some(portion) = self.portion(index)
-        {
+        if std::mem::take(&mut self.ops.get_mut(index).own.delegated) {
+            let portion = self.portion(index);
             self.ops.show_all(index);
             self.delegated.end(portion);
         }
@@ -58,7 +79,7 @@ impl Files {
     #[inline]
     pub(super) fn serve_delegated(&mut self, reactor: &mut Reactor) {
         while let Some(&index) = self.delegated.waiting.front() {
-            let portion = self.portion(index).unwrap_or_default();
+            let portion = self.portion(index);
             if !self.delegated.fits(portion) {
                 return;
             }

@@ -12,6 +12,8 @@ const OPS_MAX: usize = 64;
 const COPIED_MAX: u64 = 4 << 20;
 /// Longest copy at once: a kernel without preemption runs nothing else on that CPU meanwhile.
 const COPY_BYTES_MAX: u64 = 512 << 10;
+/// Shortest read or write that is left to the kernel's threads for its length. To hand over a shorter one costs more than it takes.
+const DELEGATED_MIN: u64 = 128 << 10;
 /// Most bytes at once past the page cache of a file that may have holes, which the kernel fills with zeroes as it submits a read.
 const HOLE_BYTES_MAX: u64 = 1 << 20;
 /// They count as so many times fewer copied bytes: the device moves what is not a hole, and zeroes take less time than a copy.
@@ -41,43 +43,52 @@ pub(super) enum Delegation {
     Nothing,
     /// All: they wait for the program that serves the file.
     Waits,
-    /// All: they copy from or to the page cache, and read or write it first.
-    Copies,
-    /// All: the kernel waits for a free tag of the device below the file system, and fills holes.
+    /// Those that copy at least so much from or to the page cache.
+    Copies { from_bytes: u64 },
+    /// Large reads of what may be a hole, which the kernel fills.
     Holes,
 }
 
 impl Delegation {
     /// Chooses for a leg.
-    ///
-    /// On a thread that disks share, only a block device past the page cache is submitted to directly: only there the kernel refuses,
-    /// instead of waiting, when the device has no free tag. A file system does not pass that wish on (iomap drops NOWAIT), and
-    /// neither does the page cache when it reads ahead.
-    pub(super) fn of(leg: &Leg, kind: FileKind, cached: bool, tenancy: Tenancy) -> Delegation {
+    pub(super) fn of(leg: &Leg, kind: FileKind, cached: bool, tenancy: &Tenancy) -> Delegation {
+        let from_bytes = if leg.has_server() { 0 } else { DELEGATED_MIN };
         match (tenancy, kind) {
-            (Tenancy::Shared, _) if cached => Delegation::Copies,
-            (Tenancy::Own, _) if cached && leg.has_server() => Delegation::Copies,
+            (Tenancy::Shared(_), _) if cached => Delegation::Copies { from_bytes },
+            (Tenancy::Own, _) if cached && leg.has_server() => Delegation::Copies { from_bytes },
             _ if leg.has_server() => Delegation::Waits,
-            (Tenancy::Shared, FileKind::Regular) => Delegation::Holes,
-            (Tenancy::Shared, FileKind::BlockDevice) | (Tenancy::Own, _) => Delegation::Nothing,
+            (Tenancy::Shared(_), FileKind::Regular) => Delegation::Holes,
+            (Tenancy::Shared(_), FileKind::BlockDevice) | (Tenancy::Own, _) => Delegation::Nothing,
         }
     }
 
-    /// Returns what a step that has so many bytes left submits next, if threads of the kernel are to run it.
+    /// Returns true if threads of the kernel are to run a step that has so many bytes left. `are_apart`: the thread has disks
+    /// elsewhere ([`Neighbours`](crate::Neighbours)), which must not wait for a free tag of this device. Only a block device past
+    /// the page cache refuses instead of waiting: a file system does not pass that wish on (iomap drops NOWAIT), and neither does
+    /// the page cache when it reads ahead.
     #[inline]
-    pub(super) fn portion(self, bytes_left: u64) -> Option<Portion> {
+    pub(super) fn takes(self, bytes_left: u64, is_read: bool, are_apart: bool) -> bool {
+        bytes_left > 0
+            && match self {
+                Delegation::Nothing => false,
+                Delegation::Waits => true,
+                Delegation::Copies { from_bytes } => are_apart || bytes_left >= from_bytes,
+                Delegation::Holes => are_apart || is_read && bytes_left >= DELEGATED_MIN,
+            }
+    }
+
+    /// Returns what a step that has so many bytes left submits next to threads of the kernel.
+    pub(super) fn portion(self, bytes_left: u64) -> Portion {
         match self {
-            Delegation::Nothing => None,
-            _ if bytes_left == 0 => None,
-            Delegation::Waits => Some(Portion {
+            Delegation::Nothing | Delegation::Waits => Portion {
                 bytes: bytes_left,
                 copied: 0,
-            }),
-            Delegation::Copies => Some(Portion::copy(bytes_left.min(COPY_BYTES_MAX))),
+            },
+            Delegation::Copies { .. } => Portion::copy(bytes_left.min(COPY_BYTES_MAX)),
             Delegation::Holes => {
                 let bytes = bytes_left.min(HOLE_BYTES_MAX);
                 let copied = bytes / HOLE_SHARE;
-                Some(Portion { bytes, copied })
+                Portion { bytes, copied }
             }
         }
     }
@@ -130,7 +141,7 @@ impl Delegated {
     }
 
     /// Nothing is under way or waits.
-    #[inline]
+    #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.ops == 0 && self.waiting.is_empty()
     }
@@ -146,16 +157,46 @@ mod tests {
     use super::*;
 
     #[test]
+    fn short_reads_and_all_writes_are_submitted_directly_unless_disks_are_apart() {
+        let copies = Delegation::Copies {
+            from_bytes: 1 << 17,
+        };
+        for (delegation, is_read, long) in [
+            (copies, true, true),
+            (copies, false, true),
+            (Delegation::Holes, true, true),
+            (Delegation::Holes, false, false),
+            (Delegation::Nothing, true, false),
+        ] {
+            let is_something = delegation != Delegation::Nothing;
+            for (bytes, alone, apart) in [
+                (0, false, false),
+                ((1 << 17) - 1, false, is_something),
+                (1 << 17, long, is_something),
+            ] {
+                let takes = |apart| delegation.takes(bytes, is_read, apart);
+                assert_eq!(
+                    (takes(false), takes(true)),
+                    (alone, apart),
+                    "{delegation:?} {bytes}"
+                );
+            }
+        }
+        assert!(Delegation::Waits.takes(1, false, false));
+    }
+
+    #[test]
     fn neither_many_ops_nor_many_copied_bytes_are_under_way_at_a_time() {
         let direct = Portion {
             bytes: 1 << 30,
             copied: 0,
         };
-        let of = |delegation: Delegation| delegation.portion(1 << 30).unwrap();
+        let of = |delegation: Delegation| delegation.portion(1 << 30);
+        let copies = Delegation::Copies { from_bytes: 0 };
         assert_eq!(of(Delegation::Waits), direct);
         for (portion, most) in [
             (direct, OPS_MAX),
-            (of(Delegation::Copies), 8),
+            (of(copies), 8),
             (of(Delegation::Holes), 16),
         ] {
             let mut delegated = Delegated::new(4);

@@ -24,7 +24,10 @@ const DISCARD_COMMAND: u32 = 0x1200;
 impl Files {
     /// Submits the current step, or the rest of it, to its ring.
     pub(super) fn issue(&mut self, reactor: &mut Reactor, index: u16) {
-        let Some(portion) = self.portion(index) else {
+        let Some(portion) = self.hand_over(index) else {
+            if self.leg(self.ops.get(index).leg).facts.cached {
+                self.lap.spend(self.step_bytes(index));
+            }
             let is_polled = reactor.has_polled_ring() && may_poll(&self.disk, self.ops.get(index));
             let entry = self.submission(index, u64::MAX);
             self.submit(reactor, index, entry, is_polled);

@@ -129,7 +129,7 @@ impl Nbd {
             lines: lines.into_boxed_slice(),
             headers: Area::new(usize::from(slots) * HEADER_BYTES, 4096, Access::ReadWrite)?,
             zeroes: Area::new(ZEROES_BYTES as usize, 4096, Access::Read)?,
-            lap: LapBudget::of(reactor.tenancy()),
+            lap: LapBudget::of(&reactor.tenancy()),
             export,
             spec,
             now,

@@ -16,6 +16,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cleave_engine::Neighbours;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::thread::contention::CoreContention;
@@ -30,6 +31,7 @@ pub struct Pool {
     name: String,
     cpus: Vec<usize>,
     threads: Vec<Remote>,
+    neighbours: Arc<Neighbours>,
     /// For each thread: the disk of each worker that is placed on it.
     placed: Mutex<Vec<Vec<DiskKey>>>,
 }
@@ -73,6 +75,7 @@ impl Pool {
             name: name.to_owned(),
             cpus: cpus.to_vec(),
             placed: Mutex::new(vec![Vec::new(); threads.len()]),
+            neighbours: Arc::default(),
             threads,
         }))
     }

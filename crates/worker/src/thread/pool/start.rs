@@ -52,7 +52,8 @@ impl Pool {
         seat: impl FnOnce(Newcomer, Reactor) -> Result<Seat, SpawnError> + Send + 'static,
     ) -> Result<(Control, PoolMember), SpawnError> {
         let (control, commands) = Control::channel()?;
-        let prepared = Prepared::new(&[&device.disk], device.room(), WATCHES, BELLS)?;
+        let slots = [device.room(), WATCHES, BELLS];
+        let prepared = Prepared::new(&[&device.disk], slots, &self.neighbours)?;
         let place = Place::take(self.clone(), Arc::as_ptr(&device).addr());
         let held = device.clone();
         let (made, outcome) = sync_channel(1);
