@@ -474,11 +474,12 @@ fn a_file_on_a_device_without_free_tags_delays_its_disk_alone() {
     std::fs::write(&image, vec![7; SPAN as usize]).unwrap();
     std::fs::File::open(&image).unwrap().sync_all().unwrap();
     let mut other = street.move_in(&image, "auto", 256);
-    let requests: [(&str, fn(&mut Queue, u64, u32)); 2] =
-        [("reads", flood), ("writes", flood_with_writes)];
-    for (name, start) in requests {
+    for name in ["reads", "writes"] {
         server.hold(true);
-        start(other.queue(0), HUNG, 4096);
+        match name {
+            "reads" => flood(other.queue(0), HUNG, 4096),
+            _ => flood_with_writes(other.queue(0), HUNG, 4096),
+        }
         assert!(wait_until(|| tags_in_use(&device)));
         street.assert_file_is_served();
         let name = format!("{name} of a file on a device without tags");

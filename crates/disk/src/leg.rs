@@ -355,7 +355,7 @@ impl Leg {
         matches!(self.backing, Backing::File { has_server, .. } if has_server)
     }
 
-    /// Returns the number of the device or file system that it is on. `None`: it is no file.
+    /// Returns the number of the device or file system that it is on. `None`: neither a file nor a device.
     pub fn device(&self) -> Option<u64> {
         match self.backing {
             Backing::File { device, .. } => Some(device),
