@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use cleave_rig::guest;
+use cleave_rig::guest::{self, Accelerator};
 use cleave_rig::{At, Result};
 
 use super::backend::{self, DaemonMode};
@@ -70,36 +70,67 @@ impl GuestCase {
 /// Runs a case and prints its line; the number of its checks, unless it cannot run here.
 pub(super) fn run(kit: &Kit, case: &GuestCase) -> Result<Option<usize>, ()> {
     let (start, name) = (Instant::now(), case.name);
-    let folder = kit.folder.join(name);
+    let mut ran = attempt(kit, case);
+    if let Err(why) = &ran
+        && why.starts_with(guest::CRASHED)
+        && kit.accelerator == Accelerator::Tcg
+    {
+        // Rarely, QEMU's translator crashes by itself.
+        println!("{name:<16} again: {why}");
+        ran = note_crash(kit, name, why).and_then(|()| attempt(kit, case));
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    match &ran {
+        Ok(Ended::Ignored(why)) => println!("ignored: guest case {name}: {why}"),
+        Ok(Ended::Passed(count)) => println!("{name:<16} ok   {seconds:6.1} s  {count} checks"),
+        Err(why) => println!("{name:<16} FAIL {seconds:6.1} s  {why}"),
+    }
+    match ran {
+        Ok(Ended::Passed(count)) => Ok(Some(count)),
+        Ok(Ended::Ignored(_)) => Ok(None),
+        Err(_) => Err(()),
+    }
+}
+
+/// How a case ended that did not fail.
+enum Ended {
+    /// After so many checks.
+    Passed(usize),
+    /// It cannot run here, for this reason.
+    Ignored(String),
+}
+
+/// Counts a crash with the attempts that are repeated for another reason, so that it is not overlooked.
+fn note_crash(kit: &Kit, name: &str, why: &str) -> Result {
+    std::fs::create_dir_all(&kit.late).at(&kit.late)?;
+    let file = kit.late.join(format!("guest-{name}"));
+    std::fs::write(&file, why).at(&file)
+}
+
+fn attempt(kit: &Kit, case: &GuestCase) -> Result<Ended> {
     let mut bench = Bench {
         kit,
-        folder,
-        name,
+        folder: kit.folder.join(case.name),
+        name: case.name,
         cpus: case.cpus,
         block_bytes: case.block_bytes,
         checks: Vec::new(),
         ignored: None,
     };
-    let made = std::fs::create_dir_all(&bench.folder).at(&bench.folder);
-    let mut ran = made.and_then(|()| match case.how {
+    std::fs::create_dir_all(&bench.folder).at(&bench.folder)?;
+    match case.how {
         How::Disk(boots) => boots::boot(&mut bench, DISK, boots),
         How::Fio(boots) => boots::boot(&mut bench, include_str!("scripts/fio.sh"), boots),
         How::Own(run) => run(&mut bench),
-    });
-    if let (Ok(()), Some(why)) = (&ran, &bench.ignored) {
-        println!("ignored: guest case {name}: {why}");
-        return Ok(None);
+    }?;
+    if let Some(why) = bench.ignored {
+        return Ok(Ended::Ignored(why));
     }
     let (failed, count) = (guest::failed(&bench.checks), bench.checks.len());
-    if ran.is_ok() && (count == 0 || !failed.is_empty()) {
-        ran = Err(format!("of {count} checks failed:{failed}"));
+    match count == 0 || !failed.is_empty() {
+        true => Err(format!("of {count} checks failed:{failed}")),
+        false => Ok(Ended::Passed(count)),
     }
-    let seconds = start.elapsed().as_secs_f64();
-    match ran {
-        Ok(()) => println!("{name:<16} ok   {seconds:6.1} s  {count} checks"),
-        Err(ref why) => println!("{name:<16} FAIL {seconds:6.1} s  {why}"),
-    }
-    ran.map(|()| Some(count)).map_err(drop)
 }
 
 /// The firmware reads from the disk: SeaBIOS sets up vring 0 only, and polls without interrupts.

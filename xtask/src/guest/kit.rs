@@ -39,6 +39,8 @@ pub(super) struct Kit {
     /// Programs for a guest in which the daemon itself runs.
     pub(super) programs: [String; 3],
     pub(super) folder: PathBuf,
+    /// For the reports of attempts that are repeated.
+    pub(super) late: PathBuf,
 }
 
 impl Kit {
@@ -75,6 +77,7 @@ impl Kit {
             program,
             ceph: built::program(artifacts, "ceph-cluster")?,
             folder,
+            late: root.join("target/late"),
         })
     }
 

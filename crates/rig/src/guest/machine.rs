@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -78,6 +79,13 @@ pub fn qemu(
     );
     [words(&line, &[&program]), more.concat()].concat()
 }
+
+/// How the report of a machine begins whose QEMU was ended by a signal that nobody sent.
+pub const CRASHED: &str = "QEMU crashed";
+
+/// Longest time from the end of the console to that of QEMU, and the pause between two looks.
+const END_TIME: Duration = Duration::from_secs(5);
+const END_PAUSE: Duration = Duration::from_millis(5);
 
 /// A check that the guest made: its name, and its fault if it found one.
 pub type Check = (String, Result);
@@ -193,8 +201,26 @@ impl Machine {
         let line = self.lines.recv_timeout(self.left());
         line.map_err(|error| match error {
             RecvTimeoutError::Timeout => self.explain("did not answer in time"),
-            RecvTimeoutError::Disconnected => self.explain("went off too early"),
+            RecvTimeoutError::Disconnected => {
+                let why = self.explain("went off too early");
+                match self.crash() {
+                    Some(signal) => format!("{CRASHED} by signal {signal}: {why}"),
+                    None => why,
+                }
+            }
         })
+    }
+
+    /// Returns the signal that ended QEMU, whose console is closed.
+    fn crash(&mut self) -> Option<i32> {
+        let until = Instant::now() + END_TIME;
+        while Instant::now() < until {
+            if let Some(status) = self.child.try_wait().ok()? {
+                return status.signal();
+            }
+            std::thread::sleep(END_PAUSE);
+        }
+        None
     }
 
     /// Returns a sentence for the report, with the checks that failed and the end of the logs.
@@ -235,6 +261,8 @@ fn report(line: &str) -> Option<(&str, &str, &str)> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn a_chardev_connects_again_by_the_option_that_the_help_names() {
         let option = super::reconnect_of;
@@ -246,6 +274,21 @@ mod tests {
             option("path[,websocket=on|off][,reconnect-ms=milliseconds]\n"),
             "reconnect-ms=10"
         );
+    }
+
+    #[test]
+    fn an_emulator_that_crashes_is_told_from_a_guest_that_goes_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        for (end, crashed) in [("kill -SEGV $$", true), ("exit 1", false)] {
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("echo CLEAVE-MARK up; {end}")]);
+            let mut machine = Machine::run(command, &log, Duration::from_secs(30)).unwrap();
+            machine.expect("up").unwrap();
+            let why = machine.mark().unwrap_err();
+            assert_eq!(why.starts_with(CRASHED), crashed, "{why}");
+            assert!(why.contains("went off too early"), "{why}");
+        }
     }
 
     #[test]

@@ -12,7 +12,9 @@ use std::time::Duration;
 use crate::command::{Result, command};
 pub use initramfs::Initramfs;
 pub use kernel::{Kernel, boot};
-pub use machine::{Accelerator, Check, Machine, QEMU, VHOST_USER_DISK, failed, qemu, reconnect};
+pub use machine::{
+    Accelerator, CRASHED, Check, Machine, QEMU, VHOST_USER_DISK, failed, qemu, reconnect,
+};
 pub use monitor::Monitor;
 
 /// A script that proves that an accelerator runs a guest at all. There is no disk.
