@@ -1,7 +1,7 @@
 //! Judges, before the first disk is taken over from a node that runs, whether this one can serve all that are served there.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cleave_api::{ClientError, DiskState, HttpClient};
@@ -17,7 +17,7 @@ use crate::hosted::aside::aside;
 
 /// Longest wait for the list of disks.
 const LIST_TIME: Duration = Duration::from_secs(5);
-/// Longest wait for the judgement, which looks at images. What cannot be judged in time is found out when the disks are taken.
+/// Longest wait for the judgement, which looks at images.
 const JUDGE_TIME: Duration = Duration::from_secs(10);
 /// Where the list of disks is found, with their descriptions.
 const LIST: &str = "/v1/disks?full=1";
@@ -41,28 +41,29 @@ struct Spec {
 impl Node {
     /// Refuses to take over from a node that serves a disk which this one could never take. That node changes no disk meanwhile, so the
     /// folder of state stays as it is.
+    ///
+    /// A disk whose storage hangs cannot be judged. Here it would not come to be served, and its guest would lose it, so that node goes on.
     pub(super) async fn judge_served(self: &Arc<Node>) -> Result<(), Failure> {
-        let node = self.clone();
-        let judged = aside("judge", move || Ok(node.stays()));
+        let stays =
+            |why: &str| Failure::run(format!("--take-over: the running node goes on: {why}"));
+        let judging = Arc::<Mutex<String>>::default();
+        let (node, named) = (self.clone(), judging.clone());
+        let judged = aside("judge", move || Ok(node.stays(&named)));
         match timeout(JUDGE_TIME, judged).await {
-            Ok(Ok(stays)) => match stays? {
-                None => Ok(()),
-                Some(why) => Err(Failure::run(format!(
-                    "--take-over: the running node goes on: {why}"
-                ))),
-            },
+            Ok(Ok(found)) => found?.map_or(Ok(()), |why| Err(stays(&why))),
             Ok(Err(error)) => Err(Failure::run(format!("cannot start a thread: {error}"))),
             Err(_) => {
-                tracing::warn!(
-                    "the images of the running node are taken over without a check, because the folders of --images do not answer"
-                );
-                Ok(())
+                let name = judging.lock().unwrap_or_else(PoisonError::into_inner);
+                Err(stays(&match name.is_empty() {
+                    true => "the folder of --state does not answer".to_owned(),
+                    false => format!("disk {name}: its storage does not answer"),
+                }))
             }
         }
     }
 
-    /// Returns which disk could not be taken, and why.
-    fn stays(&self) -> Result<Option<String>, Failure> {
+    /// Returns which disk could not be taken, and why. `judging`: set to the name of the disk that is being judged.
+    fn stays(&self, judging: &Mutex<String>) -> Result<Option<String>, Failure> {
         let client = HttpClient::new(&self.control, LIST_TIME);
         let list = client.send("GET", LIST, "");
         let served = match list.and_then(|reply| reply.json::<Vec<ServedDisk>>()) {
@@ -75,6 +76,9 @@ impl Node {
         let serving = serde_json::to_value(DiskState::Serving).unwrap_or_default();
         let mut served = served.into_iter().filter(|disk| disk.state == serving);
         let why = served.find_map(|disk| {
+            let mut name = judging.lock().unwrap_or_else(PoisonError::into_inner);
+            name.clone_from(&disk.id);
+            drop(name);
             let file = files.remove(&disk.id);
             let judged = self.judge_disk(&disk, file);
             judged.err().map(|why| format!("disk {}: {why}", disk.id))
