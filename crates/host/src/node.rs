@@ -48,6 +48,7 @@ use crate::socket;
 use files::StateFiles;
 use groups::Groups;
 use hosting::DISKS_MAX;
+use judging::Next;
 use pools::{Pools, taken_cpus};
 pub use settings::{NodeSettings, PoolSettings};
 use shared::{DESCRIPTORS_OWN, Node};
@@ -177,7 +178,7 @@ async fn control(
     let (end_for, mut passed_on) = mpsc::channel(1);
     let node = begin(settings, files, &given, parcels, &manager, end_for, log)?;
     if given.offer.is_some() {
-        node.judge_served().await?;
+        node.judge_served(Next::TakesOver).await?;
     }
     let kept = node.restore()?;
     let state = given.state.as_ref();
@@ -383,7 +384,7 @@ async fn judge_restart(
     let manager = Arc::new(Manager::from_environment());
     let (end_for, _) = mpsc::channel(1);
     let node = begin(settings, files, &given, Vec::new(), &manager, end_for, log)?;
-    node.judge_served().await
+    node.judge_served(Next::Restarts).await
 }
 
 /// Why this node does not serve: the one at the control socket does.

@@ -105,15 +105,6 @@ impl Service {
         })
     }
 
-    /// Says which file of the disk is not there, if one is not: then no process can open the disk, and one that has it open is not to end.
-    pub(crate) fn missing_file(&self) -> Option<String> {
-        let mut paths = self.disk.specs().iter().filter_map(DiskSpec::path);
-        paths.find_map(|path| {
-            let error = path.metadata().err()?;
-            Some(format!("{} cannot be found: {error}", path.display()))
-        })
-    }
-
     /// How long the end waits for what is in flight.
     pub(crate) fn stop_deadline(&self) -> Duration {
         Duration::from_secs(self.config.stop_deadline.get().get().into())
