@@ -381,6 +381,12 @@ async fn judge_restart(
     given: Given,
     log: &log::Guard,
 ) -> Result<(), Failure> {
+    // The running node has its sockets there, so nothing can be made for a trial.
+    let sockets = [Some(&settings.control), settings.metrics.as_ref()];
+    for socket in sockets.into_iter().flatten() {
+        let judged = socket::judge_place(&socket.path);
+        judged.map_err(|why| Failure::run(goes_on(&settings.control.path, why)))?;
+    }
     let manager = Arc::new(Manager::from_environment());
     let (end_for, _) = mpsc::channel(1);
     let node = begin(settings, files, &given, Vec::new(), &manager, end_for, log)?;
