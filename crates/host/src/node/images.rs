@@ -1,7 +1,7 @@
 //! The folders of images of a node, as they are when it starts.
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, SendError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -34,8 +34,8 @@ pub(super) fn find(folders: &[PathBuf]) -> Result<ImageFolders, Failure> {
     settled(await_all(folders, &looked, FOLDER_TIME))
 }
 
-/// Has a thread look at each folder: it may wait for a server without end. Such a thread is not confined with the process, and does
-/// nothing more when it is answered.
+/// Has a thread look at each folder: it may wait for a server without end. Such a thread is not confined with the process. When it is
+/// answered after all, it has the log say so, and does nothing more.
 fn look(folders: &[PathBuf]) -> Result<Receiver<Found>, Failure> {
     let (reply, looked) = channel();
     for folder in folders {
@@ -43,8 +43,9 @@ fn look(folders: &[PathBuf]) -> Result<Receiver<Found>, Failure> {
         let thread = thread::Builder::new().name("images".to_owned());
         let spawned = thread.spawn(move || {
             let found = seen(&folder);
-            // It may not be waited for any more.
-            let _ = reply.send((folder, found));
+            if let Err(SendError((folder, Ok(_)))) = reply.send((folder, found)) {
+                tracing::error!("{}", answers_late(&folder));
+            }
         });
         spawned.map_err(|error| Failure::start(format!("cannot start a thread: {error}")))?;
     }
@@ -107,6 +108,14 @@ fn settled(looked: Vec<Found>) -> Result<ImageFolders, Failure> {
         );
     }
     Ok(ImageFolders { there, silent })
+}
+
+/// Tells of a folder that is not waited for any more, whose disks were left out.
+fn answers_late(folder: &Path) -> String {
+    format!(
+        "--images {}: its file system answers now: have another node take over, which opens the disks in that folder (systemctl reload)",
+        folder.display()
+    )
 }
 
 fn named(folder: &Path, error: &io::Error) -> String {
