@@ -156,6 +156,7 @@ fn complete(
         }
         lock.note_failures_of(&mut disk);
     }
+    service.identities = identities(disk.held_files());
     let is_polled = service.config.iopoll.get().is_on();
     if is_polled {
         disk = disk.with_iopoll().map_err(Failure::input)?;

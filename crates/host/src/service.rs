@@ -41,6 +41,9 @@ pub(crate) struct Service {
     pub(crate) names: Names,
     pub(crate) endpoint: Endpoint,
     pub(crate) disk: Storage,
+    /// The devices and inodes of its files, in their order, once they are open. Asked for later, a server that hangs would hold up whoever
+    /// asks.
+    pub(crate) identities: Vec<Option<[u64; 3]>>,
     pub(crate) open: OpenOptions,
     pub(crate) session: SessionConfig,
     pub(crate) worker: WorkerConfig,
@@ -75,6 +78,7 @@ impl Service {
         Ok(Service {
             names,
             endpoint,
+            identities: Vec::new(),
             open: OpenOptions {
                 read_only: config.read_only,
                 direct: config.direct.get().into(),
