@@ -163,7 +163,11 @@ fn complete(
     }
     let disk = Arc::new(disk);
     if is_polled {
-        cleave_engine::probe_iopoll(&disk).map_err(Failure::input)?;
+        let probed = cleave_engine::probe_iopoll(&disk);
+        probed.map_err(|error| match error.may_pass() {
+            true => Failure::start(error),
+            false => Failure::input(error),
+        })?;
     }
     service.tuning.split = split_for(&service.config, &disk, service.names)?;
     if let Some(lock) = lock {

@@ -157,13 +157,14 @@ fn workers_default(pinned: usize, vrings: u16) -> u16 {
 /// Refuses a CPU that a worker could not be pinned to.
 fn usable(CpuList(wanted): &CpuList, names: Names) -> Result<Vec<usize>, Failure> {
     if let Some(allowed) = cpus::allowed()
-        && let Some(cpu) = wanted.iter().find(|cpu| !allowed.contains(cpu))
+        && let Some(&cpu) = wanted.iter().find(|cpu| !allowed.contains(cpu))
     {
-        return Err(Failure::input(format!(
+        let line = format!(
             "{}: CPU {cpu} is not at hand: this process may use {}",
             names.of("cpus"),
             CpuList(allowed)
-        )));
+        );
+        return Err(cpus::refuse(cpu, line));
     }
     Ok(wanted.clone())
 }
