@@ -198,7 +198,8 @@ async fn control(
         keeps: manager.has_store(),
         watchdog,
         changes: node.changes.clone(),
-        scrapes: Scrapes::default(),
+        control_scrapes: Scrapes::default(),
+        metrics_scrapes: Scrapes::default(),
         many: Some(node.clone()),
     });
     manager.watch(watchdog);

@@ -408,7 +408,8 @@ async fn control(
     let host = Arc::new(Host {
         sockets,
         changes: Changes::default(),
-        scrapes: Scrapes::default(),
+        control_scrapes: Scrapes::default(),
+        metrics_scrapes: Scrapes::default(),
         disks,
         events,
         room: outside.room,

@@ -331,7 +331,10 @@ impl DiskHost for Node {
 
     fn take_limits_back(self: Arc<Node>, id: &str, config: &DiskConfig) {
         self.set_group_limits(id, config);
-        let Some(group) = config.limit_group().filter(|group| self.is_group_due(group)) else {
+        let Some(group) = config
+            .limit_group()
+            .filter(|group| self.is_group_due(group))
+        else {
             return;
         };
         let group = group.to_owned();
