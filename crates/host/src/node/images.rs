@@ -13,7 +13,7 @@ use crate::failure::Failure;
 const FOLDER_TIME: Duration = Duration::from_secs(5);
 
 /// A folder, and where it is without links.
-type Found = (PathBuf, io::Result<PathBuf>);
+type FoundFolder = (PathBuf, io::Result<PathBuf>);
 
 /// The folders of images.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(super) fn find(folders: &[PathBuf]) -> Result<ImageFolders, Failure> {
 
 /// Has a thread look at each folder: it may wait for a server without end. Such a thread is not confined with the process. When it is
 /// answered after all, it has the log say so, and does nothing more.
-fn look(folders: &[PathBuf]) -> Result<Receiver<Found>, Failure> {
+fn look(folders: &[PathBuf]) -> Result<Receiver<FoundFolder>, Failure> {
     let (reply, looked) = channel();
     for folder in folders {
         let (reply, folder) = (reply.clone(), folder.clone());
@@ -60,9 +60,13 @@ fn seen(folder: &Path) -> io::Result<PathBuf> {
 }
 
 /// Waits for what is found, at most for so long. A folder that is not answered for by then has timed out.
-fn await_all(folders: &[PathBuf], looked: &Receiver<Found>, time: Duration) -> Vec<Found> {
+fn await_all(
+    folders: &[PathBuf],
+    looked: &Receiver<FoundFolder>,
+    time: Duration,
+) -> Vec<FoundFolder> {
     let until = Instant::now() + time;
-    let mut found: Vec<Found> = Vec::new();
+    let mut found: Vec<FoundFolder> = Vec::new();
     while found.len() < folders.len() {
         match looked.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(one) => found.push(one),
@@ -75,13 +79,13 @@ fn await_all(folders: &[PathBuf], looked: &Receiver<Found>, time: Duration) -> V
         let error = io::Error::new(io::ErrorKind::TimedOut, why);
         (folder.clone(), Err(error))
     });
-    let silent: Vec<Found> = silent.collect();
+    let silent: Vec<FoundFolder> = silent.collect();
     found.extend(silent);
     found
 }
 
 /// Returns the folders that are there. Tells of the others, or refuses to start without any.
-fn settled(looked: Vec<Found>) -> Result<ImageFolders, Failure> {
+fn settled(looked: Vec<FoundFolder>) -> Result<ImageFolders, Failure> {
     let (mut there, mut away, mut silent) = (Vec::new(), Vec::new(), None);
     for (folder, found) in looked {
         match found {
