@@ -110,9 +110,12 @@ fn node() -> Families {
         &json!({"disk": ["ram:1M"], "persistent": false, "limits": limits}),
     );
     let mut client = node.open("d", &small(1));
-    for _ in 0..30 {
-        client.queue(0).read(0, &mut [0; 4096]).unwrap();
-    }
+    // At once: on a slow machine, one after the other would stay within the limit.
+    let reads = Workload {
+        stop: Stop::Requests(60),
+        ..Workload::reads(4096, 20, 1 << 20, Duration::ZERO)
+    };
+    assert_eq!(client.queue(0).run(&reads, |_| {}).unwrap().failed, 0);
     let families = scrape(node.daemon.socket());
     drop(client);
     node.daemon.finish();

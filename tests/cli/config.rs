@@ -124,7 +124,7 @@ fn what_is_wrong_is_refused_in_a_line() {
     }
     let ended = run_to_exit(&["serve", "--config", "/no/such/file", "--socket-path", "/s"]);
     assert!(
-        ended.code == Some(2)
+        ended.code == Some(1)
             && ended
                 .stderr
                 .contains("--config /no/such/file: No such file"),

@@ -318,10 +318,14 @@ impl Services {
     }
 }
 
+fn ask(control: &Path, method: &str, path: &str, status: u16, body: &str) {
+    let answer = fetch(control, method, path, body);
+    assert_eq!(answer.status, status, "{}", answer.body);
+}
+
 fn quiesce(control: &Path, disk: &str) {
     let path = format!("/v1/disks/{disk}/quiesce");
-    let answer = fetch(control, "POST", &path, "{\"seconds\": 60}");
-    assert_eq!(answer.status, 200, "{}", answer.body);
+    ask(control, "POST", &path, 200, "{\"seconds\": 60}");
 }
 
 #[test]
@@ -330,12 +334,11 @@ fn a_node_is_upgraded_and_each_disk_says_what_its_guest_noticed() {
         return;
     };
     host.start_node(&["a", "b", "longer"]);
-    // One of its disks has an obstacle then, so it is restarted.
     host.all.get_mut("cleave.service").unwrap().reloads = true;
     let control = host.control();
     assert_eq!(get(&control, "/v1/node")["keeps"], true);
     let mut kept = open(&host.socket("a"));
-    let mut lost = open(&host.socket("longer"));
+    let lost = open(&host.socket("longer"));
     let pid = host.pid("cleave.service");
     let checked = |longer: &str| {
         format!(
@@ -357,7 +360,26 @@ fn a_node_is_upgraded_and_each_disk_says_what_its_guest_noticed() {
     assert_eq!((said.code, &*said.stderr), (Some(1), fault));
     assert_eq!(host.pid("cleave.service"), pid, "a check changes nothing");
 
+    // What passes is waited for.
     host.install();
+    let said = host.upgrade(&[]);
+    let head = format!("cleave.service: {VERSION} goes on: ");
+    assert!(said.stdout.starts_with(&head), "{said:?}");
+    assert!(said.stdout.contains("it is quiesced"), "{said:?}");
+    assert_eq!(said.code, Some(1));
+    assert_eq!(host.pid("cleave.service"), pid, "it was restarted");
+
+    // An obstacle that lasts has it restarted.
+    drop(lost);
+    ask(&control, "DELETE", "/v1/disks/longer?mode=drain", 200, "");
+    ask(
+        &control,
+        "PUT",
+        "/v1/disks/longer",
+        201,
+        r#"{"disk": ["ram:64M"]}"#,
+    );
+    let mut lost = open(&host.socket("longer"));
     let socket = host.socket("longer");
     let said = std::thread::scope(|scope| {
         let again = scope.spawn(|| {
@@ -384,7 +406,8 @@ fn a_node_is_upgraded_and_each_disk_says_what_its_guest_noticed() {
     let disk = |id: &str| get(&control, &format!("/v1/disks/{id}"))["hand_over"].clone();
     let pause = disk("a")["last"]["pause_seconds"].as_f64().unwrap();
     assert_eq!(a, format!("  a         pause {:.1} ms", pause * 1e3));
-    assert_eq!(disk("longer"), json!({"obstacle": null, "last": null}));
+    let obstacle = "its bytes are in the memory of this process";
+    assert_eq!(disk("longer"), json!({"obstacle": obstacle, "last": null}));
     exercise_queue(&mut kept, 0).unwrap();
 
     let pid = host.pid("cleave.service");

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use cleave_client::message;
 use cleave_tests::{
-    Node, Scratch, Stopwatch, TIMEOUT, UnresponsiveFs, closes_within, exercise, ignored, is_root,
-    small, wait_until,
+    Exited, Node, Scratch, Stopwatch, TIMEOUT, UnresponsiveFs, closes_within, exercise, ignored,
+    is_root, run_to_exit, small, wait_until,
 };
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 use rustix::process::Signal;
@@ -127,6 +127,33 @@ fn a_disk_whose_server_has_become_silent_keeps_no_other_disk_away() {
     node.add("image", &json!({"disk": [mount.image("a.img", 1 << 20)]}));
     let log = node.daemon.log();
     assert!(!log.contains("still waiting for"), "{log}");
+    drop(silent);
+    node.daemon.finish();
+}
+
+/// A node that is taken over would lose it: the next one could not open it. One that is restarted would as well.
+#[test]
+fn a_node_with_a_disk_whose_server_is_silent_is_not_taken_over() {
+    let Some((_mount, silent)) = mounted() else {
+        return;
+    };
+    let node = Node::start();
+    node.add("silent", &json!({"disk": [silent.file()]}));
+    let folder = node.daemon.scratch();
+    let [state, run] = ["state", "run"].map(|name| folder.join(name).display().to_string());
+    silent.stop_answering();
+    let refused = || run_to_exit(&["node", "--take-over", "--state", &state, "--run", &run]);
+    let Exited { code, stderr, .. } = refused();
+    assert_eq!(code, Some(1), "{stderr}");
+    let why = "disk silent: its storage does not answer";
+    assert!(stderr.contains(why), "{stderr}");
+    // With an obstacle too, which a restart would get past.
+    node.add("memory", &json!({"disk": ["ram:4M"], "queues": 2}));
+    let Exited { code, stderr, .. } = refused();
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains(why), "{stderr}");
+    assert_eq!(node.state("silent"), "serving");
+    exercise(&mut node.open("memory", &small(1))).unwrap();
     drop(silent);
     node.daemon.finish();
 }

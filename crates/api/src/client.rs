@@ -48,7 +48,7 @@ pub enum UpgradeReply {
     Agreed(UnixStream),
     /// There is nothing to be said with it.
     Nothing,
-    /// It is refused.
+    /// The server refuses.
     Refused(HttpReply),
 }
 

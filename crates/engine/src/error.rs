@@ -26,6 +26,23 @@ pub enum EngineError {
     },
 }
 
+impl EngineError {
+    /// Returns true if the same attempt may succeed later: the host lacks memory or open files, or the device fails.
+    pub fn may_pass(&self) -> bool {
+        let (EngineError::Setup { source, .. } | EngineError::Iopoll { source, .. }) = self;
+        let lasts = [
+            libc::EPERM,
+            libc::EACCES,
+            libc::ENOSYS,
+            libc::EINVAL,
+            libc::EOPNOTSUPP,
+        ];
+        source
+            .raw_os_error()
+            .is_none_or(|errno| !lasts.contains(&errno))
+    }
+}
+
 impl From<io::Error> for EngineError {
     /// Finds the remedy for an error while a ring or a store is set up.
     fn from(source: io::Error) -> EngineError {

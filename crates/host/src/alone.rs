@@ -79,6 +79,8 @@ impl DiskHost for Alone {
 
     fn set_group_limits(&self, _: &str, _: &DiskConfig) {}
 
+    fn take_limits_back(self: Arc<Alone>, _: &str, _: &DiskConfig) {}
+
     fn tell_change(&self, id: &str, details: Value) {
         self.events.tell(id, EventName::Changed, details);
     }

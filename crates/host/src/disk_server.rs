@@ -156,13 +156,18 @@ fn complete(
         }
         lock.note_failures_of(&mut disk);
     }
+    service.identities = identities(disk.held_files());
     let is_polled = service.config.iopoll.get().is_on();
     if is_polled {
         disk = disk.with_iopoll().map_err(Failure::input)?;
     }
     let disk = Arc::new(disk);
     if is_polled {
-        cleave_engine::probe_iopoll(&disk).map_err(Failure::input)?;
+        let probed = cleave_engine::probe_iopoll(&disk);
+        probed.map_err(|error| match error.may_pass() {
+            true => Failure::start(error),
+            false => Failure::input(error),
+        })?;
     }
     service.tuning.split = split_for(&service.config, &disk, service.names)?;
     if let Some(lock) = lock {

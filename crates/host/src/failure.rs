@@ -1,6 +1,9 @@
 //! How the program ends when it cannot go on: one line for the operator, and an exit code.
 
 use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileTypeExt as _;
 use std::process::{ExitCode, ExitStatus};
 
 use cleave_disk::OpenError;
@@ -32,8 +35,8 @@ impl Failure {
     pub const OBSTACLE: u8 = 3;
 
     /// Bad input, which no second attempt cures: the line names the thing and the remedy; exit code 2. A service manager gives the
-    /// service up, so this is for the words of the command line, and for a thing that they name and that is of the wrong kind. All that
-    /// may be otherwise in a moment is of another kind.
+    /// service up, so this is for the words of the command line, and for a thing that they name and that is of the wrong kind. What may be
+    /// otherwise in a moment is of another kind, as far as the error tells.
     pub fn input(line: impl fmt::Display) -> Failure {
         Failure::with_kind(line, FailureKind::Input)
     }
@@ -57,9 +60,19 @@ impl Failure {
     /// A disk that cannot be opened. Bad input, unless it may be there later, or its server may answer: a service manager then tries again.
     pub fn open(error: OpenError) -> Failure {
         let line = unit::explain(&error);
-        match error.may_pass() {
+        match error.may_pass() || may_be_attached(&error) {
             true => Failure::start(line),
             false => Failure::input(line),
+        }
+    }
+
+    /// A file of the command line that cannot be read. Bad input, if this user may not read it or if it is of the wrong kind or too long:
+    /// otherwise its file system may be mounted later, or answer, or the host have memory and open files again.
+    pub fn unread(line: impl fmt::Display, error: &io::Error) -> Failure {
+        use io::ErrorKind::{InvalidInput, IsADirectory, PermissionDenied};
+        match (error.raw_os_error(), error.kind()) {
+            (None, _) | (_, InvalidInput | IsADirectory | PermissionDenied) => Failure::input(line),
+            _ => Failure::start(line),
         }
     }
 
@@ -97,6 +110,15 @@ impl Failure {
     }
 }
 
+/// Returns true if the disk is a device that is there before it has its bytes or its mode, because it is attached in steps.
+fn may_be_attached(error: &OpenError) -> bool {
+    let (OpenError::Empty(name, _) | OpenError::NoRead(name) | OpenError::NoWrite(name)) = error
+    else {
+        return false;
+    };
+    fs::metadata(name).is_ok_and(|found| found.file_type().is_block_device())
+}
+
 impl FailureKind {
     fn code(self) -> u8 {
         match self {
@@ -117,6 +139,8 @@ impl fmt::Display for Failure {
 mod tests {
     use std::os::unix::process::ExitStatusExt as _;
 
+    use rustix::io::Errno;
+
     use super::*;
 
     #[test]
@@ -124,6 +148,37 @@ mod tests {
         let failure = Failure::input("no file /tmp/a\nb\x1b[31m");
         assert_eq!(failure.to_string(), "no file /tmp/a?b?[31m");
         assert_eq!(failure.exit_code(), ExitCode::from(2));
+    }
+
+    #[test]
+    fn a_file_that_may_be_there_later_is_no_bad_input() {
+        for (errno, code) in [
+            (Errno::NOENT, 1),
+            (Errno::IO, 1),
+            (Errno::MFILE, 1),
+            (Errno::NFILE, 1),
+            (Errno::NOMEM, 1),
+            (Errno::STALE, 1),
+            (Errno::ACCESS, 2),
+            (Errno::ISDIR, 2),
+        ] {
+            let failure = Failure::unread("it cannot be read", &errno.into());
+            assert_eq!(failure.exit_code(), ExitCode::from(code), "{errno}");
+        }
+        let long = io::Error::other("it is too long");
+        assert_eq!(Failure::unread("", &long).exit_code(), ExitCode::from(2));
+    }
+
+    #[test]
+    fn an_image_without_bytes_is_bad_input() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let name = image.path().display().to_string();
+        for error in [
+            OpenError::Empty(name.clone(), String::new()),
+            OpenError::NoWrite(name),
+        ] {
+            assert_eq!(Failure::open(error).exit_code(), ExitCode::from(2));
+        }
     }
 
     /// Nobody restarts a unit, or gives it up, for a code that is not the other process's own.

@@ -48,6 +48,7 @@ use crate::socket;
 use files::StateFiles;
 use groups::Groups;
 use hosting::DISKS_MAX;
+use judging::Next;
 use pools::{Pools, taken_cpus};
 pub use settings::{NodeSettings, PoolSettings};
 use shared::{DESCRIPTORS_OWN, Node};
@@ -177,7 +178,7 @@ async fn control(
     let (end_for, mut passed_on) = mpsc::channel(1);
     let node = begin(settings, files, &given, parcels, &manager, end_for, log)?;
     if given.offer.is_some() {
-        node.judge_served().await?;
+        node.judge_served(Next::TakesOver).await?;
     }
     let kept = node.restore()?;
     let state = given.state.as_ref();
@@ -197,7 +198,8 @@ async fn control(
         keeps: manager.has_store(),
         watchdog,
         changes: node.changes.clone(),
-        scrapes: Scrapes::default(),
+        control_scrapes: Scrapes::default(),
+        metrics_scrapes: Scrapes::default(),
         many: Some(node.clone()),
     });
     manager.watch(watchdog);
@@ -380,10 +382,16 @@ async fn judge_restart(
     given: Given,
     log: &log::Guard,
 ) -> Result<(), Failure> {
+    // The running node has its sockets there, so nothing can be made for a trial.
+    let sockets = [Some(&settings.control), settings.metrics.as_ref()];
+    for socket in sockets.into_iter().flatten() {
+        let judged = socket::judge_place(&socket.path);
+        judged.map_err(|why| Failure::run(goes_on(&settings.control.path, why)))?;
+    }
     let manager = Arc::new(Manager::from_environment());
     let (end_for, _) = mpsc::channel(1);
     let node = begin(settings, files, &given, Vec::new(), &manager, end_for, log)?;
-    node.judge_served().await
+    node.judge_served(Next::Restarts).await
 }
 
 /// Why this node does not serve: the one at the control socket does.

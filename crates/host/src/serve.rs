@@ -43,6 +43,9 @@ use crate::source;
 /// An opening that takes longer is logged.
 const OPEN_SLOW: Duration = Duration::from_secs(5);
 
+/// Longest wait for the judgement of a disk that another process serves.
+const JUDGE_TIME: Duration = Duration::from_secs(10);
+
 /// Descriptors that every daemon may have open, whatever its vrings and workers: the standard streams, the sockets, 16
 /// pending, the descriptors of a message, the runtime with its watches, and what sessions keep for the next process. The connections of
 /// the control socket and of that for metrics come on top.
@@ -89,11 +92,7 @@ impl ServeSettings {
         };
         socket::check_groups(self.control.as_ref(), self.metrics.as_ref())?;
         let offered = offer::ask(&control.path, None);
-        // A restart gets past an obstacle, and not past a disk that is gone.
-        let stays = |why: NotOffered| match service.missing_file() {
-            Some(missing) => not_taken(missing),
-            None => why.failure(goes_on(&why)),
-        };
+        let stays = |why: NotOffered| self.judge(service, why.failure(goes_on(&why)));
         match offered.map_err(stays)? {
             Some(offer) if offer.parcel.disk.is_of(service) => Ok(Some(offer)),
             Some(offer) => {
@@ -113,21 +112,50 @@ impl ServeSettings {
 
     /// Locks the path of the socket. If the disk is to be taken over, a program that runs there does not answer at the control socket, as
     /// one of version 0.2.0 does not. A restart ends that one.
-    fn lock(&self, path: &Path) -> Result<Option<PathLock>, Failure> {
+    fn lock(&self, path: &Path, service: &Service) -> Result<Option<PathLock>, Failure> {
         PathLock::take(path).map_err(|in_use| match self.take_over {
-            true => Failure::obstacle(format!(
-                "--take-over: no process answers at the control socket, and {in_use}"
-            )),
+            true => {
+                let obstacle =
+                    format!("--take-over: no process answers at the control socket, and {in_use}");
+                self.judge(service, Failure::obstacle(obstacle))
+            }
             false => in_use,
         })
     }
 
+    /// Returns this reason for which the disk is not taken over, or a stronger one: a restart gets past an obstacle, and would lose a
+    /// disk that this process could not serve either.
+    fn judge(&self, service: &Service, why: Failure) -> Failure {
+        if !why.is_obstacle() {
+            return why;
+        }
+        let path = |socket: &Option<SocketSettings>| socket.as_ref().map(|it| it.path.clone());
+        let frontends = self.endpoint.path().map(Path::to_owned);
+        let own = [frontends, path(&self.control), path(&self.metrics)];
+        let own: Vec<_> = own.into_iter().flatten().collect();
+        let (disk, open) = (service.disk.clone(), service.open.clone());
+        let lock = self.endpoint.path().and_then(PathLock::of_running);
+        let content = match lock.is_some_and(|lock| lock.tells_of(&disk)) {
+            true => ContentOrigin::Guest,
+            false => ContentOrigin::Unknown,
+        };
+        let (reply, judged) = std::sync::mpsc::channel();
+        let judge = move || {
+            let sockets = own.iter().try_for_each(|path| socket::judge_place(path));
+            let _ = reply.send(sockets.and_then(|()| source::judge_served(&disk, &open, content)));
+        };
+        let spawned = thread::Builder::new().name("judge".to_owned()).spawn(judge);
+        match spawned.map(|_| judged.recv_timeout(JUDGE_TIME)) {
+            Ok(Ok(Ok(()))) => why,
+            Ok(Ok(Err(lasting))) => not_taken(lasting),
+            Ok(Err(_)) => not_taken(format!("{} does not answer", service.disk.line())),
+            Err(error) => not_taken(format!("cannot start a thread: {error}")),
+        }
+    }
+
     /// What the process gives up, and the files that it needs to the end.
     fn process(&self, identity: Option<Identity>) -> OneDiskProcess {
-        let frontends = match &self.endpoint {
-            Endpoint::Path(path) => Some(path.clone()),
-            Endpoint::Fd(_) => None,
-        };
+        let frontends = self.endpoint.path().map(Path::to_owned);
         let path = |socket: &Option<SocketSettings>| socket.as_ref().map(|it| it.path.clone());
         OneDiskProcess {
             sandbox: self.sandbox,
@@ -196,7 +224,7 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
     let lock = match &service.endpoint {
         Endpoint::Path(path) if offer.is_some() => PathLock::of_running(path),
         Endpoint::Path(path) if is_passed => PathLock::take_passed(path, &|| true)?,
-        Endpoint::Path(path) => settings.lock(path)?,
+        Endpoint::Path(path) => settings.lock(path, &service)?,
         Endpoint::Fd(_) => None,
     };
     if service.disk.needs_ceph() {
@@ -380,7 +408,8 @@ async fn control(
     let host = Arc::new(Host {
         sockets,
         changes: Changes::default(),
-        scrapes: Scrapes::default(),
+        control_scrapes: Scrapes::default(),
+        metrics_scrapes: Scrapes::default(),
         disks,
         events,
         room: outside.room,

@@ -41,6 +41,9 @@ pub(crate) struct Service {
     pub(crate) names: Names,
     pub(crate) endpoint: Endpoint,
     pub(crate) disk: Storage,
+    /// The devices and inodes of its files, in their order, once they are open. Asked for later, a server that hangs would hold up whoever
+    /// asks.
+    pub(crate) identities: Vec<Option<[u64; 3]>>,
     pub(crate) open: OpenOptions,
     pub(crate) session: SessionConfig,
     pub(crate) worker: WorkerConfig,
@@ -75,6 +78,7 @@ impl Service {
         Ok(Service {
             names,
             endpoint,
+            identities: Vec::new(),
             open: OpenOptions {
                 read_only: config.read_only,
                 direct: config.direct.get().into(),
@@ -102,15 +106,6 @@ impl Service {
             limit_group: None,
             once: false,
             config,
-        })
-    }
-
-    /// Says which file of the disk is not there, if one is not: then no process can open the disk, and one that has it open is not to end.
-    pub(crate) fn missing_file(&self) -> Option<String> {
-        let mut paths = self.disk.specs().iter().filter_map(DiskSpec::path);
-        paths.find_map(|path| {
-            let error = path.metadata().err()?;
-            Some(format!("{} cannot be found: {error}", path.display()))
         })
     }
 
@@ -162,13 +157,14 @@ fn workers_default(pinned: usize, vrings: u16) -> u16 {
 /// Refuses a CPU that a worker could not be pinned to.
 fn usable(CpuList(wanted): &CpuList, names: Names) -> Result<Vec<usize>, Failure> {
     if let Some(allowed) = cpus::allowed()
-        && let Some(cpu) = wanted.iter().find(|cpu| !allowed.contains(cpu))
+        && let Some(&cpu) = wanted.iter().find(|cpu| !allowed.contains(cpu))
     {
-        return Err(Failure::input(format!(
+        let line = format!(
             "{}: CPU {cpu} is not at hand: this process may use {}",
             names.of("cpus"),
             CpuList(allowed)
-        )));
+        );
+        return Err(cpus::refuse(cpu, line));
     }
     Ok(wanted.clone())
 }

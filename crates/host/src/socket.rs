@@ -15,7 +15,10 @@ use std::path::{Path, PathBuf};
 
 use cleave_session::Offload;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, Stat, Uid, chmod, chownat, fchmod, fstat, open};
+use rustix::fs::{
+    Access, AtFlags, CWD, Gid, Mode, OFlags, Stat, Uid, accessat, chmod, chownat, fchmod, fstat,
+    open,
+};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
     SocketFlags, SocketType, bind, recvmsg, socket_with, sockopt,
@@ -45,6 +48,14 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
+    /// Returns the path of a socket that is made here.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Endpoint::Path(path) => Some(path),
+            Endpoint::Fd(_) => None,
+        }
+    }
+
     /// Returns the socket that the service manager has passed to this process, if it has passed one.
     pub fn passed() -> Result<Option<Endpoint>, Failure> {
         Ok(systemd::passed()?.map(Endpoint::Fd))
@@ -502,6 +513,27 @@ fn make_room(path: &Path) -> Result<(), Failure> {
         )),
         knocked => refuse_live(path, knocked),
     }
+}
+
+/// Refuses a path at which this process could make no socket if the process that has one there had ended. Nothing is made.
+pub(crate) fn judge_place(path: &Path) -> Result<(), String> {
+    check_length(path).map_err(|failure| failure.to_string())?;
+    let shown = path.display();
+    if fs::symlink_metadata(path).is_ok_and(|found| !found.file_type().is_socket()) {
+        return Err(format!(
+            "{shown} exists and is not a socket: remove it or choose another path"
+        ));
+    }
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    let may_make = Access::WRITE_OK | Access::EXEC_OK;
+    accessat(CWD, folder, may_make, AtFlags::EACCESS).map_err(|errno| {
+        let error = io::Error::from(errno);
+        let remedy = remedy(&error);
+        format!("cannot make socket {shown}: {error}: {remedy}")
+    })
 }
 
 /// Removes the file of a socket that nobody listens on any more.

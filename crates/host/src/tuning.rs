@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use cleave_config::{DiskConfig, Names, SplitOption};
 use cleave_disk::{Disk, format_size};
-use cleave_probe::Profile;
+use cleave_probe::{Profile, ProfileError};
 use cleave_worker::{Coalesce, Prior, Split, Tuning};
 
 use crate::failure::Failure;
@@ -38,7 +38,10 @@ pub(crate) fn split_for(config: &DiskConfig, disk: &Disk, names: Names) -> Resul
         (SplitOption::Auto, None) => return Ok(Split::Auto(Prior::from_limits(limits))),
         (SplitOption::Auto, Some(path)) => path,
     };
-    let profile = Profile::load(path, disk).map_err(Failure::input)?;
+    let profile = Profile::load(path, disk).map_err(|error| match &error {
+        ProfileError::Unread(_, source) => Failure::unread(&error, source),
+        ProfileError::Unfit(_) => Failure::input(&error),
+    })?;
     let block = config.block_size.get();
     if block.bytes() > profile.device.block_bytes {
         return Err(Failure::input(format!(
@@ -141,12 +144,13 @@ mod tests {
             panic!("not auto")
         };
         assert_eq!((prior.chunk_min_bytes, prior.never), (8192, false));
-        for (how, profile, part) in [
-            ("4K", None, "below the block"),
-            ("auto", Some("/none/p"), "/none/p"),
+        // The second may be there later.
+        for (how, profile, part, code) in [
+            ("4K", None, "below the block", 2),
+            ("auto", Some("/none/p"), "/none/p", 1),
         ] {
             let failure = split(how, profile, 8192).unwrap_err();
-            assert_eq!(failure.exit_code(), std::process::ExitCode::from(2));
+            assert_eq!(failure.exit_code(), std::process::ExitCode::from(code));
             assert!(failure.to_string().contains(part), "{failure}");
         }
     }

@@ -26,8 +26,14 @@ const USEFUL_DEPTH_MAX: u32 = 1 << 16;
 
 /// Why a profile is refused: a line that names the file and the remedy.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct ProfileError(String);
+pub enum ProfileError {
+    /// The file cannot be read.
+    #[error("cannot read profile {0}: {1}")]
+    Unread(String, #[source] io::Error),
+    /// The file is not a profile, or not of the disk; a whole line.
+    #[error("{0}")]
+    Unfit(String),
+}
 
 /// A profile, read and checked.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -72,12 +78,11 @@ impl Profile {
     /// Reads the profile, and checks that it is for `disk`.
     pub fn load(path: &Path, disk: &Disk) -> Result<Profile, ProfileError> {
         let shown = path.display();
-        let text = read(path)
-            .map_err(|error| ProfileError(format!("cannot read profile {shown}: {error}")))?;
+        let text = read(path).map_err(|error| ProfileError::Unread(shown.to_string(), error))?;
         let profile = Profile::parse(path, &text)?;
         match profile.device.difference(&DiskIdentity::of(disk)) {
             None => Ok(profile),
-            Some(difference) => Err(ProfileError(format!(
+            Some(difference) => Err(ProfileError::Unfit(format!(
                 "profile {shown} is not of disk {}: {difference}; measure again: cleave probe, and open the \
                  disk the same way",
                 disk.name()
@@ -88,7 +93,7 @@ impl Profile {
     fn parse(path: &Path, text: &str) -> Result<Profile, ProfileError> {
         let shown = path.display();
         let garbage = |why: String| {
-            ProfileError(format!(
+            ProfileError::Unfit(format!(
                 "{shown} is not a profile ({why}); give the file that `cleave probe --profile` wrote"
             ))
         };
@@ -111,7 +116,7 @@ impl Profile {
         };
         let head: Head = toml::from_str(text).map_err(wrong)?;
         if head.version != VERSION {
-            return Err(ProfileError(format!(
+            return Err(ProfileError::Unfit(format!(
                 "profile {shown} has version {}, this cleave knows {VERSION}; measure again: cleave probe",
                 head.version
             )));

@@ -65,10 +65,23 @@ pub(crate) fn io(result: i32) -> io::Error {
 
 impl RbdError {
     /// Returns true if the cluster may answer later: it does not now, or the names of its monitors cannot be looked up, which
-    /// librados reports as invalid.
+    /// librados reports as invalid. Another client that has the image may release it.
     pub fn may_pass(&self) -> bool {
         use io::ErrorKind::{InvalidInput, TimedOut};
-        matches!(self, RbdError::Connect(_, error) if matches!(error.kind(), TimedOut | InvalidInput))
+        match self {
+            RbdError::Connect(_, error) => matches!(error.kind(), TimedOut | InvalidInput),
+            RbdError::Pool(_, error) | RbdError::Image(_, error) | RbdError::Lock(_, error) => {
+                error.kind() == TimedOut
+            }
+            // The host lacks open files.
+            RbdError::InUse(..) | RbdError::Io(_) => true,
+            RbdError::Library(_)
+            | RbdError::Text
+            | RbdError::Conf(..)
+            | RbdError::BadConf(..)
+            | RbdError::NoLock(_)
+            | RbdError::Harmful(..) => false,
+        }
     }
 
     /// Returns the client that has the lock of the image, if that is the reason.
@@ -90,5 +103,24 @@ impl RbdError {
             None => place.image_name(),
         };
         RbdError::Image(name, io(result))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A service manager gives a service up for an error that does not pass.
+    #[test]
+    fn an_image_that_another_client_has_and_a_cluster_that_is_silent_may_pass() {
+        let name = || "pool/image".to_owned();
+        let kinds = [RbdError::Pool, RbdError::Image, RbdError::Lock];
+        for kind in kinds {
+            assert!(kind(name(), io(-libc::ETIMEDOUT)).may_pass());
+            assert!(!kind(name(), io(-libc::EPERM)).may_pass());
+        }
+        assert!(!RbdError::Image(name(), io(-libc::ENOENT)).may_pass());
+        assert!(RbdError::InUse(name(), "client.4".to_owned()).may_pass());
+        assert!(!RbdError::NoLock(name()).may_pass());
     }
 }

@@ -18,29 +18,51 @@ use crate::recorded::{Handover, RecordedMessage, longs, record, words};
 use crate::state::SessionState;
 use crate::vrings::{Kick, VringEntry, VringSettings};
 
+/// What keeps a disk or a session from being handed over to another process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HandoverObstacle {
+    /// The reason, as a part of a sentence.
+    pub why: &'static str,
+    /// True if it ends by itself, or with what the frontend or the operator does next. A restart may lose what it protects.
+    pub passes: bool,
+}
+
+impl HandoverObstacle {
+    /// Returns one that ends with the frontend or the process.
+    pub fn lasting(why: &'static str) -> HandoverObstacle {
+        HandoverObstacle { why, passes: false }
+    }
+
+    /// Returns one that passes.
+    pub fn passing(why: &'static str) -> HandoverObstacle {
+        HandoverObstacle { why, passes: true }
+    }
+}
+
 impl SessionState {
-    /// Returns why the session cannot be handed over now.
-    pub(crate) fn obstacle(&self) -> Option<&'static str> {
+    /// Returns why the session cannot be handed over now. An obstacle that passes comes before one that lasts.
+    pub(crate) fn obstacle(&self) -> Option<HandoverObstacle> {
+        let (lasting, passing) = (HandoverObstacle::lasting, HandoverObstacle::passing);
         let obstacles = [
             (
-                !self.kept.is_whole(),
-                "its memory has too many files, or no descriptor was left for one",
-            ),
-            (
-                self.forwarder.is_some(),
-                "its calls go through pipes or sockets instead of eventfds",
-            ),
-            (
                 self.is_transferring(),
-                "its state is being moved to another host",
+                passing("its state is being moved to another host"),
             ),
             (
                 self.vrings.have_left(),
-                "a queue was stopped while requests of it are held",
+                passing("a queue was stopped while requests of it are held"),
+            ),
+            (
+                !self.kept.is_whole(),
+                lasting("its memory has too many files, or no descriptor was left for one"),
+            ),
+            (
+                self.forwarder.is_some(),
+                lasting("its calls go through pipes or sockets instead of eventfds"),
             ),
         ];
         let mut found = obstacles.into_iter().filter(|(is_there, _)| *is_there);
-        found.next().map(|(_, why)| why)
+        found.next().map(|(_, obstacle)| obstacle)
     }
 
     /// Refuses a guest that knows another device than there is here. Its size may differ: the guest is told.

@@ -47,6 +47,7 @@ pub use config::SessionConfig;
 use rustix::event::{PollFd, PollFlags};
 
 use fd::{is_readable, wait};
+pub use handover::HandoverObstacle;
 use intake::{Connection, Intake};
 pub use keeper::Keeper;
 use keeper::Keeping;

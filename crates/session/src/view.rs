@@ -1,5 +1,6 @@
 //! The parts of a running session's state that others may see.
 
+use crate::handover::HandoverObstacle;
 use crate::state::SessionState;
 
 /// The settings that a frontend has agreed with the device so far.
@@ -12,7 +13,7 @@ pub struct SessionView {
     /// Running vrings, by index.
     pub vrings: Vec<VringView>,
     /// Why another process could not go on with this session.
-    pub obstacle: Option<&'static str>,
+    pub obstacle: Option<HandoverObstacle>,
     /// True while the session is kept for a process that follows the death of this one.
     pub kept: bool,
 }

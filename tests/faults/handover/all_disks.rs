@@ -237,6 +237,16 @@ fn a_node_keeps_all_disks_if_one_has_to_stay() {
         std::fs::write(&file, &kept).unwrap();
         assert_eq!(refused.code, Some(1), "{}", refused.stderr);
         assert!(refused.stderr.contains("disk b"), "{}", refused.stderr);
+        // No socket could be made there.
+        let metrics = place.scratch.join("none").join("metrics");
+        let more = ["--metrics".to_owned(), metrics.display().to_string()];
+        let refused = run_to_exit(&[place.args(), more.into()].concat());
+        assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+        assert!(
+            refused.stderr.contains("cannot make socket"),
+            "{}",
+            refused.stderr
+        );
         guests.work(&mut random, Duration::from_millis(2));
         assert_eq!(guests.verify(true), 0);
         assert_eq!(

@@ -168,8 +168,9 @@ pub(super) fn with_options(
 /// The disk of a file together with the options on the line.
 fn with_file(path: &Path, on_line: &DiskConfig, given: &ArgMatches) -> Result<DiskConfig, Failure> {
     let named = |why: String| Failure::input(format!("{}: {why}", path.display()));
-    let text = read_config(path)
-        .map_err(|error| Failure::input(format!("--config {}: {error}", path.display())))?;
+    let text = read_config(path).map_err(|error| {
+        Failure::unread(format!("--config {}: {error}", path.display()), &error)
+    })?;
     let file = DiskConfig::from_toml(&text).map_err(named)?;
     if let Some(field) = file.node_field() {
         return Err(named(format!(

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cleave_api::ProblemKind;
 use cleave_disk::Backing;
-use cleave_session::Handover;
+use cleave_session::{Handover, HandoverObstacle};
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::mpsc;
 
@@ -30,7 +30,12 @@ impl DiskServer {
             Refusal(kind, why)
         };
         if let Some(obstacle) = self.obstacle_of_giving() {
-            return Err(stays(ProblemKind::CannotHandOver, &obstacle));
+            // A restart would get past one that passes too, and lose what it protects.
+            let kind = match obstacle.passes {
+                true => ProblemKind::Busy,
+                false => ProblemKind::CannotHandOver,
+            };
+            return Err(stays(kind, obstacle.why));
         }
         let parcel = match self.parcel(door) {
             Ok(parcel) => parcel,
@@ -46,26 +51,46 @@ impl DiskServer {
     }
 
     /// Returns why this disk cannot be given to a process while this one runs. There, nothing would wait for what this process or an
-    /// earlier one may still have in flight.
-    fn obstacle_of_giving(&self) -> Option<String> {
+    /// earlier one may still have in flight. An obstacle that passes comes before one that lasts.
+    fn obstacle_of_giving(&self) -> Option<HandoverObstacle> {
+        let (lasting, passing) = (HandoverObstacle::lasting, HandoverObstacle::passing);
         let is_away =
             |backing: &Backing| matches!(backing, Backing::Nbd(nbd) if nbd.state().waiting > 0);
-        let why = if is_away(self.disk.backing()) {
-            "it waits for its server"
-        } else if self.disk.owes_changes() {
-            "its server may have lost changes, and no flush of the guest has failed since"
-        } else if self.device.unsettled_for().is_some() {
-            "its server may still do what a daemon sent that died"
-        } else if self.status.is_syncing() {
-            "it is being flushed for the operator, and only this process learns whether that fails"
-        } else if self.device.is_lost() {
-            "a worker failed and left requests in flight"
-        } else if self.service.disk.needs_ceph() {
-            "its image is locked by this client of the cluster"
-        } else {
-            return self.status.obstacle();
-        };
-        Some(why.to_owned())
+        let own = [
+            (
+                is_away(self.disk.backing()),
+                passing("it waits for its server"),
+            ),
+            (
+                self.disk.owes_changes(),
+                passing(
+                    "its server may have lost changes, and no flush of the guest has failed since",
+                ),
+            ),
+            (
+                self.device.unsettled_for().is_some(),
+                passing("its server may still do what a daemon sent that died"),
+            ),
+            (
+                self.status.is_syncing(),
+                passing(
+                    "it is being flushed for the operator, and only this process learns whether that fails",
+                ),
+            ),
+            (
+                self.device.is_lost(),
+                lasting("a worker failed and left requests in flight"),
+            ),
+            (
+                self.service.disk.needs_ceph(),
+                lasting("its image is locked by this client of the cluster"),
+            ),
+        ];
+        let own = own.into_iter().filter(|(is_there, _)| *is_there);
+        let own = own.map(|(_, obstacle)| obstacle);
+        let mut all: Vec<_> = own.chain(self.status.obstacles()).collect();
+        all.sort_by_key(|obstacle| !obstacle.passes);
+        all.into_iter().next()
     }
 
     /// Gives the disk to a process that is ready to take it. Returns false if this one goes on with it.
@@ -141,7 +166,7 @@ impl DiskServer {
     ) -> Result<Packed, (Vec<Handover>, String)> {
         self.status.bar_quiet();
         if let Some(obstacle) = self.obstacle_of_giving() {
-            return Err((Vec::new(), obstacle));
+            return Err((Vec::new(), obstacle.why.to_owned()));
         }
         for guest in self.guests.iter() {
             guest.remote.hand_over();
@@ -155,7 +180,7 @@ impl DiskServer {
         }
         // A guest may have left for another host meanwhile.
         if let Some(obstacle) = self.obstacle_of_giving() {
-            return Err((sessions, obstacle));
+            return Err((sessions, obstacle.why.to_owned()));
         }
         let parcel = Parcel {
             disk: self.record(),

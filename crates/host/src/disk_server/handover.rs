@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 
 use super::terms::is_in_memory;
-use super::{DiskServer, Order, identities};
+use super::{DiskServer, Order};
 use crate::failure::Failure;
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::handover::store::{self, SessionKeeper};
@@ -95,7 +95,7 @@ impl DiskServer {
             id: self.status.id(),
             storage: self.service.disk.line(),
             endpoint: self.endpoint.clone(),
-            identities: identities(self.disk.held_files()),
+            identities: self.service.identities.clone(),
         }
     }
 

@@ -35,9 +35,9 @@ pub(crate) struct Offer {
 /// Why another process goes on with what it serves.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NotOffered {
-    /// It cannot hand over. A restart gets past that.
+    /// The process cannot hand over, and that lasts. A restart gets past it.
     Obstacle(String),
-    /// It does not hand over now, or does not answer.
+    /// The process does not hand over now, or does not answer.
     Failed(String),
 }
 

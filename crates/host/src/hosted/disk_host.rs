@@ -66,6 +66,9 @@ pub(crate) trait DiskHost: Send + Sync + 'static {
     /// `id`: the disk that brings them.
     fn set_group_limits(&self, id: &str, config: &DiskConfig);
 
+    /// Does that with limits that a refused disk had changed, and has the file of the group written again if it has others by then.
+    fn take_limits_back(self: Arc<Self>, id: &str, config: &DiskConfig);
+
     /// The socket of the frontends of a disk, as it is shown.
     fn socket(&self, id: &str) -> String;
 

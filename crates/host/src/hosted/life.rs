@@ -581,7 +581,7 @@ impl<H: DiskHost> Life<H> {
     fn undone(&mut self, refusal: Refusal) {
         if let Some(before) = self.before.take() {
             if let Some(limits) = &before.limits {
-                self.host.set_group_limits(&self.id, limits);
+                self.host.clone().take_limits_back(&self.id, limits);
             }
             self.host.leaves(&self.config);
             self.config = before.config;

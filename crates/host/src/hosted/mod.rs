@@ -38,7 +38,9 @@ pub(crate) struct Host {
     pub(crate) watchdog: Option<Duration>,
     pub(crate) sockets: OwnSockets,
     pub(crate) changes: Changes,
-    pub(crate) scrapes: Scrapes,
+    /// The texts of metrics for each socket. Everybody may read those of the second, and must not hold up a reader of the first.
+    pub(crate) control_scrapes: Scrapes,
+    pub(crate) metrics_scrapes: Scrapes,
     /// `None`: there is one disk, which the command line describes.
     pub(crate) many: Option<Arc<dyn ManyDisks>>,
 }

@@ -58,7 +58,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Host>> {
 
 /// Makes the router of the metrics alone.
 pub(crate) fn metrics_router(host: Arc<Host>) -> Router {
-    let metrics = Router::new().route("/metrics", get(routes::metrics));
+    let metrics = Router::new().route("/metrics", get(routes::metrics_alone));
     metrics
         .fallback(routes::only_metrics)
         .method_not_allowed_fallback(routes::method_not_allowed)

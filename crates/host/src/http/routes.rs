@@ -17,6 +17,7 @@ use serde::Deserialize;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::scrapes::Scrapes;
 use super::server::Streaming;
 use super::snapshot;
 use crate::disk_server::SizeAsker;
@@ -259,8 +260,18 @@ pub(super) async fn events(
     Ok(lines)
 }
 
+/// Answers with the metrics at the control socket.
 pub(super) async fn metrics(Shared(host): Shared<Arc<Host>>) -> Response {
-    let text = host.scrapes.text(|| host.disks.all()).await;
+    scraped(&host, &host.control_scrapes).await
+}
+
+/// Answers with them at the socket that has nothing else.
+pub(super) async fn metrics_alone(Shared(host): Shared<Arc<Host>>) -> Response {
+    scraped(&host, &host.metrics_scrapes).await
+}
+
+async fn scraped(host: &Host, scrapes: &Scrapes) -> Response {
+    let text = scrapes.text(|| host.disks.all()).await;
     ([(header::CONTENT_TYPE, PROMETHEUS)], text).into_response()
 }
 

@@ -13,7 +13,7 @@ use tokio::task::yield_now;
 use crate::hosted::disk::{HostedDisk, HostedState};
 use crate::status::{DiskMetrics, MetricsText};
 
-/// Most texts in memory. Another one is made when all clients that were sent the same one have read it, or were let go.
+/// Most texts of a socket in memory. Another one is made when all clients that were sent the same one have read it, or were let go.
 const TEXTS_MAX: usize = 3;
 
 /// The texts that are being made and sent.

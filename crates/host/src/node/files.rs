@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use cleave_config::{DiskConfig, DiskLimits, FILE_BYTES_MAX, WrittenSpec, is_id};
 use cleave_worker::RateLimits;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::failure::Failure;
 
@@ -167,12 +168,36 @@ fn write_beside(beside: &Path, text: &str) -> io::Result<()> {
     out.sync_all()
 }
 
-/// Puts a file that is whole in the place of another, durably.
+/// Puts a file that is whole in the place of another, durably. If that fails, the other one is there as before.
 fn take_place(beside: &Path, path: &Path) -> io::Result<()> {
     // Opened first: without a descriptor for it, nothing is changed.
     let folder = folder_of(path)?;
-    fs::rename(beside, path)?;
-    folder.sync_all()
+    exchange(beside, path, || folder.sync_all())
+}
+
+/// Does that with `sync`, which makes the names of the folder durable.
+fn exchange(beside: &Path, path: &Path, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    let found = fs::symlink_metadata(path).ok();
+    let swap = || renameat_with(CWD, beside, CWD, path, RenameFlags::EXCHANGE);
+    // Some network file systems cannot.
+    let is_swapped = found.as_ref().is_some_and(|found| !found.is_dir()) && swap().is_ok();
+    if !is_swapped {
+        fs::rename(beside, path)?;
+    }
+    let synced = sync();
+    let put_back = match (&synced, is_swapped) {
+        (Ok(()), true) => fs::remove_file(beside),
+        (Err(_), true) => swap().map_err(io::Error::from).and_then(|()| sync()),
+        (Err(_), false) if found.is_none() => fs::rename(path, beside).and_then(|()| sync()),
+        _ => Ok(()),
+    };
+    if let (Err(_), Err(error)) = (&synced, put_back) {
+        tracing::error!(
+            "{}: the file before it may not be there again: {error}",
+            path.display()
+        );
+    }
+    synced
 }
 
 /// Removes a file, durably. That there is none is fine.
@@ -223,5 +248,26 @@ mod tests {
         files.place("d1").unwrap();
         assert!(files.stage("d1", &long).is_err());
         assert_eq!(files.load().unwrap(), [("d1".to_owned(), Ok(short))]);
+    }
+
+    /// A client that was told so must not find another disk after the next start.
+    #[test]
+    fn a_file_whose_folder_cannot_be_synced_does_not_take_the_place_of_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let [beside, path] = [".new", "file"].map(|name| folder.path().join(name));
+        let write = |text: &str| write_beside(&beside, text).unwrap();
+        let fails = || Err(io::Error::other("I/O error"));
+        write("first");
+        assert!(exchange(&beside, &path, fails).is_err());
+        assert!(!path.exists());
+        write("second");
+        exchange(&beside, &path, || Ok(())).unwrap();
+        write("third");
+        assert!(exchange(&beside, &path, fails).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "second");
+        write("fourth");
+        exchange(&beside, &path, || Ok(())).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "fourth");
+        assert!(!beside.exists());
     }
 }

@@ -329,6 +329,24 @@ impl DiskHost for Node {
         }
     }
 
+    fn take_limits_back(self: Arc<Node>, id: &str, config: &DiskConfig) {
+        self.set_group_limits(id, config);
+        let Some(group) = config
+            .limit_group()
+            .filter(|group| self.is_group_due(group))
+        else {
+            return;
+        };
+        let group = group.to_owned();
+        tokio::spawn(async move {
+            if let Err(error) = self.groups.keep(&self.files, &group).await {
+                tracing::error!(
+                    "the file of group {group} has limits of a disk that was refused: {error}: set its limits again"
+                );
+            }
+        });
+    }
+
     fn tell_change(&self, id: &str, details: Value) {
         self.events.tell(id, EventName::Changed, details);
     }

@@ -1,7 +1,7 @@
 //! The folders of images of a node, as they are when it starts.
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, SendError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 const FOLDER_TIME: Duration = Duration::from_secs(5);
 
 /// A folder, and where it is without links.
-type Found = (PathBuf, io::Result<PathBuf>);
+type FoundFolder = (PathBuf, io::Result<PathBuf>);
 
 /// The folders of images.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,17 +34,18 @@ pub(super) fn find(folders: &[PathBuf]) -> Result<ImageFolders, Failure> {
     settled(await_all(folders, &looked, FOLDER_TIME))
 }
 
-/// Has a thread look at each folder: it may wait for a server without end. Such a thread is not confined with the process, and does
-/// nothing more when it is answered.
-fn look(folders: &[PathBuf]) -> Result<Receiver<Found>, Failure> {
+/// Has a thread look at each folder: it may wait for a server without end. Such a thread is not confined with the process. When it is
+/// answered after all, it has the log say so, and does nothing more.
+fn look(folders: &[PathBuf]) -> Result<Receiver<FoundFolder>, Failure> {
     let (reply, looked) = channel();
     for folder in folders {
         let (reply, folder) = (reply.clone(), folder.clone());
         let thread = thread::Builder::new().name("images".to_owned());
         let spawned = thread.spawn(move || {
             let found = seen(&folder);
-            // It may not be waited for any more.
-            let _ = reply.send((folder, found));
+            if let Err(SendError((folder, Ok(_)))) = reply.send((folder, found)) {
+                tracing::error!("{}", answers_late(&folder));
+            }
         });
         spawned.map_err(|error| Failure::start(format!("cannot start a thread: {error}")))?;
     }
@@ -59,9 +60,13 @@ fn seen(folder: &Path) -> io::Result<PathBuf> {
 }
 
 /// Waits for what is found, at most for so long. A folder that is not answered for by then has timed out.
-fn await_all(folders: &[PathBuf], looked: &Receiver<Found>, time: Duration) -> Vec<Found> {
+fn await_all(
+    folders: &[PathBuf],
+    looked: &Receiver<FoundFolder>,
+    time: Duration,
+) -> Vec<FoundFolder> {
     let until = Instant::now() + time;
-    let mut found: Vec<Found> = Vec::new();
+    let mut found: Vec<FoundFolder> = Vec::new();
     while found.len() < folders.len() {
         match looked.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(one) => found.push(one),
@@ -74,13 +79,13 @@ fn await_all(folders: &[PathBuf], looked: &Receiver<Found>, time: Duration) -> V
         let error = io::Error::new(io::ErrorKind::TimedOut, why);
         (folder.clone(), Err(error))
     });
-    let silent: Vec<Found> = silent.collect();
+    let silent: Vec<FoundFolder> = silent.collect();
     found.extend(silent);
     found
 }
 
 /// Returns the folders that are there. Tells of the others, or refuses to start without any.
-fn settled(looked: Vec<Found>) -> Result<ImageFolders, Failure> {
+fn settled(looked: Vec<FoundFolder>) -> Result<ImageFolders, Failure> {
     let (mut there, mut away, mut silent) = (Vec::new(), Vec::new(), None);
     for (folder, found) in looked {
         match found {
@@ -107,6 +112,14 @@ fn settled(looked: Vec<Found>) -> Result<ImageFolders, Failure> {
         );
     }
     Ok(ImageFolders { there, silent })
+}
+
+/// Tells of a folder that is not waited for any more, whose disks were left out.
+fn answers_late(folder: &Path) -> String {
+    format!(
+        "--images {}: its file system answers now: have another node take over, which opens the disks in that folder (systemctl reload)",
+        folder.display()
+    )
 }
 
 fn named(folder: &Path, error: &io::Error) -> String {

@@ -1,11 +1,12 @@
 //! Judges, before the first disk is taken over from a node that runs, whether this one can serve all that are served there.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cleave_api::{ClientError, DiskState, HttpClient};
 use cleave_config::DiskConfig;
+use cleave_disk::ContentOrigin;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::timeout;
@@ -14,13 +15,23 @@ use super::opening::{out_of_reach, refuse_out_of_reach};
 use super::shared::Node;
 use crate::failure::Failure;
 use crate::hosted::aside::aside;
+use crate::source;
 
 /// Longest wait for the list of disks.
 const LIST_TIME: Duration = Duration::from_secs(5);
-/// Longest wait for the judgement, which looks at images. What cannot be judged in time is found out when the disks are taken.
+/// Longest wait for the judgement, which looks at images.
 const JUDGE_TIME: Duration = Duration::from_secs(10);
 /// Where the list of disks is found, with their descriptions.
 const LIST: &str = "/v1/disks?full=1";
+
+/// How the disks would come to this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// From the running one, while that serves them.
+    TakesOver,
+    /// When that one has ended.
+    Restarts,
+}
 
 /// What is read of a disk that the other node serves.
 #[derive(Debug, Deserialize)]
@@ -41,28 +52,29 @@ struct Spec {
 impl Node {
     /// Refuses to take over from a node that serves a disk which this one could never take. That node changes no disk meanwhile, so the
     /// folder of state stays as it is.
-    pub(super) async fn judge_served(self: &Arc<Node>) -> Result<(), Failure> {
-        let node = self.clone();
-        let judged = aside("judge", move || Ok(node.stays()));
+    ///
+    /// A disk whose storage hangs cannot be judged. Here it would not come to be served, and its guest would lose it, so that node goes on.
+    pub(super) async fn judge_served(self: &Arc<Node>, next: Next) -> Result<(), Failure> {
+        let stays =
+            |why: &str| Failure::run(format!("--take-over: the running node goes on: {why}"));
+        let judging = Arc::<Mutex<String>>::default();
+        let (node, named) = (self.clone(), judging.clone());
+        let judged = aside("judge", move || Ok(node.stays(next, &named)));
         match timeout(JUDGE_TIME, judged).await {
-            Ok(Ok(stays)) => match stays? {
-                None => Ok(()),
-                Some(why) => Err(Failure::run(format!(
-                    "--take-over: the running node goes on: {why}"
-                ))),
-            },
+            Ok(Ok(found)) => found?.map_or(Ok(()), |why| Err(stays(&why))),
             Ok(Err(error)) => Err(Failure::run(format!("cannot start a thread: {error}"))),
             Err(_) => {
-                tracing::warn!(
-                    "the images of the running node are taken over without a check, because the folders of --images do not answer"
-                );
-                Ok(())
+                let name = judging.lock().unwrap_or_else(PoisonError::into_inner);
+                Err(stays(&match name.is_empty() {
+                    true => "the folder of --state does not answer".to_owned(),
+                    false => format!("disk {name}: its storage does not answer"),
+                }))
             }
         }
     }
 
-    /// Returns which disk could not be taken, and why.
-    fn stays(&self) -> Result<Option<String>, Failure> {
+    /// Returns which disk could not be taken, and why. `judging`: set to the name of the disk that is being judged.
+    fn stays(&self, next: Next, judging: &Mutex<String>) -> Result<Option<String>, Failure> {
         let client = HttpClient::new(&self.control, LIST_TIME);
         let list = client.send("GET", LIST, "");
         let served = match list.and_then(|reply| reply.json::<Vec<ServedDisk>>()) {
@@ -75,8 +87,11 @@ impl Node {
         let serving = serde_json::to_value(DiskState::Serving).unwrap_or_default();
         let mut served = served.into_iter().filter(|disk| disk.state == serving);
         let why = served.find_map(|disk| {
+            let mut name = judging.lock().unwrap_or_else(PoisonError::into_inner);
+            name.clone_from(&disk.id);
+            drop(name);
             let file = files.remove(&disk.id);
-            let judged = self.judge_disk(&disk, file);
+            let judged = self.judge_disk(next, &disk, file);
             judged.err().map(|why| format!("disk {}: {why}", disk.id))
         });
         Ok(why)
@@ -85,6 +100,7 @@ impl Node {
     /// Judges what the folder of state says of a disk that is served.
     fn judge_disk(
         &self,
+        next: Next,
         disk: &ServedDisk,
         file: Option<Result<DiskConfig, String>>,
     ) -> Result<(), String> {
@@ -108,9 +124,19 @@ impl Node {
                 disk.socket
             ));
         }
-        match out_of_reach(&self.images, &service) {
-            Some(path) => Err(refuse_out_of_reach(&path).to_string()),
-            None => service.missing_file().map_or(Ok(()), Err),
+        if let Some(path) = out_of_reach(&self.images, &service) {
+            return Err(refuse_out_of_reach(&path).to_string());
+        }
+        match next {
+            // The files that are open there are used here.
+            Next::TakesOver => source::missing_file(&service.disk).map_or(Ok(()), Err),
+            Next::Restarts => {
+                let content = match self.files.was_opened(&disk.id, &config.disk) {
+                    true => ContentOrigin::Guest,
+                    false => ContentOrigin::Unknown,
+                };
+                source::judge_served(&service.disk, &service.open, content)
+            }
         }
     }
 }

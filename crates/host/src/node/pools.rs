@@ -79,7 +79,7 @@ impl Pools {
 
 /// Refuses pools that this process cannot have.
 pub(super) fn check_all(specs: &[PoolSettings]) -> Result<(), Failure> {
-    check(specs, cpus::allowed().as_deref()).map_err(Failure::input)
+    check(specs, cpus::allowed().as_deref())
 }
 
 /// The CPUs of all pools.
@@ -89,18 +89,21 @@ pub(super) fn taken_cpus(specs: &[PoolSettings]) -> Vec<usize> {
 }
 
 /// Each CPU is at hand, and in one pool; each name is used once.
-fn check(specs: &[PoolSettings], allowed: Option<&[usize]>) -> Result<(), String> {
+fn check(specs: &[PoolSettings], allowed: Option<&[usize]>) -> Result<(), Failure> {
     let mut taken: Vec<(usize, &str)> = Vec::new();
     for (at, PoolSettings { name, cpus }) in specs.iter().enumerate() {
         if specs.iter().take(at).any(|other| other.name == *name) {
-            return Err(format!("--pool: {name} is given twice"));
+            let line = format!("--pool: {name} is given twice");
+            return Err(Failure::input(line));
         }
         for &cpu in cpus {
             if allowed.is_some_and(|allowed| !allowed.contains(&cpu)) {
-                return Err(format!("--pool {name}: this process may not use CPU {cpu}"));
+                let line = format!("--pool {name}: this process may not use CPU {cpu}");
+                return Err(cpus::refuse(cpu, line));
             }
             if let Some((_, other)) = taken.iter().find(|(used, _)| *used == cpu) {
-                return Err(format!("--pool {name}: CPU {cpu} is in pool {other} too"));
+                let line = format!("--pool {name}: CPU {cpu} is in pool {other} too");
+                return Err(Failure::input(line));
             }
             taken.push((cpu, name));
         }
@@ -130,6 +133,7 @@ mod tests {
             match check(&pools, Some(&[0, 1, 2])) {
                 Ok(()) => assert_eq!(part, "", "{pools:?}"),
                 Err(why) => {
+                    let why = why.to_string();
                     assert!(!part.is_empty() && why.contains(part), "{pools:?}: {why}");
                     assert_eq!(why.lines().count(), 1, "{why}");
                 }

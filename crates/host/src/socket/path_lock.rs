@@ -201,11 +201,21 @@ impl PathLock {
 
     /// Returns true if the daemon that had this file noted such a loss, whether or not it runs.
     pub(crate) fn tells_of_loss(&self) -> bool {
+        self.text().is_some_and(|text| ends_with_loss(&text))
+    }
+
+    /// Returns true if the daemon that had this file has opened this disk, whether or not it runs.
+    pub(crate) fn tells_of(&self, disk: &Storage) -> bool {
+        self.text()
+            .is_some_and(|text| text.starts_with(&served(disk)))
+    }
+
+    fn text(&self) -> Option<String> {
         // The position of the file is where its next line begins, and stays there.
         let length = self.file.metadata().map_or(0, |found| found.len());
         let mut bytes = vec![0; length.min(LOCK_BYTES_MAX) as usize];
-        let read = self.file.read_exact_at(&mut bytes, 0);
-        read.is_ok() && str::from_utf8(&bytes).is_ok_and(ends_with_loss)
+        self.file.read_exact_at(&mut bytes, 0).ok()?;
+        String::from_utf8(bytes).ok()
     }
 
     /// Has failed syncs of this disk noted in the file, by whatever thread sees them, so that they are known after a kill too.

@@ -3,31 +3,43 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cleave_api::{HandOverReport, LastHandOver};
-use cleave_session::SessionView;
+use cleave_session::{HandoverObstacle, SessionView};
 
 use super::DiskStatus;
 
 impl DiskStatus {
     /// Returns why the frontends of this disk would have to connect again.
     pub(crate) fn obstacle(&self) -> Option<String> {
+        let obstacles = self.obstacles();
+        obstacles.first().map(|obstacle| obstacle.why.to_owned())
+    }
+
+    /// Returns all reasons for which they would have to.
+    pub(crate) fn obstacles(&self) -> Vec<HandoverObstacle> {
         let views: Vec<_> = self.lock().iter().map(|one| one.remote.view()).collect();
-        let mut obstacles = views.iter().filter_map(|view| view.obstacle);
         let are_held = !self.device.records.stalled().is_empty();
         let are_recorded = |view: &SessionView| view.vrings.iter().all(|vring| vring.recovery);
-        let why = if let Some(lasting) = self.terms.lasting {
-            lasting
-        } else if !self.possession.is_active() {
-            "another host has the disk, or may have it"
-        } else if self.quiet_left().is_some() {
-            "it is quiesced"
-        } else if self.terms.owners.waiting() > 0 {
-            "a frontend waits for the disk"
-        } else if are_held && !views.iter().all(are_recorded) {
-            "requests are held that the frontend does not keep"
-        } else {
-            obstacles.next()?
-        };
-        Some(why.to_owned())
+        let passing = [
+            (
+                !self.possession.is_active(),
+                "another host has the disk, or may have it",
+            ),
+            (self.quiet_left().is_some(), "it is quiesced"),
+            (
+                self.terms.owners.waiting() > 0,
+                "a frontend waits for the disk",
+            ),
+            (
+                are_held && !views.iter().all(are_recorded),
+                "requests are held that the frontend does not keep",
+            ),
+        ];
+        let passing = passing.into_iter().filter(|(is_there, _)| *is_there);
+        let passing = passing.map(|(_, why)| HandoverObstacle::passing(why));
+        let lasting = self.terms.lasting.map(HandoverObstacle::lasting);
+        let of_sessions = views.iter().filter_map(|view| view.obstacle);
+        let all = lasting.into_iter().chain(passing).chain(of_sessions);
+        all.collect()
     }
 
     /// Notes that the disk is served again after this pause; `None`: the process before had died. The first note counts.

@@ -93,7 +93,7 @@ fn property(unit: &str, name: &str) -> Result<String, String> {
 pub(super) enum NotRenewed {
     /// Its reload was refused. The process that runs goes on, and guests have noticed nothing.
     GoesOn(Vec<String>),
-    /// It was to be restarted.
+    /// The restart failed.
     Failed(Vec<String>),
 }
 

@@ -232,6 +232,10 @@ impl DiskHost for Invented {
         }
     }
 
+    fn take_limits_back(self: Arc<Invented>, id: &str, config: &DiskConfig) {
+        self.set_group_limits(id, config);
+    }
+
     fn socket(&self, id: &str) -> String {
         format!("/run/{id}")
     }
