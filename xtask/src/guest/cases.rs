@@ -81,22 +81,22 @@ pub(super) fn run(kit: &Kit, case: &GuestCase) -> Result<Option<usize>, ()> {
     }
     let seconds = start.elapsed().as_secs_f64();
     match &ran {
-        Ok(Ended::Ignored(why)) => println!("ignored: guest case {name}: {why}"),
-        Ok(Ended::Passed(count)) => println!("{name:<16} ok   {seconds:6.1} s  {count} checks"),
+        Ok(CaseEnd::Ignored(why)) => println!("ignored: guest case {name}: {why}"),
+        Ok(CaseEnd::Passed(count)) => println!("{name:<16} ok   {seconds:6.1} s  {count} checks"),
         Err(why) => println!("{name:<16} FAIL {seconds:6.1} s  {why}"),
     }
     match ran {
-        Ok(Ended::Passed(count)) => Ok(Some(count)),
-        Ok(Ended::Ignored(_)) => Ok(None),
+        Ok(CaseEnd::Passed(count)) => Ok(Some(count)),
+        Ok(CaseEnd::Ignored(_)) => Ok(None),
         Err(_) => Err(()),
     }
 }
 
 /// How a case ended that did not fail.
-enum Ended {
+enum CaseEnd {
     /// After so many checks.
     Passed(usize),
-    /// It cannot run here, for this reason.
+    /// Not run here, for this reason.
     Ignored(String),
 }
 
@@ -107,7 +107,7 @@ fn note_crash(kit: &Kit, name: &str, why: &str) -> Result {
     std::fs::write(&file, why).at(&file)
 }
 
-fn attempt(kit: &Kit, case: &GuestCase) -> Result<Ended> {
+fn attempt(kit: &Kit, case: &GuestCase) -> Result<CaseEnd> {
     let mut bench = Bench {
         kit,
         folder: kit.folder.join(case.name),
@@ -124,12 +124,12 @@ fn attempt(kit: &Kit, case: &GuestCase) -> Result<Ended> {
         How::Own(run) => run(&mut bench),
     }?;
     if let Some(why) = bench.ignored {
-        return Ok(Ended::Ignored(why));
+        return Ok(CaseEnd::Ignored(why));
     }
     let (failed, count) = (guest::failed(&bench.checks), bench.checks.len());
     match count == 0 || !failed.is_empty() {
         true => Err(format!("of {count} checks failed:{failed}")),
-        false => Ok(Ended::Passed(count)),
+        false => Ok(CaseEnd::Passed(count)),
     }
 }
 
