@@ -357,7 +357,8 @@ impl Nbd {
 
     /// Sends and receives on a connection that is there.
     fn keep_moving(&mut self, reactor: &mut Reactor, line: u8) -> Option<Duration> {
-        if self.line(line).is_behind {
+        let was_behind = self.line(line).is_behind;
+        if was_behind {
             // The server is not silent meanwhile.
             self.line_mut(line).heard = true;
             self.take_in(line);
@@ -366,8 +367,7 @@ impl Nbd {
             }
         }
         let state = self.line(line);
-        let is_behind = state.is_behind;
-        let is_idle = !state.receiving && !state.is_cut && !is_behind;
+        let is_idle = !state.receiving && !state.is_cut && !state.is_behind;
         let wants_send = !state.sending;
         let pause = match is_idle {
             true => self.line_mut(line).gather.left(),
@@ -383,7 +383,8 @@ impl Nbd {
             self.acknowledge(reactor, line);
         }
         match is_full {
-            _ if is_behind => Some(Duration::ZERO),
+            // An answer may have made room for changes that wait, or queued a request on a connection that had its turn.
+            _ if was_behind => Some(Duration::ZERO),
             true => Some(FULL_PAUSE),
             false => pause,
         }

@@ -411,6 +411,34 @@ fn workers_share_what_may_be_kept() {
     }
 }
 
+/// On a shared thread the answer to a long write uses a lap up, and that to the flush which makes room is taken in by the next one.
+#[test]
+fn changes_that_wait_are_sent_when_the_answer_that_makes_room_is_taken_in_late() {
+    const PART: u64 = LAP_BYTES_MAX;
+    let bench = Bench::new(Export::able(SIZE), "&replay=1&timeout=600");
+    let third = std::sync::Mutex::new(Vec::new());
+    bench.server.react(move |asked| {
+        let mut third = third.lock().unwrap();
+        match asked.kind {
+            WRITE if asked.offset == 2 * PART => {
+                *third = simple(asked.cookie, 0, &[]);
+                Reaction::Send(Vec::new())
+            }
+            FLUSH => {
+                let after = simple(asked.cookie, 0, &[]);
+                Reaction::Send([std::mem::take(&mut *third), after].concat())
+            }
+            _ => Reaction::Honest,
+        }
+    });
+    let mut store = bench.shared();
+    let memory = [segment(0, PART as u32)];
+    (0..5).for_each(|number| store.push(op(PLAIN, number * PART, PART, &memory), number));
+    for _ in 0..5 {
+        assert_eq!(next_done(&mut store).1, Ok(()));
+    }
+}
+
 /// Its changes are answered on the next connection, and those that waited for room follow.
 #[test]
 fn a_full_list_survives_the_loss_of_the_connection() {

@@ -569,6 +569,42 @@ fn after_losses_of_all() -> [Result<(), i32>; 2] {
     })
 }
 
+/// The other connection may have had its turn in the lap in which the request comes to it.
+#[test]
+fn a_request_of_a_lost_connection_goes_to_the_other_at_once() {
+    // Without flushes nothing has to be sent again, so the other connection stays.
+    let export = Export {
+        flags: 1 | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "&connections=2&timeout=600&reconnect=600");
+    let mut store = bench.store();
+    for lost in 1..5 {
+        bench.server.accept(true);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while bench.state().waiting > 0 {
+            assert!(Instant::now() < deadline, "{:?}", bench.state());
+            nothing_ends(&mut store);
+        }
+        bench.server.accept(false);
+        let is_first = AtomicBool::new(true);
+        bench.server.react(move |asked| {
+            match asked.offset == 4096 && is_first.swap(false, Ordering::SeqCst) {
+                true => Reaction::Close(Vec::new()),
+                false => Reaction::Honest,
+            }
+        });
+        for number in 0..2 {
+            let memory = [segment(number * 4096, 4096)];
+            store.push(op(GET, number * 4096, 4096, &memory), number);
+        }
+        for _ in 0..2 {
+            assert_eq!(next_done(&mut store).1, Ok(()));
+        }
+        assert_eq!(bench.lost(), lost);
+    }
+}
+
 #[test]
 fn a_further_connection_that_promises_less_than_the_first_is_not_used() {
     let scratch = Scratch::in_memory();
