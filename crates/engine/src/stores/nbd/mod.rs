@@ -73,6 +73,8 @@ pub struct Nbd {
     zeroes: Area,
     /// For what is zeroed and copied here.
     lap: LapBudget,
+    /// The connection that has its turn first, another one in each lap: it may use the budget of the lap up.
+    first_line: usize,
     /// Used where a connection's own promises are not known.
     export: Export,
     /// The times that the operator chose, and the rest of the disk's name.
@@ -130,6 +132,7 @@ impl Nbd {
             headers: Area::new(usize::from(slots) * HEADER_BYTES, 4096, Access::ReadWrite)?,
             zeroes: Area::new(ZEROES_BYTES as usize, 4096, Access::Read)?,
             lap: LapBudget::of(reactor.tenancy()),
+            first_line: 0,
             export,
             spec,
             now,
@@ -343,7 +346,10 @@ impl Nbd {
         if std::mem::take(&mut self.may_have_room) {
             self.queue_waiting();
         }
-        for line in self.line_numbers() {
+        let lines = self.lines.len();
+        let turns = self.line_numbers().cycle().skip(self.first_line);
+        self.first_line = (self.first_line + 1) % lines.max(1);
+        for line in turns.take(lines) {
             at_most(match self.line(line).phase {
                 Phase::Up => self.keep_moving(reactor, line),
                 Phase::Ending { .. } => self.end(reactor, line),
