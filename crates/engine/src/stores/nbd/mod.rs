@@ -465,15 +465,21 @@ impl Store for Nbd {
         let waited = self.close_lines(reactor);
         queue::has_closed(&self.disk, waited)
     }
+
+    fn release_shared(&mut self) {
+        self.give_up_turn();
+        let reserved = std::mem::take(&mut self.reserved);
+        if let Some(line) = self.lines.first() {
+            line.port.release(reserved);
+        }
+    }
 }
 
 impl Drop for Nbd {
     /// Without the completions it is unknown when the kernel stops writing, so nothing that it may write to is ever unmapped, guest
     /// memory included.
     fn drop(&mut self) {
-        if let Some(line) = self.lines.first() {
-            line.port.release(self.reserved);
-        }
+        self.release_shared();
         if !self.lines.iter().any(Line::is_busy) {
             return;
         }

@@ -205,6 +205,27 @@ fn a_store_that_loses_its_connection_in_a_flush_passes_the_turn_on() {
     assert_eq!(results(&mut stores, 2), [Ok(()); 2]);
 }
 
+/// Nobody learns what the server said to its flush.
+#[test]
+fn a_store_that_is_left_behind_in_a_flush_passes_the_turn_on_and_fails_later_flushes() {
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "");
+    let mut stores = connected_stores(&bench, 2);
+    once(&bench, |_| Reaction::Send(Vec::new()));
+    stores[0].push(op(SYNC, 0, 0, &[]), 1);
+    flush_comes(&bench, &mut stores[0]);
+    stores[1].push(op(SYNC, 0, 0, &[]), 1);
+    nothing_ends(&mut stores[1]);
+    let mut lost = stores.remove(0);
+    lost.store().release_shared();
+    std::mem::forget(lost);
+    assert_eq!(next_done(&mut stores[0]), (1, Err(libc::EIO)));
+    assert!(bench.disk.sync_failed());
+}
+
 #[test]
 fn what_was_flushed_is_not_sent_again() {
     let bench = Bench::new(Export::able(SIZE), "&fence=1");
