@@ -29,7 +29,8 @@ const STEPS_MAX: u64 = 1 << 15;
 const TOLD_MAX: usize = 64;
 
 /// The work that the marking of answers may still take in this turn of a thread. A step is a descriptor that is read again, or a
-/// word of the log. The last answer may exceed it, by as much as a chain can have: 2^16 descriptors and 4 GiB.
+/// word of the log. The last answer may exceed it, by as much as a chain can have: 2^16 descriptors and 4 GiB. If answers are left, their
+/// links in the in-flight region are followed besides: once, and no more than the ring has entries.
 #[derive(Debug)]
 pub struct MarkingBudget {
     steps_left: u64,

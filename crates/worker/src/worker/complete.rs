@@ -2,7 +2,6 @@
 
 use cleave_blk::{Op, OpKind};
 use cleave_engine::{Event, Store};
-use cleave_guest::MarkingBudget;
 use rustix::time::ClockId;
 
 use super::status::write_status;
@@ -134,17 +133,21 @@ impl<S: Store> Worker<S> {
     }
 
     /// Publishes all that was pushed: one index store and at most one call per vring. If the marking of what was written takes
-    /// longer than a turn may (only for a guest that moves), the rest is published in the next lap.
+    /// longer than a lap may (only for a guest that moves), the rest is published in the next one.
     pub(crate) fn publish(&mut self) {
+        let budget = &mut self.marking;
+        if budget.is_used_up() {
+            self.waiting.due_ns = Some(0);
+            return;
+        }
         let coalesce = self.active.tuning.coalesce;
-        let mut budget = MarkingBudget::of_a_turn();
         for (slot, lane) in (0..).zip(&mut self.lanes) {
             let Some(lane) = lane else { continue };
             if !lane.dirty {
                 continue;
             }
             let requests = lane.pushed;
-            let wanted = lane.publish(&mut budget) && lane.has_call;
+            let wanted = lane.publish(budget) && lane.has_call;
             let in_flight = lane.slots.taken();
             let now_ns = || nanoseconds(self.device.began);
             let since_ns = lane.caller.held_since_ns();

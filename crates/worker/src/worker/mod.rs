@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use cleave_engine::{Reactor, Store};
-use cleave_guest::{Chain, Epoch, Memory};
+use cleave_guest::{Chain, Epoch, MarkingBudget, Memory};
 
 use self::accept::Splitting;
 use self::inbox::CommandInbox;
@@ -72,6 +72,8 @@ pub struct Worker<S: Store> {
     pub(crate) taking: Taking,
     pub(crate) splitting: Splitting,
     pub(crate) waiting: Waiting,
+    /// Rest of what the marking of answers may take in this lap.
+    pub(crate) marking: MarkingBudget,
     pub(crate) inbox: CommandInbox,
     pub(crate) active: ActiveTuning,
     pub(crate) meters: Meters,
@@ -155,6 +157,7 @@ impl<S: Store> Worker<S> {
                 large: 0,
             },
             waiting,
+            marking: MarkingBudget::of_a_turn(),
             inbox: CommandInbox::new(commands),
             active: ActiveTuning {
                 generation,
