@@ -34,7 +34,7 @@ impl<S: Store> Worker<S> {
     /// Makes a lap without its system call. Returns how to enter the reactor, and true if there was work.
     #[inline(always)]
     pub(crate) fn work(&mut self) -> (Wait, bool) {
-        self.marking = MarkingBudget::of_a_turn();
+        self.publishing.marking = MarkingBudget::of_a_turn();
         let reaped = self.reap();
         if reaped > 0 {
             self.publish();

@@ -155,6 +155,34 @@ fn answers_that_take_long_to_mark_are_published_lap_by_lap() {
 }
 
 #[test]
+fn a_vring_does_not_wait_until_all_answers_of_another_are_marked() {
+    const ELSEWHERE: u64 = 0x8000_0000;
+    let mut bench = Bench::new(quiet(1), FEATURES);
+    let mut other = Driver::at(ELSEWHERE);
+    let regions = [&bench.driver, &other].map(|driver| {
+        let parts = [Part::Rings, Part::Requests];
+        parts.map(|part| driver.region(part))
+    });
+    let memory = cleave_guest::Memory::new(regions.into_iter().flatten().collect()).unwrap();
+    let bound = bench.control.bind(memory);
+    bench.carry_out(bound);
+    let started = bench.control.start(VringStart {
+        layout: Driver::layout_at(ELSEWHERE),
+        ..vring(1)
+    });
+    bench.carry_out(started).unwrap();
+    let log = Log::new();
+    put(&mut bench, &log);
+    bench.driver.submit_longest(9);
+    other.submit(&Ask::read(0, 512, 512, true)).unwrap();
+    for _ in 0..6 {
+        bench.lap();
+    }
+    assert_eq!(other.used_index(), 1);
+    assert!(bench.driver.used_index() < 9);
+}
+
+#[test]
 fn a_stop_waits_until_all_answers_are_marked() {
     let mut bench = Bench::new(quiet(1), FEATURES);
     let log = Log::new();
