@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use cleave_blk::Segment;
 
 use crate::mapping::Mapping;
-use crate::room::{self, Taken};
+use crate::room::{self, Allowance, Taken};
 use crate::walk::{DescriptorTable, walk};
 use crate::{Chain, MapError, Memory, RegionSpec};
 
@@ -77,6 +77,16 @@ pub struct DirtyLog {
 impl DirtyLog {
     /// Maps `len_bytes` bytes of a file of the frontend.
     pub fn map(file: File, file_offset: u64, len_bytes: u64) -> Result<Arc<DirtyLog>, MapError> {
+        Self::map_in(file, file_offset, len_bytes, Allowance::Share)
+    }
+
+    /// Does what [`DirtyLog::map`] does, for a log that may have so much room.
+    pub fn map_in(
+        file: File,
+        file_offset: u64,
+        len_bytes: u64,
+        allowance: Allowance,
+    ) -> Result<Arc<DirtyLog>, MapError> {
         if !(1..=LOG_BYTES_MAX).contains(&len_bytes) {
             return Err(MapError::Length {
                 guest_addr: 0,
@@ -90,7 +100,7 @@ impl DirtyLog {
             file_offset,
             file,
         };
-        let mapping = Mapping::new(&spec, Taken::default())?;
+        let mapping = Mapping::new(&spec, Taken::default(), allowance)?;
         let skew_bytes = mapping.start().addr() as u64 % size_of::<u64>() as u64;
         Ok(Arc::new(DirtyLog {
             mapping,
