@@ -361,9 +361,10 @@ impl Disk {
             ));
         }
         for leg in &self.legs {
-            let synced = match leg.backing() {
+            // Nobody else flushes before a failure is recorded.
+            let (synced, _turn) = match leg.backing() {
                 Backing::Nbd(nbd) => nbd.sync_at_rest()?,
-                _ => leg.sync(),
+                _ => (leg.sync(), None),
             };
             synced.inspect_err(|_| self.mark_sync_failed())?;
         }

@@ -135,6 +135,11 @@ pub trait Store {
         true
     }
 
+    /// Gives up what other stores of the disk wait for. The owner calls this when it neither uses nor drops the store any more, because
+    /// nothing can be said of what is in flight.
+    #[inline]
+    fn release_shared(&mut self) {}
+
     /// The counters of each leg, for a disk with several. Only this store writes them.
     fn leg_stats(&self) -> Arc<[LegStats]> {
         Arc::new([])

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use cleave_blk::Segment;
 
 use crate::mapping::Mapping;
-use crate::room::{self, Taken};
+use crate::room::{self, Allowance, Taken};
 use crate::walk::{DescriptorTable, walk};
 use crate::{Chain, MapError, Memory, RegionSpec};
 
@@ -29,7 +29,8 @@ const STEPS_MAX: u64 = 1 << 15;
 const TOLD_MAX: usize = 64;
 
 /// The work that the marking of answers may still take in this turn of a thread. A step is a descriptor that is read again, or a
-/// word of the log. The last answer may exceed it, by as much as a chain can have: 2^16 descriptors and 4 GiB.
+/// word of the log. The last answer may exceed it, by as much as a chain can have: 2^16 descriptors and 4 GiB. If answers are left, their
+/// links in the in-flight region are followed besides: once, and no more than the ring has entries.
 #[derive(Debug)]
 pub struct MarkingBudget {
     steps_left: u64,
@@ -76,6 +77,16 @@ pub struct DirtyLog {
 impl DirtyLog {
     /// Maps `len_bytes` bytes of a file of the frontend.
     pub fn map(file: File, file_offset: u64, len_bytes: u64) -> Result<Arc<DirtyLog>, MapError> {
+        Self::map_in(file, file_offset, len_bytes, Allowance::Share)
+    }
+
+    /// Does what [`DirtyLog::map`] does, for a log that may have so much room.
+    pub fn map_in(
+        file: File,
+        file_offset: u64,
+        len_bytes: u64,
+        allowance: Allowance,
+    ) -> Result<Arc<DirtyLog>, MapError> {
         if !(1..=LOG_BYTES_MAX).contains(&len_bytes) {
             return Err(MapError::Length {
                 guest_addr: 0,
@@ -89,7 +100,7 @@ impl DirtyLog {
             file_offset,
             file,
         };
-        let mapping = Mapping::new(&spec, Taken::default())?;
+        let mapping = Mapping::new(&spec, Taken::default(), allowance)?;
         let skew_bytes = mapping.start().addr() as u64 % size_of::<u64>() as u64;
         Ok(Arc::new(DirtyLog {
             mapping,

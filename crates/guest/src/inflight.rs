@@ -16,7 +16,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::mapping::Mapping;
-use crate::room::Taken;
+use crate::room::{Allowance, Taken};
 use crate::{MapError, RegionSpec, racy};
 
 /// Bytes before the entries of a vring's part.
@@ -120,6 +120,15 @@ impl Inflight {
 
     /// Maps the region that a frontend brings.
     pub fn map(file: File, layout: InflightLayout) -> Result<Inflight, InflightError> {
+        Self::map_in(file, layout, Allowance::Share)
+    }
+
+    /// Does what [`Inflight::map`] does, for a region that may have so much room.
+    pub fn map_in(
+        file: File,
+        layout: InflightLayout,
+        allowance: Allowance,
+    ) -> Result<Inflight, InflightError> {
         let part_entries = layout.part_entries();
         let needed = InflightLayout::new(layout.vrings, part_entries).len_bytes;
         if !layout.vring_size.is_power_of_two() {
@@ -139,7 +148,7 @@ impl Inflight {
             file_offset: layout.file_offset,
             file,
         };
-        let mapping = Mapping::new(&spec, Taken::default())?;
+        let mapping = Mapping::new(&spec, Taken::default(), allowance)?;
         Ok(Inflight {
             mapping: Arc::new(mapping),
             vrings: layout.vrings,

@@ -32,4 +32,5 @@ pub use dirty::{DirtyLog, MarkingBudget, VringLog};
 pub use inflight::{Inflight, InflightError, InflightLayout, Journal, JournalFault};
 pub use memory::{Departure, Epoch, Memory, Spot, Unmapped};
 pub use region::{MapError, RegionSpec};
+pub use room::Allowance;
 pub use vring::{Asked, TakenChain, Vring, VringError, VringFault, VringLayout};

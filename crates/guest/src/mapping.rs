@@ -15,7 +15,7 @@ use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::param::page_size;
 
-use crate::room::{Place, Taken};
+use crate::room::{Allowance, Place, Taken};
 use crate::sigbus::MappingWatch;
 use crate::{MapError, RegionSpec};
 
@@ -54,8 +54,12 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps the region of `spec`. The caller has checked that its length is not 0 and does not wrap. `own`: the room that the other
-    /// mappings of its table take.
-    pub(crate) fn new(spec: &RegionSpec, own: Taken) -> Result<Mapping, MapError> {
+    /// mappings of its table take; `allowance`: how much the table may have.
+    pub(crate) fn new(
+        spec: &RegionSpec,
+        own: Taken,
+        allowance: Allowance,
+    ) -> Result<Mapping, MapError> {
         let refuse = |source: io::Error| MapError::Map {
             guest_addr: spec.guest_addr,
             source,
@@ -64,7 +68,7 @@ impl Mapping {
         let page_bytes = page_bytes(&spec.file).map_err(refuse)?;
         // Below 2^63, because the file is that long.
         let (map_offset, map_bytes) = whole_pages(spec.file_offset, spec.len_bytes, page_bytes);
-        let place = Place::take(map_bytes, own).ok_or(MapError::NoRoom {
+        let place = Place::take(map_bytes, own, allowance).ok_or(MapError::NoRoom {
             guest_addr: spec.guest_addr,
             len_bytes: spec.len_bytes,
         })?;

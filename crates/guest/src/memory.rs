@@ -13,7 +13,7 @@ use cleave_blk::Segment;
 use vm_memory::VolatileSlice;
 
 use crate::mapping::{Mapping, Origin};
-use crate::room::Taken;
+use crate::room::{Allowance, Taken};
 use crate::{MapError, RegionSpec, racy, sigbus};
 
 /// A guest range that no region covers, or any range of memory that is lost.
@@ -107,7 +107,7 @@ unsafe impl Sync for Region {}
 
 impl Region {
     /// Maps a region of a table whose other mappings take the room `own`.
-    fn map(spec: &RegionSpec, own: Taken) -> Result<Region, MapError> {
+    fn map(spec: &RegionSpec, own: Taken, allowance: Allowance) -> Result<Region, MapError> {
         let (guest_addr, len_bytes) = (spec.guest_addr, spec.len_bytes);
         let fits = |addr: u64| len_bytes > 0 && addr.checked_add(len_bytes - 1).is_some();
         if !fits(guest_addr) || !fits(spec.user_addr) {
@@ -116,7 +116,7 @@ impl Region {
                 len_bytes,
             });
         }
-        let mapping = Arc::new(Mapping::new(spec, own)?);
+        let mapping = Arc::new(Mapping::new(spec, own, allowance)?);
         Ok(Region {
             guest_addr,
             len_bytes,
@@ -181,13 +181,18 @@ impl Memory {
 
     /// Maps a whole table (SET_MEM_TABLE), in any order. A table without regions is legal.
     pub fn new(regions: Vec<RegionSpec>) -> Result<Arc<Memory>, MapError> {
+        Self::new_in(regions, Allowance::Share)
+    }
+
+    /// Does what [`Memory::new`] does, for a table that may have so much room.
+    pub fn new_in(regions: Vec<RegionSpec>, allowance: Allowance) -> Result<Arc<Memory>, MapError> {
         if regions.len() > Self::REGIONS_MAX {
             return Err(MapError::TooMany(Self::REGIONS_MAX));
         }
         let mut own = Taken::default();
         let mut mapped = Vec::with_capacity(regions.len());
         for spec in &regions {
-            let region = Region::map(spec, own)?;
+            let region = Region::map(spec, own, allowance)?;
             own = own.and(region.mapping.taken());
             mapped.push(region);
         }
@@ -196,13 +201,22 @@ impl Memory {
 
     /// Makes a copy of this table with one more region (ADD_MEM_REG).
     pub fn with(&self, region: RegionSpec) -> Result<Arc<Memory>, MapError> {
+        self.with_in(region, Allowance::Share)
+    }
+
+    /// Does what [`Memory::with`] does, for a table that may have so much room.
+    pub fn with_in(
+        &self,
+        region: RegionSpec,
+        allowance: Allowance,
+    ) -> Result<Arc<Memory>, MapError> {
         if self.regions.len() >= Self::REGIONS_MAX {
             return Err(MapError::TooMany(Self::REGIONS_MAX));
         }
         let mut regions = self.regions.to_vec();
         let own = regions.iter().map(|region| region.mapping.taken());
         let own = own.fold(Taken::default(), Taken::and);
-        regions.push(Region::map(&region, own)?);
+        regions.push(Region::map(&region, own, allowance)?);
         Self::assemble(regions)
     }
 

@@ -3,6 +3,9 @@
 //! A memory table may have a sixteenth of the room that the other tables leave. So a frontend that maps all that it can leaves most of
 //! the room, and many of them leave enough for the next one: after 32 of them there is still room for a table of 1 TiB. Without this,
 //! a sparse file as long as the address space would keep all other guests of a node from memory, and the node from its own.
+//!
+//! The share of a table depends on those that came before. So a table that another process has accepted may have all that is left: its
+//! guest runs, and here the tables may come in another order.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,6 +21,15 @@ static ALL: Mutex<Taken> = Mutex::new(Taken {
     bytes: 0,
     mappings: 0,
 });
+
+/// How much of the room that others leave a memory table may have, and whatever else a frontend shares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Allowance {
+    /// A sixteenth.
+    Share,
+    /// All of it, for what another process has accepted.
+    Rest,
+}
 
 /// The room that mappings take.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -48,9 +60,13 @@ impl Taken {
     }
 
     /// Returns the room that is taken with one more mapping in a table that takes `own` already; `None` if the table may not have it.
-    fn with(self, one: Taken, own: Taken) -> Option<Taken> {
+    fn with(self, one: Taken, own: Taken, allowance: Allowance) -> Option<Taken> {
         let (table, others) = (own.and(one), self.without(own));
-        let share = |all: u64, others: u64| all.saturating_sub(others) / PARTS;
+        let parts = match allowance {
+            Allowance::Share => PARTS,
+            Allowance::Rest => 1,
+        };
+        let share = |all: u64, others: u64| all.saturating_sub(others) / parts;
         let fits = table.bytes <= share(BYTES_MAX, others.bytes)
             && table.mappings <= share(MAPPINGS_MAX as u64, others.mappings);
         fits.then(|| self.and(one))
@@ -63,10 +79,10 @@ pub(crate) struct Place(Taken);
 
 impl Place {
     /// Takes room for a mapping of a table whose mappings take `own` already. `None`: the table may have no more.
-    pub(crate) fn take(bytes: u64, own: Taken) -> Option<Place> {
+    pub(crate) fn take(bytes: u64, own: Taken, allowance: Allowance) -> Option<Place> {
         let one = Taken::by_one(bytes);
         let mut all = lock();
-        *all = all.with(one, own)?;
+        *all = all.with(one, own, allowance)?;
         Some(Place(one))
     }
 
@@ -89,6 +105,7 @@ fn lock() -> MutexGuard<'static, Taken> {
 
 #[cfg(test)]
 mod tests {
+    use super::Allowance::{Rest, Share};
     use super::*;
 
     const NONE: Taken = Taken {
@@ -102,10 +119,10 @@ mod tests {
         for left_bytes in [1 << 40, 128 << 30] {
             for _ in 0..32 {
                 let most_bytes = (BYTES_MAX - all.bytes) / PARTS;
-                assert_eq!(all.with(Taken::by_one(most_bytes + 1), NONE), None);
-                all = all.with(Taken::by_one(most_bytes), NONE).unwrap();
+                assert_eq!(all.with(Taken::by_one(most_bytes + 1), NONE, Share), None);
+                all = all.with(Taken::by_one(most_bytes), NONE, Share).unwrap();
             }
-            assert!(all.with(Taken::by_one(left_bytes), NONE).is_some());
+            assert!(all.with(Taken::by_one(left_bytes), NONE, Share).is_some());
         }
     }
 
@@ -114,7 +131,7 @@ mod tests {
         let fill = |all: &mut Taken, slots: usize| {
             let mut own = NONE;
             for slot in 0..slots {
-                let Some(next) = all.with(Taken::by_one(4096), own) else {
+                let Some(next) = all.with(Taken::by_one(4096), own, Share) else {
                     return slot;
                 };
                 (*all, own) = (next, own.and(Taken::by_one(4096)));
@@ -133,11 +150,35 @@ mod tests {
     }
 
     #[test]
+    fn tables_that_were_accepted_fit_in_any_order_and_no_more_than_there_is() {
+        let mut tables = Vec::new();
+        let mut all = NONE;
+        for _ in 0..64 {
+            let most = Taken::by_one((BYTES_MAX - all.bytes) / PARTS);
+            all = all.with(most, NONE, Share).unwrap();
+            tables.push(most);
+        }
+        let mut again = NONE;
+        for table in tables.into_iter().rev() {
+            again = again.with(table, NONE, Rest).unwrap();
+        }
+        assert_eq!(again, all);
+        let left_bytes = BYTES_MAX - all.bytes;
+        assert_eq!(all.with(Taken::by_one(left_bytes + 1), NONE, Rest), None);
+        assert!(all.with(Taken::by_one(left_bytes), NONE, Rest).is_some());
+        let slots = Taken {
+            bytes: 0,
+            mappings: MAPPINGS_MAX as u64,
+        };
+        assert_eq!(slots.with(Taken::by_one(1), NONE, Rest), None);
+    }
+
+    #[test]
     fn room_comes_back() {
-        let place = Place::take(1 << 42, NONE).unwrap();
+        let place = Place::take(1 << 42, NONE, Share).unwrap();
         let own = place.taken();
-        assert!(Place::take(1 << 43, own).is_none());
+        assert!(Place::take(1 << 43, own, Share).is_none());
         drop(place);
-        drop(Place::take(1 << 42, NONE).unwrap());
+        drop(Place::take(1 << 42, NONE, Share).unwrap());
     }
 }

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::bell::new_bell;
 use crate::dial::{Call, NbdError, resolve, wait};
 use crate::dialler::Dialler;
+use crate::flushes::FlushTurn;
 use crate::handshake::Export;
 use crate::link::{DIAL_TIME, Link, MORE_TIME, PATIENCE, dial, fit};
 use crate::lock::lock;
@@ -205,10 +206,11 @@ impl NbdClient {
     }
 
     /// Has the server flush, through a connection of its own. Not for a disk that a store uses: that may have every connection that
-    /// the server lets in, and flushes through them. The inner result is the server's.
-    pub fn sync_at_rest(&self) -> io::Result<io::Result<()>> {
+    /// the server lets in, and flushes through them. The inner result is the server's. A failure has to be recorded before the turn is
+    /// dropped: a store that began meanwhile may flush then, and the server may not tell it.
+    pub fn sync_at_rest(&self) -> io::Result<(io::Result<()>, Option<FlushTurn>)> {
         if !self.shared.export.has(wire::export::FLUSH) {
-            return Ok(Ok(()));
+            return Ok((Ok(()), None));
         }
         let mut port =
             Port::new(&self.shared, &self.orders, &Arc::default()).map_err(io::Error::other)?;
@@ -224,7 +226,7 @@ impl NbdClient {
                 return Err(Errno::NOTCONN.into());
             }
         };
-        let _turn = loop {
+        let turn = loop {
             if let Some(turn) = port.take_turn() {
                 break turn;
             }
@@ -238,16 +240,20 @@ impl NbdClient {
         let covered = port.answered();
         let time = self.shared.spec.timeout * PATIENCE;
         let mut call = Call::on(link.socket.clone(), Instant::now() + time);
-        let error = replay::flush(&mut call).map_err(io::Error::other)?;
+        let error = replay::flush(&mut call).map_err(|error| {
+            // Nobody knows what the server said, so what it may have lost is sent to it again.
+            port.lost(&error.to_string(), None);
+            io::Error::other(error)
+        })?;
         port.part(&link);
         match error {
             0 => {
                 port.flushed(covered);
-                Ok(Ok(()))
+                Ok((Ok(()), Some(turn)))
             }
             // It did nothing, and so nothing failed.
             wire::SHUTS_DOWN => Err(Errno::SHUTDOWN.into()),
-            _ => Ok(Err(Errno::IO.into())),
+            _ => Ok((Err(Errno::IO.into()), Some(turn))),
         }
     }
 

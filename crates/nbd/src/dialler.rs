@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::NbdError;
+use crate::disconnect::Refused;
 use crate::fence::Fence;
 use crate::link::{DIAL_TIME, Link, MORE_TIME};
 use crate::lock::lock;
@@ -31,6 +32,7 @@ pub(crate) struct Dialler {
     /// When the last connection was made.
     made_at: Option<Instant>,
     reported: Option<Instant>,
+    refused: Refused,
 }
 
 impl Dialler {
@@ -43,6 +45,7 @@ impl Dialler {
             fence: None,
             made_at: None,
             reported: None,
+            refused: Refused::default(),
         };
         let thread = thread::Builder::new().name("cleave-nbd".to_owned());
         thread.spawn(move || dialler.run(&inbox))?;
@@ -51,11 +54,9 @@ impl Dialler {
 
     fn run(mut self, inbox: &Receiver<DiallerOrder>) {
         loop {
-            let left = self.left();
-            let is_idle = self.wanted.is_empty() || lock(&self.shared.attached).is_closing();
-            let order = match is_idle {
-                true => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                false => inbox.recv_timeout(left),
+            let order = match self.sleep() {
+                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(time) => inbox.recv_timeout(time),
             };
             match order {
                 Ok(DiallerOrder::Dial(mailbox, want)) => {
@@ -67,15 +68,25 @@ impl Dialler {
                     self.slow_down(want);
                 }
                 Ok(DiallerOrder::Disconnect(socket, disconnect)) => {
-                    disconnect.run(&socket, &self.shared.name);
+                    let (name, now) = (&self.shared.name, Instant::now());
+                    self.refused.run(socket, disconnect, name, now);
                 }
                 Ok(DiallerOrder::Look) => self.cut(),
                 Ok(DiallerOrder::Run(run)) => run(),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+            self.refused.run_due(&self.shared.name, Instant::now());
             self.serve();
         }
+    }
+
+    /// Returns the longest sleep until something is due; `None`: only an order ends it.
+    fn sleep(&mut self) -> Option<Duration> {
+        let is_idle = self.wanted.is_empty() || lock(&self.shared.attached).is_closing();
+        let dial = (!is_idle).then(|| self.left());
+        let reset = self.refused.left(Instant::now());
+        dial.into_iter().chain(reset).min()
     }
 
     /// Ends all connections after one was lost.

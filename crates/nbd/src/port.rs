@@ -233,11 +233,11 @@ impl Port {
     /// Takes the turn to flush. `None`: it is taken, and the bell rings when it is free; or a connection of the disk was lost, so this one
     /// ends too.
     pub fn take_turn(&self) -> Option<FlushTurn> {
-        // The flush whose answer was lost may have been the one that was told of lost data. The copies must stay.
-        if lock(&self.shared.attached).is_lossy() {
-            return None;
-        }
-        FlushTurn::take(&self.shared.flushes, &self.mailbox.bell)
+        let turn = FlushTurn::take(&self.shared.flushes, &self.mailbox.bell)?;
+        // The flush whose answer was lost may have been the one that was told of lost data. The copies must stay. A store that loses its
+        // connection marks that before it gives the turn up, so this is looked at with the turn.
+        let is_lossy = lock(&self.shared.attached).is_lossy();
+        (!is_lossy).then_some(turn)
     }
 
     /// Returns the number of the next flush of the disk that is sent, which whoever asks now may share.

@@ -293,7 +293,7 @@ impl SessionState {
     ) -> Result<(), MessageRefusal> {
         let was_logged = self.is_logged();
         let log = &mut self.log;
-        let before = log.replace(file, file_offset, len_bytes, &self.memory)?;
+        let before = log.replace(file, file_offset, len_bytes, &self.memory, self.allowance)?;
         if self.is_logged() && !was_logged {
             self.begin_move();
         }

@@ -9,7 +9,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use cleave_guest::{DirtyLog, Memory, VringLog};
+use cleave_guest::{Allowance, DirtyLog, Memory, VringLog};
 
 use crate::MessageRefusal;
 use crate::vrings::{UserAddrs, Vrings};
@@ -46,11 +46,12 @@ impl SessionLog {
         file_offset: u64,
         len_bytes: u64,
         memory: &Memory,
+        allowance: Allowance,
     ) -> Result<SessionLog, MessageRefusal> {
         let copy = file
             .try_clone()
             .map_err(|error| MessageRefusal::not_copied(&error))?;
-        let log = DirtyLog::map(file, file_offset, len_bytes);
+        let log = DirtyLog::map_in(file, file_offset, len_bytes, allowance);
         let log = log.map_err(|error| MessageRefusal::message(format!("a dirty log: {error}")))?;
         if !log.covers(memory) {
             return Err(MessageRefusal::message(format!(

@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use cleave_blk::spec::feature;
+use cleave_guest::Allowance;
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 
 use crate::MessageRefusal;
@@ -176,6 +177,7 @@ impl SessionState {
     /// Puts in force what does not come with a message, before the first one.
     pub(crate) fn take_over(&mut self, handover: &Handover) {
         self.cache_mode = handover.writeback;
+        self.allowance = Allowance::Rest;
         let is_start =
             |one: &RecordedMessage| one.request == u32::from(FrontendReq::SET_VRING_KICK);
         let serves = handover.messages.iter().any(is_start);

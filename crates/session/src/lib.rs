@@ -41,6 +41,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use cleave_guest::Allowance;
 use cleave_worker::Device;
 pub use cleave_worker::Quota;
 pub use config::SessionConfig;
@@ -258,6 +259,7 @@ impl Session {
             let message = message.into_message(&offload);
             filter::serve(&mut self.relay, message).outcome?;
         }
+        self.relay.state().allowance = Allowance::Share;
         // Now, because one of them may have reset the device.
         self.relay.state().has_retired |= inherited.needs_reset;
         self.show();

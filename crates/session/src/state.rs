@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cleave_blk::spec::feature;
 use cleave_blk::{Config, Face};
-use cleave_guest::{Inflight, InflightLayout, MapError, Memory, RegionSpec};
+use cleave_guest::{Allowance, Inflight, InflightLayout, MapError, Memory, RegionSpec};
 use cleave_worker::Device;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
@@ -68,6 +68,8 @@ pub(crate) struct SessionState {
     face: Face,
     pub(crate) vring_size_max: u16,
     pub(crate) memory: Arc<Memory>,
+    /// Allowance for what the frontend shares.
+    pub(crate) allowance: Allowance,
     /// The region in which the frontend keeps the requests in flight.
     pub(crate) inflight: Option<Inflight>,
     /// The file of that region, and where in it the region lies.
@@ -121,6 +123,7 @@ impl SessionState {
             face: config.face,
             vring_size_max: config.vring_size_max,
             memory: Memory::new(Vec::new())?,
+            allowance: Allowance::Share,
             inflight: None,
             inflight_source: None,
             kept: KeptMemory::default(),
@@ -311,14 +314,14 @@ impl SessionState {
     pub(crate) fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<(), MessageRefusal> {
         let kept = KeptMemory::default();
         let kept = regions.iter().fold(kept, |kept, spec| kept.with(spec));
-        self.adopt(Memory::new(regions))?;
+        self.adopt(Memory::new_in(regions, self.allowance))?;
         self.kept = kept;
         Ok(())
     }
 
     pub(crate) fn add_memory(&mut self, region: RegionSpec) -> Result<(), MessageRefusal> {
         let kept = self.kept.with(&region);
-        self.adopt(self.memory.with(region))?;
+        self.adopt(self.memory.with_in(region, self.allowance))?;
         self.kept = kept;
         Ok(())
     }
@@ -387,7 +390,7 @@ impl SessionState {
         let copy = file
             .try_clone()
             .map_err(|error| MessageRefusal::not_copied(&error))?;
-        let mapped = Inflight::map(file, layout);
+        let mapped = Inflight::map_in(file, layout, self.allowance);
         self.inflight = Some(mapped.map_err(|error| MessageRefusal::message(error.to_string()))?);
         self.inflight_source = Some((copy, layout));
         Ok(())

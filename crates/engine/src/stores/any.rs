@@ -103,6 +103,7 @@ impl Store for AnyStore {
         fn is_sated(self: &Self) -> bool;
         fn prepare_close(self: &mut Self);
         fn close(self: &mut Self, reactor: &mut Reactor) -> bool;
+        fn release_shared(self: &mut Self);
         fn leg_stats(self: &Self) -> Arc<[LegStats]>;
     }
 }

@@ -4,6 +4,8 @@ use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, channel};
 
+use cleave_guest::RegionSpec;
+
 use super::inflight::layout;
 use super::owner::comes;
 use super::running::Driver;
@@ -97,6 +99,31 @@ fn a_guest_with_running_vrings_sees_nothing_of_it() {
         assert!(Driver::signalled(&driver.call) > 0);
         assert_eq!(frontend.base(index), Some((index, 40)));
     }
+    frontend.end();
+}
+
+/// A table that came first in the process which accepted it may come last here.
+#[test]
+fn memory_that_was_accepted_needs_no_share_of_what_others_leave() {
+    const LARGE: u64 = 15 << 39;
+    let mut frontend = Frontend::negotiated();
+    frontend.memory = memory_file(LARGE);
+    assert_eq!(frontend.add_memory(0, LARGE, USER), Ack);
+    let (same, handover) = frontend.hand_over();
+    let _others = [LARGE, LARGE - (1 << 38)].map(|len_bytes| {
+        let region = RegionSpec {
+            guest_addr: 0,
+            user_addr: 0,
+            len_bytes,
+            file_offset: 0,
+            file: memory_file(len_bytes),
+        };
+        cleave_guest::Memory::new(vec![region]).unwrap()
+    });
+    let mut frontend = same.go_on(handover, device(), Arc::default());
+    assert!(frontend.is_alive());
+    // What it asks for itself is bounded as before.
+    assert_eq!(frontend.add_memory(LARGE, 4096, USER + LARGE), Nack);
     frontend.end();
 }
 

@@ -2,11 +2,10 @@
 
 use cleave_blk::{Op, OpKind};
 use cleave_engine::{Event, Store};
-use cleave_guest::MarkingBudget;
 use rustix::time::ClockId;
 
 use super::status::write_status;
-use super::{COMMAND_WATCH, Worker, call_bell};
+use super::{COMMAND_WATCH, Publishing, Worker, call_bell};
 use crate::DataDirection;
 use crate::clock::{cpu_ns, nanoseconds};
 use crate::policy::CallDecision;
@@ -134,17 +133,25 @@ impl<S: Store> Worker<S> {
     }
 
     /// Publishes all that was pushed: one index store and at most one call per vring. If the marking of what was written takes
-    /// longer than a turn may (only for a guest that moves), the rest is published in the next lap.
+    /// longer than a lap may (only for a guest that moves), the rest is published in the next one.
     pub(crate) fn publish(&mut self) {
+        let Publishing { first, marking } = &mut self.publishing;
+        if marking.is_used_up() {
+            self.waiting.due_ns = Some(0);
+            return;
+        }
         let coalesce = self.active.tuning.coalesce;
-        let mut budget = MarkingBudget::of_a_turn();
-        for (slot, lane) in (0..).zip(&mut self.lanes) {
+        let begin = if *first < self.lanes.len() { *first } else { 0 };
+        let (before, from) = self.lanes.split_at_mut(begin);
+        // At most `LANES_MAX`.
+        let lanes = (begin as u16..).zip(from).chain((0..).zip(before));
+        for (slot, lane) in lanes {
             let Some(lane) = lane else { continue };
             if !lane.dirty {
                 continue;
             }
             let requests = lane.pushed;
-            let wanted = lane.publish(&mut budget) && lane.has_call;
+            let wanted = lane.publish(marking) && lane.has_call;
             let in_flight = lane.slots.taken();
             let now_ns = || nanoseconds(self.device.began);
             let since_ns = lane.caller.held_since_ns();
@@ -167,8 +174,9 @@ impl<S: Store> Worker<S> {
             if self.meters.laps.is_timed() {
                 lane.record.published(&self.meters.laps);
             }
-            if budget.is_used_up() {
+            if marking.is_used_up() {
                 lane.keep_rest();
+                *first = usize::from(slot) + 1;
                 self.waiting.due_ns = Some(0);
                 break;
             }

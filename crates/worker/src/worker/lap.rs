@@ -4,6 +4,7 @@
 use std::io;
 
 use cleave_engine::{Store, Wait};
+use cleave_guest::MarkingBudget;
 
 use super::Worker;
 use crate::policy::LapWork;
@@ -33,6 +34,7 @@ impl<S: Store> Worker<S> {
     /// Makes a lap without its system call. Returns how to enter the reactor, and true if there was work.
     #[inline(always)]
     pub(crate) fn work(&mut self) -> (Wait, bool) {
+        self.publishing.marking = MarkingBudget::of_a_turn();
         let reaped = self.reap();
         if reaped > 0 {
             self.publish();

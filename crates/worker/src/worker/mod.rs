@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use cleave_engine::{Reactor, Store};
-use cleave_guest::{Chain, Epoch, Memory};
+use cleave_guest::{Chain, Epoch, MarkingBudget, Memory};
 
 use self::accept::Splitting;
 use self::inbox::CommandInbox;
@@ -72,6 +72,7 @@ pub struct Worker<S: Store> {
     pub(crate) taking: Taking,
     pub(crate) splitting: Splitting,
     pub(crate) waiting: Waiting,
+    pub(crate) publishing: Publishing,
     pub(crate) inbox: CommandInbox,
     pub(crate) active: ActiveTuning,
     pub(crate) meters: Meters,
@@ -89,6 +90,15 @@ pub(crate) struct Taking {
     pub(crate) first: usize,
     /// Rest of `DESCRIPTORS_MAX` in this lap.
     pub(crate) descriptors_left: u32,
+}
+
+/// How answers are published.
+pub(crate) struct Publishing {
+    /// The lane that publishes first: the one after the lane that used the budget up. Without this a vring whose answers
+    /// take long to mark would starve those after it.
+    pub(crate) first: usize,
+    /// Rest of what the marking of answers may take in this lap.
+    pub(crate) marking: MarkingBudget,
 }
 
 /// The tuning in force.
@@ -155,6 +165,10 @@ impl<S: Store> Worker<S> {
                 large: 0,
             },
             waiting,
+            publishing: Publishing {
+                first: 0,
+                marking: MarkingBudget::of_a_turn(),
+            },
             inbox: CommandInbox::new(commands),
             active: ActiveTuning {
                 generation,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::Nbd;
 use super::flight::{Part, SendState};
 use crate::Reactor;
+use crate::ops::queue;
 use crate::reactor::FULL_PAUSE;
 
 impl Nbd {
@@ -105,6 +106,21 @@ impl Nbd {
         let first = self.flush_waits.front().copied();
         let line = self.flight(first.filter(|_| !self.is_closing)?).line;
         (!self.listen(reactor, line)).then_some(FULL_PAUSE)
+    }
+
+    /// Gives the turn up when the store ends. If its FLUSH was sent, the server may tell that one alone of lost data, and nobody reads
+    /// the answer. A disk that is given up sends no other flush, which could vouch for that data.
+    pub(super) fn give_up_turn(&mut self) {
+        let Some((leader, turn)) = self.turn.take() else {
+            return;
+        };
+        let line = self.flight(leader).line;
+        if self.flight(leader).sent.is_out() && !self.line(line).port.is_abandoned() {
+            // Before others may flush.
+            let failed = "a worker ended before the NBD server answered its flush";
+            queue::taint_sync(&self.disk, self.disk.name(), failed, libc::EIO);
+        }
+        drop(turn);
     }
 
     /// Ends the wait of the ops on a connection that is lost. They need another one first.

@@ -73,6 +73,8 @@ pub struct Nbd {
     zeroes: Area,
     /// For what is zeroed and copied here.
     lap: LapBudget,
+    /// The connection that has its turn first, another one in each lap: it may use the budget of the lap up.
+    first_line: usize,
     /// Used where a connection's own promises are not known.
     export: Export,
     /// The times that the operator chose, and the rest of the disk's name.
@@ -130,6 +132,7 @@ impl Nbd {
             headers: Area::new(usize::from(slots) * HEADER_BYTES, 4096, Access::ReadWrite)?,
             zeroes: Area::new(ZEROES_BYTES as usize, 4096, Access::Read)?,
             lap: LapBudget::of(&reactor.tenancy()),
+            first_line: 0,
             export,
             spec,
             now,
@@ -343,7 +346,10 @@ impl Nbd {
         if std::mem::take(&mut self.may_have_room) {
             self.queue_waiting();
         }
-        for line in self.line_numbers() {
+        let lines = self.lines.len();
+        let turns = self.line_numbers().cycle().skip(self.first_line);
+        self.first_line = (self.first_line + 1) % lines.max(1);
+        for line in turns.take(lines) {
             at_most(match self.line(line).phase {
                 Phase::Up => self.keep_moving(reactor, line),
                 Phase::Ending { .. } => self.end(reactor, line),
@@ -357,7 +363,8 @@ impl Nbd {
 
     /// Sends and receives on a connection that is there.
     fn keep_moving(&mut self, reactor: &mut Reactor, line: u8) -> Option<Duration> {
-        if self.line(line).is_behind {
+        let was_behind = self.line(line).is_behind;
+        if was_behind {
             // The server is not silent meanwhile.
             self.line_mut(line).heard = true;
             self.take_in(line);
@@ -366,8 +373,7 @@ impl Nbd {
             }
         }
         let state = self.line(line);
-        let is_behind = state.is_behind;
-        let is_idle = !state.receiving && !state.is_cut && !is_behind;
+        let is_idle = !state.receiving && !state.is_cut && !state.is_behind;
         let wants_send = !state.sending;
         let pause = match is_idle {
             true => self.line_mut(line).gather.left(),
@@ -383,7 +389,8 @@ impl Nbd {
             self.acknowledge(reactor, line);
         }
         match is_full {
-            _ if is_behind => Some(Duration::ZERO),
+            // An answer may have made room for changes that wait, or queued a request on a connection that had its turn.
+            _ if was_behind => Some(Duration::ZERO),
             true => Some(FULL_PAUSE),
             false => pause,
         }
@@ -458,15 +465,21 @@ impl Store for Nbd {
         let waited = self.close_lines(reactor);
         queue::has_closed(&self.disk, waited)
     }
+
+    fn release_shared(&mut self) {
+        self.give_up_turn();
+        let reserved = std::mem::take(&mut self.reserved);
+        if let Some(line) = self.lines.first() {
+            line.port.release(reserved);
+        }
+    }
 }
 
 impl Drop for Nbd {
     /// Without the completions it is unknown when the kernel stops writing, so nothing that it may write to is ever unmapped, guest
     /// memory included.
     fn drop(&mut self) {
-        if let Some(line) = self.lines.first() {
-            line.port.release(self.reserved);
-        }
+        self.release_shared();
         if !self.lines.iter().any(Line::is_busy) {
             return;
         }

@@ -213,6 +213,48 @@ fn a_hole_is_zeroed_lap_by_lap_on_a_shared_thread() {
 }
 
 #[test]
+fn a_connection_with_much_to_take_in_does_not_keep_another_waiting() {
+    unless_late(|| {
+        let first = reads_that_end_first();
+        let of_one = first.iter().filter(|token| *token % 2 == 0).count();
+        ensure(of_one > 0 && of_one < first.len(), || format!("{first:?}"))
+    });
+}
+
+/// Returns the first half of the reads that end on a shared thread. They alternate between two connections, and each connection is
+/// sent all its answers at once, which take a hundred laps to write.
+fn reads_that_end_first() -> Vec<u64> {
+    const READS: usize = 8;
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..LONG
+    };
+    let bench = Bench::new(export, "&connections=2");
+    let mut store = bench.shared();
+    while bench.state().waiting > 0 {
+        nothing_ends(&mut store);
+    }
+    let held = std::sync::Mutex::new([Vec::new(), Vec::new()]);
+    bench.server.react(move |asked| {
+        let own = asked.connection as usize;
+        let hole = data_at(0, &(SIZE as u32).to_be_bytes());
+        held.lock().unwrap()[own].push(chunk(asked.cookie, 1, 2, &hole));
+        if held.lock().unwrap()[own].len() < READS {
+            return Reaction::Send(Vec::new());
+        }
+        while held.lock().unwrap()[1 - own].len() < READS {
+            std::thread::yield_now();
+        }
+        Reaction::Send(held.lock().unwrap()[own].concat())
+    });
+    let memory = [segment(0, SIZE as u32)];
+    (0..2 * READS as u64).for_each(|token| store.push(op(GET, 0, SIZE, &memory), token));
+    let mut ended: Vec<u64> = (0..2 * READS).map(|_| next_done(&mut store).0).collect();
+    ended.truncate(READS);
+    ended
+}
+
+#[test]
 fn each_byte_is_right_on_a_shared_thread_and_no_change_is_long() {
     let bench = Bench::new(LONG, "");
     let long = Load {

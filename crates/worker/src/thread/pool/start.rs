@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
@@ -227,6 +228,12 @@ impl<S: Store> Seated for Worker<S> {
         // A command in a queue that is never dropped would never be answered, and the end of the rings never be seen.
         self.inbox.commands.close();
         self.reactor.disinherit();
+        // The other workers of the disk may be asked for a flush when their session ends. Whatever failed may fail here too.
+        let [store] = &mut self.store;
+        let released = catch_unwind(AssertUnwindSafe(|| store.release_shared()));
+        if released.is_err() {
+            tracing::error!("a worker panicked when it was left behind");
+        }
         std::mem::forget(self);
     }
 }

@@ -13,7 +13,8 @@ use crate::{Device, Handle};
 /// A store that panics when it is used, with or without something in flight, or whose disk hangs until it is told otherwise.
 enum Bad {
     Mistaken,
-    Lost,
+    /// What others wait for is given up.
+    Lost(Arc<AtomicBool>),
     Hanging(Arc<AtomicBool>),
 }
 
@@ -24,7 +25,7 @@ impl Store for Bad {
     fn in_flight(&self) -> usize {
         match self {
             Bad::Mistaken => 0,
-            Bad::Lost => 1,
+            Bad::Lost(_) => 1,
             Bad::Hanging(hangs) => usize::from(hangs.load(Ordering::Relaxed)),
         }
     }
@@ -37,8 +38,13 @@ impl Store for Bad {
     }
     fn before_enter(&mut self, _: &mut Reactor, _: Wait) -> Option<Duration> {
         match self {
-            Bad::Mistaken | Bad::Lost => panic!("told to panic"),
+            Bad::Mistaken | Bad::Lost(_) => panic!("told to panic"),
             Bad::Hanging(_) => Some(Duration::from_millis(1)),
+        }
+    }
+    fn release_shared(&mut self) {
+        if let Bad::Lost(is_released) = self {
+            is_released.store(true, Ordering::SeqCst);
         }
     }
 }
@@ -118,7 +124,8 @@ fn a_panic_ends_its_worker_and_no_other_on_the_thread() {
 fn nobody_waits_for_a_worker_that_fails_while_it_winds_down() {
     let pool = pool(1);
     let device = device(&pool);
-    let (lost, _alarm) = bad_of(&pool, device.clone(), Bad::Lost);
+    let is_released = Arc::new(AtomicBool::new(false));
+    let (lost, _alarm) = bad_of(&pool, device.clone(), Bad::Lost(is_released.clone()));
     assert!(becomes(|| lost.has_ended()));
     let (other, alarm) = good(&pool);
     assert_eq!(other.pass().wait(), Some(()));
@@ -127,6 +134,7 @@ fn nobody_waits_for_a_worker_that_fails_while_it_winds_down() {
     assert_eq!(ending.join().unwrap(), None);
     assert!(device.is_lost());
     assert!(becomes(|| pool.workers() == [1]));
+    assert!(is_released.load(Ordering::SeqCst));
     assert!(!other.has_ended() && !is_rung(&alarm));
 }
 

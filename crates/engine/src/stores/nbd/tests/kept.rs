@@ -205,6 +205,27 @@ fn a_store_that_loses_its_connection_in_a_flush_passes_the_turn_on() {
     assert_eq!(results(&mut stores, 2), [Ok(()); 2]);
 }
 
+/// Nobody learns what the server said to its flush.
+#[test]
+fn a_store_that_is_left_behind_in_a_flush_passes_the_turn_on_and_fails_later_flushes() {
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "");
+    let mut stores = connected_stores(&bench, 2);
+    once(&bench, |_| Reaction::Send(Vec::new()));
+    stores[0].push(op(SYNC, 0, 0, &[]), 1);
+    flush_comes(&bench, &mut stores[0]);
+    stores[1].push(op(SYNC, 0, 0, &[]), 1);
+    nothing_ends(&mut stores[1]);
+    let mut lost = stores.remove(0);
+    lost.store().release_shared();
+    std::mem::forget(lost);
+    assert_eq!(next_done(&mut stores[0]), (1, Err(libc::EIO)));
+    assert!(bench.disk.sync_failed());
+}
+
 #[test]
 fn what_was_flushed_is_not_sent_again() {
     let bench = Bench::new(Export::able(SIZE), "&fence=1");
@@ -408,6 +429,34 @@ fn workers_share_what_may_be_kept() {
             }
         }
         assert!(Instant::now() < deadline, "its writes never end");
+    }
+}
+
+/// On a shared thread the answer to a long write uses a lap up, and that to the flush which makes room is taken in by the next one.
+#[test]
+fn changes_that_wait_are_sent_when_the_answer_that_makes_room_is_taken_in_late() {
+    const PART: u64 = LAP_BYTES_MAX;
+    let bench = Bench::new(Export::able(SIZE), "&replay=1&timeout=600");
+    let third = std::sync::Mutex::new(Vec::new());
+    bench.server.react(move |asked| {
+        let mut third = third.lock().unwrap();
+        match asked.kind {
+            WRITE if asked.offset == 2 * PART => {
+                *third = simple(asked.cookie, 0, &[]);
+                Reaction::Send(Vec::new())
+            }
+            FLUSH => {
+                let after = simple(asked.cookie, 0, &[]);
+                Reaction::Send([std::mem::take(&mut *third), after].concat())
+            }
+            _ => Reaction::Honest,
+        }
+    });
+    let mut store = bench.shared();
+    let memory = [segment(0, PART as u32)];
+    (0..5).for_each(|number| store.push(op(PLAIN, number * PART, PART, &memory), number));
+    for _ in 0..5 {
+        assert_eq!(next_done(&mut store).1, Ok(()));
     }
 }
 

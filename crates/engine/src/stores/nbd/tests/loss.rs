@@ -515,6 +515,51 @@ fn a_flush_without_a_store_uses_a_connection_of_its_own() {
     assert_eq!(words, [(0, FLUSH), (1, FLUSH)]);
 }
 
+fn client(disk: &Disk) -> &cleave_nbd::NbdClient {
+    match disk.backing() {
+        cleave_disk::Backing::Nbd(nbd) => nbd,
+        _ => panic!("another store"),
+    }
+}
+
+/// A store that begins meanwhile could be told that all is well.
+#[test]
+fn nobody_has_the_turn_to_flush_before_a_failure_without_a_store_is_recorded() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=5");
+    bench.server.react(|asked| match asked.kind {
+        FLUSH => Reaction::Send(simple(asked.cookie, 5, &[])),
+        _ => Reaction::Honest,
+    });
+    let nbd = client(&bench.disk);
+    let (synced, turn) = nbd.sync_at_rest().unwrap();
+    assert_eq!(synced.unwrap_err().raw_os_error(), Some(libc::EIO));
+    let port = nbd.ports().unwrap().pop().unwrap();
+    assert!(port.take_turn().is_none());
+    drop(turn);
+    assert!(port.take_turn().is_some());
+    bench.disk.sync().unwrap_err();
+    assert!(bench.disk.sync_failed());
+}
+
+/// The server may have told of lost data in that answer alone, so a flush of the store cannot vouch for it.
+#[test]
+fn a_flush_without_a_store_that_is_not_answered_has_a_store_send_its_changes_again() {
+    let export = Export {
+        flags: ABLE | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "&timeout=5&fence=1");
+    let mut store = bench.store();
+    let memory = [segment(0, 4096)];
+    assert_eq!(run(&mut store, op(PLAIN, 0, 4096, &memory)), Ok(()));
+    once(&bench, |_| Reaction::Close(Vec::new()));
+    client(&bench.disk).sync_at_rest().unwrap_err();
+    assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Ok(()));
+    let state = bench.state();
+    assert!(state.replayed_bytes >= 4096, "{state:?}");
+    assert_eq!((state.lossy, state.unflushed_bytes), (1, 0));
+}
+
 #[test]
 fn a_server_that_shuts_down_has_not_failed_a_flush() {
     let replies: [fn(u64) -> Vec<u8>; 2] = [
@@ -567,6 +612,42 @@ fn after_losses_of_all() -> [Result<(), i32>; 2] {
         }
         result
     })
+}
+
+/// The other connection may have had its turn in the lap in which the request comes to it.
+#[test]
+fn a_request_of_a_lost_connection_goes_to_the_other_at_once() {
+    // Without flushes nothing has to be sent again, so the other connection stays.
+    let export = Export {
+        flags: 1 | MULTI,
+        ..Export::able(SIZE)
+    };
+    let bench = Bench::new(export, "&connections=2&timeout=600&reconnect=600");
+    let mut store = bench.store();
+    for lost in 1..5 {
+        bench.server.accept(true);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while bench.state().waiting > 0 {
+            assert!(Instant::now() < deadline, "{:?}", bench.state());
+            nothing_ends(&mut store);
+        }
+        bench.server.accept(false);
+        let is_first = AtomicBool::new(true);
+        bench.server.react(move |asked| {
+            match asked.offset == 4096 && is_first.swap(false, Ordering::SeqCst) {
+                true => Reaction::Close(Vec::new()),
+                false => Reaction::Honest,
+            }
+        });
+        for number in 0..2 {
+            let memory = [segment(number * 4096, 4096)];
+            store.push(op(GET, number * 4096, 4096, &memory), number);
+        }
+        for _ in 0..2 {
+            assert_eq!(next_done(&mut store).1, Ok(()));
+        }
+        assert_eq!(bench.lost(), lost);
+    }
 }
 
 #[test]
