@@ -1,5 +1,7 @@
 //! Completes requests: from the completion of an op to the used index that the guest sees.
 
+use std::ops::Range;
+
 use cleave_blk::{Op, OpKind};
 use cleave_engine::{Event, Store};
 use rustix::time::ClockId;
@@ -135,17 +137,38 @@ impl<S: Store> Worker<S> {
     /// Publishes all that was pushed: one index store and at most one call per vring. If the marking of what was written takes
     /// longer than a lap may (only for a guest that moves), the rest is published in the next one.
     pub(crate) fn publish(&mut self) {
-        let Publishing { first, marking } = &mut self.publishing;
-        if marking.is_used_up() {
+        match self.publishing.first {
+            0 => {
+                self.publish_of(0..self.lanes.len());
+            }
+            first => self.publish_from(first),
+        }
+    }
+
+    /// Does that after the budget was used up. In the next lap this lane comes first.
+    #[cold]
+    fn publish_from(&mut self, first: usize) {
+        if self.publishing.marking.is_used_up() {
             self.waiting.due_ns = Some(0);
             return;
         }
+        let lanes = self.lanes.len();
+        let first = first.min(lanes);
+        self.publishing.first = 0;
+        if self.publish_of(first..lanes) {
+            self.publish_of(0..first);
+        }
+    }
+
+    /// Publishes for these lanes. Returns false if the marking has used its budget up.
+    #[inline(always)]
+    fn publish_of(&mut self, lanes: Range<usize>) -> bool {
+        let Publishing { first, marking } = &mut self.publishing;
         let coalesce = self.active.tuning.coalesce;
-        let begin = if *first < self.lanes.len() { *first } else { 0 };
-        let (before, from) = self.lanes.split_at_mut(begin);
         // At most `LANES_MAX`.
-        let lanes = (begin as u16..).zip(from).chain((0..).zip(before));
-        for (slot, lane) in lanes {
+        let slots = lanes.start as u16..;
+        let lanes = self.lanes.get_mut(lanes).unwrap_or_default();
+        for (slot, lane) in slots.zip(lanes) {
             let Some(lane) = lane else { continue };
             if !lane.dirty {
                 continue;
@@ -178,8 +201,9 @@ impl<S: Store> Worker<S> {
                 lane.keep_rest();
                 *first = usize::from(slot) + 1;
                 self.waiting.due_ns = Some(0);
-                break;
+                return false;
             }
         }
+        true
     }
 }
