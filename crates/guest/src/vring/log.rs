@@ -137,10 +137,16 @@ impl Vring {
     /// Marks the fields of the used ring by which we say if we want kicks.
     #[inline]
     pub(super) fn log_fields(&mut self) {
-        if let Some(log) = &mut self.log {
-            log.begin();
-            log.used(0, 2);
-            log.used(used_entry_offset(self.layout.size), 2);
+        if let Some(log) = &self.log {
+            log_fields(log, self.layout.size);
         }
     }
+}
+
+/// Apart, so that it costs a vring without a log nothing.
+#[cold]
+fn log_fields(log: &VringLog, size: u16) {
+    log.begin();
+    log.used(0, 2);
+    log.used(used_entry_offset(size), 2);
 }
