@@ -98,6 +98,7 @@ struct Shared {
     asked: Mutex<Vec<Asked>>,
     connections: AtomicU64,
     farewells: AtomicU64,
+    sent: AtomicU64,
     /// How many more clients it lets in.
     places: AtomicU64,
     open: Mutex<Vec<UnixStream>>,
@@ -127,6 +128,7 @@ impl NbdServer {
             asked: Mutex::new(Vec::new()),
             connections: AtomicU64::new(0),
             farewells: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
             places: AtomicU64::new(u64::MAX),
             open: Mutex::new(Vec::new()),
         });
@@ -230,6 +232,11 @@ impl NbdServer {
     /// The connections that the client took leave of.
     pub fn farewells(&self) -> u64 {
         self.shared.farewells.load(Ordering::SeqCst)
+    }
+
+    /// The requests for which it has sent what it was told to.
+    pub fn sent(&self) -> u64 {
+        self.shared.sent.load(Ordering::SeqCst)
     }
 
     /// The contents.
@@ -337,7 +344,10 @@ fn transmit(
                 let reply = honest(&asked, &mut shared.bytes.lock().unwrap(), chunk);
                 stream.write_all(&reply)?;
             }
-            Reaction::Send(bytes) => stream.write_all(&bytes)?,
+            Reaction::Send(bytes) => {
+                stream.write_all(&bytes)?;
+                shared.sent.fetch_add(1, Ordering::SeqCst);
+            }
             Reaction::Close(bytes) => {
                 stream.write_all(&bytes)?;
                 return stream.shutdown(std::net::Shutdown::Both);
