@@ -1,7 +1,7 @@
 # The daemon on disks whose drivers poll, and on one whose driver does not.
 
 # For the driver of the test; what comes last of an option counts.
-on="--socket /tmp/d.sock --depth 8 --span 2097152 --seconds 1"
+on="--socket /tmp/d.sock --depth 8 --span 2097152 --seconds 0.4"
 
 # serve WORDS...: in the background, until its socket is there.
 serve() {
@@ -93,7 +93,7 @@ run stripe-polled test "$(stat_of polled)" -ge $((2 * $(stat_of reads)))
 leave stripe-end
 
 # A file: the device beneath it counts, and its blocks are written already.
-run mkfs mkfs.ext4 -q -F /dev/vda
+run mkfs mkfs.ext4 -q -F -O ^has_journal -E nodiscard /dev/vda
 run mount mount -t ext4 /dev/vda /mnt
 run file dd if=/dev/zero of=/mnt/disk bs=64k count=32
 sync
