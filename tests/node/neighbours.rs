@@ -18,7 +18,8 @@ use cleave_client::{
 use cleave_tests::nbd::{Export, NbdServer, READ, Reaction, chunk, data_at};
 use cleave_tests::{
     Daemon, Lateness, LoopDevice, Mount, Node, Scratch, TIMEOUT, UnresponsiveFs, connect, ensure,
-    exercise, flood, ignored, is_root, run_on, scale, small, unless_late, wait_until,
+    exercise, flood, flood_with_writes, ignored, is_root, run_on, scale, small, unless_late,
+    wait_until,
 };
 use rustix::thread::sched_getcpu;
 use serde_json::{Value, json};
@@ -494,24 +495,6 @@ fn a_file_on_a_device_without_free_tags_delays_its_disk_alone() {
     drop(mount);
     drop(device);
     street.node.daemon.finish();
-}
-
-/// Does with writes what [`flood`] does with reads.
-fn flood_with_writes(queue: &mut Queue, count: u64, bytes: u32) {
-    let (area, room) = queue.data_area();
-    let (head, status) = queue.control();
-    queue.write_header(request_type::OUT, 0);
-    for round in 0..count {
-        let addr = area + round * u64::from(bytes) % (room - u64::from(bytes));
-        let chain = [
-            Buffer::readable(head, 16),
-            Buffer::readable(addr, bytes),
-            Buffer::writable(status, 1),
-        ];
-        queue.ring().add(&chain).unwrap();
-    }
-    queue.ring().publish();
-    queue.ring_kick();
 }
 
 /// Returns true if the device has as many requests in flight as it has tags.

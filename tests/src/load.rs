@@ -38,14 +38,23 @@ pub fn writes_all(client: &mut Client, fill: &Workload<'_>, meanwhile: impl FnOn
 
 /// Starts reads from the beginning of the disk without waiting, as many as the vring holds.
 pub fn flood(queue: &mut Queue, count: u64, bytes: u32) {
+    start(queue, request_type::IN, Buffer::writable, count, bytes);
+}
+
+/// Does with writes what [`flood`] does with reads.
+pub fn flood_with_writes(queue: &mut Queue, count: u64, bytes: u32) {
+    start(queue, request_type::OUT, Buffer::readable, count, bytes);
+}
+
+fn start(queue: &mut Queue, kind: u32, data: fn(u64, u32) -> Buffer, count: u64, bytes: u32) {
     let (area, room) = queue.data_area();
     let (head, status) = queue.control();
-    queue.write_header(request_type::IN, 0);
+    queue.write_header(kind, 0);
     for round in 0..count {
         let addr = area + round * u64::from(bytes) % (room - u64::from(bytes));
         let chain = [
             Buffer::readable(head, 16),
-            Buffer::writable(addr, bytes),
+            data(addr, bytes),
             Buffer::writable(status, 1),
         ];
         if queue.ring().add(&chain).is_none() {
