@@ -111,7 +111,7 @@ pub(crate) const STATUS_AT: u64 = 16;
 /// Offset of the indirect table in a control block.
 pub(crate) const TABLE_AT: u64 = 64;
 
-/// What a daemon is told of a vring besides its place.
+/// The number and the descriptors of a vring, of which a daemon is told. The addresses are those of its ring.
 #[derive(Debug)]
 pub(crate) struct VringSetup {
     pub(crate) index: u16,

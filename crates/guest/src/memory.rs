@@ -772,7 +772,7 @@ mod tests {
         let parts = |count: u64| (0..count).map(|at| region(at * TIB, TIB)).collect();
         refused(Memory::new(parts(9)));
         for _ in 0..2 {
-            // What is dropped leaves its room.
+            // A table that is dropped gives its room back.
             let memory = Memory::new(parts(6)).unwrap();
             refused(memory.with(region(6 * TIB, 3 * TIB)));
             memory.with(region(6 * TIB, TIB)).unwrap();

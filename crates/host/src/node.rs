@@ -67,7 +67,7 @@ pub fn serve_node(settings: &NodeSettings) -> Result<(), Failure> {
     let log = log::start(settings.log)
         .map_err(|error| Failure::run(format!("cannot start the log thread: {error}")))?;
     let descriptors = process::raise_descriptor_limit(0)?;
-    // Decided by the command line alone, so before a running node is asked for anything.
+    // Before a running node is asked for anything.
     pools::check_all(&settings.pools)?;
     Reactor::probe().map_err(Failure::start)?;
     let images = images::find(&settings.images)?;

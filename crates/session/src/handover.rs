@@ -19,7 +19,7 @@ use crate::recorded::{Handover, RecordedMessage, longs, record, words};
 use crate::state::SessionState;
 use crate::vrings::{Kick, VringEntry, VringSettings};
 
-/// What keeps a disk or a session from being handed over to another process.
+/// A reason why a disk or a session cannot be handed over to another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HandoverObstacle {
     /// The reason, as a part of a sentence.

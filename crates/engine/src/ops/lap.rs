@@ -1,4 +1,4 @@
-//! What a store may copy on its thread in a lap.
+//! The bytes that a store may copy on its thread in each lap.
 
 use crate::LAP_BYTES_MAX;
 use crate::reactor::Tenancy;

@@ -1,4 +1,4 @@
-//! What is known of the disks that threads share: whether all their bytes are in one place.
+//! Tells whether all disks of some threads are in one place, which is a file system or a device.
 //!
 //! A thread that submits a request to a file may have to wait for a free tag of the device below the file system. Where all disks are
 //! on that device, each of them would wait for it anyway. Where one of them is elsewhere, it must not.

@@ -49,7 +49,7 @@ impl Files {
         self.leg(self.ops.get(index).leg).delegation
     }
 
-    /// What threads of the kernel get next of the current step.
+    /// Returns the part of the current step that threads of the kernel move next.
     fn portion(&self, index: u16) -> Portion {
         self.delegation(index).portion(self.step_bytes(index))
     }

@@ -13,7 +13,7 @@ use crate::{Device, Handle};
 /// A store that panics when it is used, with or without something in flight, or whose disk hangs until it is told otherwise.
 enum Bad {
     Mistaken,
-    /// What others wait for is given up.
+    /// Set when the store is told to give up what other workers wait for.
     Lost(Arc<AtomicBool>),
     Hanging(Arc<AtomicBool>),
 }
