@@ -16,6 +16,8 @@ if [ -n "${IS_INSIDE-}" ]; then
     cp -r "$guest" "$root/guest"
     # A group that the system has already would hide that the package makes none.
     sed -i '/^cleave:/d' "$root/etc/group"
+    # With each package that is unpacked, an index of all pages would be made anew.
+    rm -f "$root/var/lib/man-db/auto-update"
     mount -t proc proc "$root/proc"
     mount -t sysfs sysfs "$root/sys"
     mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
@@ -165,12 +167,12 @@ as_nobody --groups="$gid" || fail "a member of the group cleave cannot connect"
 # A restart hands the disk over with the connection of its frontend, and a stop ends it.
 begin_drive --socket /run/cleave/a/disk.sock
 restart cleave@a
-end_drive cleave@a 10
+end_drive cleave@a 5
 begin_drive --socket /run/cleave/a/disk.sock --inflight
 reload cleave@a
 kill_it cleave@a
 reload cleave@a
-end_drive cleave@a 20 1
+end_drive cleave@a 10 1
 reload cleave@a 1
 begin_drive --socket /run/cleave/a/disk.sock
 stops cleave@a
@@ -191,7 +193,7 @@ restart cleave@a
 ! inside systemctl reload cleave@a 2>/dev/null || fail "a disk with a socket of systemd's was taken over"
 kill_it cleave@a
 restart cleave@a
-end_drive cleave@a 20 1
+end_drive cleave@a 10 1
 begin_drive --socket /run/cleave/a/disk.sock --inflight
 stops cleave@a
 serves /run/cleave/a/disk.sock
@@ -223,11 +225,11 @@ three="--socket /run/cleave/d1/disk.sock --socket /run/cleave/d4/disk.sock --soc
 begin_drive $three --inflight --queues 2
 restart cleave
 kill_it cleave 3
-end_drive cleave 30 3
+end_drive cleave 15 3
 begin_drive $three --inflight --queues 2
 reload cleave
 kill_it cleave 3
-end_drive cleave 30 3
+end_drive cleave 15 3
 begin_drive $three --inflight --queues 2
 stops cleave
 inside systemctl start cleave
@@ -235,10 +237,10 @@ serves /run/cleave/d1/disk.sock
 
 # A guest with a disk of each unit, whose QEMU cannot connect again.
 begin_guest "$@"
-restart cleave@a 5
-restart cleave 5
+restart cleave@a
+restart cleave
 goes_on "after 10 restarts"
-reload cleave 5
+reload cleave
 goes_on "after 5 reloads"
 kill_it cleave@a
 kill_it cleave
@@ -278,13 +280,13 @@ inside cleave upgrade --control /run/cleave/control.sock >"$work.log" || fail "c
 until_true is_another cleave "$was"
 end_drive cleave 3
 inside mkdir -p /run/systemd/system/cleave.service.d
-inside sh -c "printf '[Service]\nWatchdogSec=5s\n' >/run/systemd/system/cleave.service.d/watchdog.conf"
+inside sh -c "printf '[Service]\nWatchdogSec=3s\n' >/run/systemd/system/cleave.service.d/watchdog.conf"
 inside systemctl daemon-reload
 inside systemctl restart cleave
 # The next process gives signs of life too.
 reload cleave 1
 was=$(pid cleave)
-inside /drive --socket /run/cleave/d1/disk.sock --seconds 8 >/dev/null
+inside /drive --socket /run/cleave/d1/disk.sock --seconds 5 >/dev/null
 [ "$(pid cleave)" = "$was" ] || fail "systemd has killed a node that was taken over: $(inside journalctl --no-pager -n 30 -u cleave)"
 inside kill -STOP "$was"
 until_true is_another cleave "$was"

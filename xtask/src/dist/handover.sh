@@ -48,14 +48,14 @@ keeps_nothing() {
     [ "$(inside systemctl show --property NFileDescriptorStore --value "$1")" = 0 ]
 }
 
-# Restarts the unit $1 ten times, or $2 times.
+# Restarts the unit $1 five times.
 restart() {
-    for _ in $(seq "${2-10}"); do inside systemctl restart "$1" || fail "$(inside systemctl status --no-pager "$1")"; done
+    for _ in $(seq 5); do inside systemctl restart "$1" || fail "$(inside systemctl status --no-pager "$1")"; done
 }
 
-# Has a new process take over in the unit $1 ten times, or $2 times. systemd goes on with it, though it has not started it.
+# Has a new process take over in the unit $1 five times, or $2 times. systemd goes on with it, though it has not started it.
 reload() {
-    for _ in $(seq "${2-10}"); do
+    for _ in $(seq "${2-5}"); do
         was=$(pid "$1")
         inside systemctl reload "$1" || fail "$(inside systemctl status --no-pager "$1")"
         until_true is_another "$1" "$was"

@@ -17,8 +17,11 @@ stats() { cleave stats --control /tmp/d.ctl --json >/tmp/stats 2>/tmp/no-stats; 
 # is late.
 stat_of() {
     until_true 100 stats || fail stats "$(cat /tmp/no-stats)" >/dev/console
-    tr -d ' "' </tmp/stats | tr ',' '\n' | sed -n "s/^$1://p" | head -n 1
+    said_of "$1"
 }
+
+# said_of KEY: what it said of another key when it was asked last.
+said_of() { tr -d ' "' </tmp/stats | tr ',' '\n' | sed -n "s/^$1://p" | head -n 1; }
 
 # load WORDS...: in the background; a second later there are requests in flight.
 load() {
@@ -48,6 +51,14 @@ fails_more() { [ "$(stat_of failed)" -gt "$1" ]; }
 
 hangs() { cleave stats --control /tmp/d.ctl 2>/tmp/no-stats | grep -q ' 8 in flight'; }
 
+# A kernel that hangs says where, before the host gives up.
+(
+    sleep 250
+    for what in w l; do echo $what >/proc/sysrq-trigger; done
+    dmesg | tail -n 100
+    tail -n 5 /tmp/daemon
+) &
+
 if [ "$(cat /sys/block/vda/queue/io_poll)" = 0 ]; then
     cleave serve --socket-path /tmp/r.sock --disk /dev/vda --iopoll on >/tmp/refusal 2>&1
     check refused 2 $?
@@ -64,10 +75,10 @@ for device in nvme0n1 vda; do
     serve --disk "/dev/$device" --completion interrupt
     run "$device-verify" drive $on --verify --mix 50
     run "$device-verify-64k" drive $on --verify --mix 50 --bs 65536
-    requests=$(($(stat_of reads) + $(stat_of writes)))
+    requests=$(($(stat_of reads) + $(said_of writes)))
     run "$device-requests" test "$requests" -gt 50
-    run "$device-polled" test "$(stat_of polled)" -ge "$requests"
-    check "$device-shown" true "$(stat_of iopoll)"
+    run "$device-polled" test "$(said_of polled)" -ge "$requests"
+    check "$device-shown" true "$(said_of iopoll)"
     run "$device-idle-wakes-nobody" until_true 5 idles
     load --mix 50
     leave "$device-term"
@@ -81,7 +92,7 @@ for device in nvme0n1 vda; do
     serve --disk "/dev/$device" --cache writethrough
     run "$device-verify-after-kill" drive $on --verify --mix 50
     # Durable writes are not polled for, reads are.
-    polled=$(stat_of polled) reads=$(stat_of reads) writes=$(stat_of writes)
+    polled=$(stat_of polled) reads=$(said_of reads) writes=$(said_of writes)
     run "$device-durable-is-not-polled" test "$polled" -ge "$reads" -a "$polled" -lt $((reads + writes))
     leave "$device-end"
 done
@@ -89,7 +100,7 @@ done
 # Two devices under one worker, and ops that they share.
 serve --disk /dev/nvme0n1 --disk /dev/vda --stripe 4K --stripe-raw
 run stripe-verify drive $on --verify --mix 50 --bs 16384
-run stripe-polled test "$(stat_of polled)" -ge $((2 * $(stat_of reads)))
+run stripe-polled test "$(stat_of polled)" -ge $((2 * $(said_of reads)))
 leave stripe-end
 
 # A file: the device beneath it counts, and its blocks are written already.
@@ -99,7 +110,7 @@ run file dd if=/dev/zero of=/mnt/disk bs=64k count=32
 sync
 serve --disk /mnt/disk
 run file-verify drive $on --verify --mix 50
-run file-polled test "$(stat_of polled)" -ge "$(stat_of reads)"
+run file-polled test "$(stat_of polled)" -ge "$(said_of reads)"
 leave file-end
 
 # Every kind of op and bounced ones against a model, byte by byte; set-up levels; memory tables; what is polled for; and
@@ -131,7 +142,7 @@ run late-errors-failed test "$failed" -gt 0
 run late-errors-logged until_true 30 grep -q 'Read of 4096 bytes at .* failed' /tmp/daemon
 run late-goes-on drive $on --span 4096
 check late-goes-on-well "$failed" "$(stat_of failed)"
-run late-polled test "$(stat_of polled)" -ge "$(stat_of reads)"
+run late-polled test "$(stat_of polled)" -ge "$(said_of reads)"
 load --write
 run hung-in-flight until_true 30 hangs
 oldest=$(stat_of oldest_seconds)
