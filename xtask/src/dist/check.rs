@@ -4,7 +4,8 @@
 
 use std::fmt::Display;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::thread;
 
 use cleave_rig::built;
 use cleave_rig::guest::{Accelerator, Initramfs, Kernel, QEMU, VHOST_USER_DISK, boot, qemu};
@@ -40,8 +41,6 @@ const CONTAINER_PROGRAMS: [&str; 4] = [
 
 /// Installs the packages in `out` in copies of the system in a folder, and runs the image, as root.
 pub(super) fn run(root: &Path, out: &Path, image: &OciImage<'_>, system: &Path) -> Result {
-    let system = std::path::absolute(system).at(system)?;
-    let system = system.display();
     if cfg!(not(target_arch = "x86_64")) {
         return Err("the check boots an x86-64 guest and needs an x86-64 machine".to_owned());
     }
@@ -50,59 +49,105 @@ pub(super) fn run(root: &Path, out: &Path, image: &OciImage<'_>, system: &Path) 
         root,
         &[&checked_with[..], &GUEST_PROGRAMS, &CONTAINER_PROGRAMS].concat(),
     )?;
-    let remedy = "the script is xtask/src/dist/check.sh";
-    step("installation", remedy, || {
-        let folder = out.join("root");
-        empty_folder(&folder)?;
-        let script = root.join("xtask/src/dist/check.sh");
-        let (script, folder) = (script.display(), folder.display());
-        let line = "unshare --mount sh {} {} {} {}";
-        let said = quietly(out, line, &[&script, &folder, &system, &VERSION])?;
-        Ok(said.trim().replace('\n', "; "))
-    })?;
     let [_, drive] = built::programs(root)?;
-    let remedy = "the script is xtask/src/dist/boot.sh";
-    step("units", remedy, || {
-        let folder = out.join("root");
-        empty_folder(&folder)?;
-        let script = root.join("xtask/src/dist/boot.sh");
-        let architecture = quietly(root, "dpkg --print-architecture", &[])?;
-        let deb = out.join(format!("cleave_{VERSION}-1_{}.deb", architecture.trim()));
-        let guest = root.join("target/guest/units");
-        let booted = guest_in(root, &guest)?;
-        let (folder, deb, guest) = (folder.display(), deb.display(), guest.display());
-        let line = "sh {} {} {} {} {} {}";
-        let (script, drive) = (script.display(), drive.display());
-        let values: [&dyn Display; 6] = [&script, &folder, &system, &deb, &drive, &guest];
-        let said = execute(out, &[words(line, &values), booted].concat())?;
-        Ok(said.trim().replace('\n', "; "))
-    })?;
-    let remedy = "the script is xtask/src/dist/image.sh";
-    step("container", remedy, || {
-        let [folder, again] = ["root", "again"].map(|name| out.join(name));
-        [&folder, &again]
-            .into_iter()
-            .try_for_each(|folder| empty_folder(folder))?;
-        image.write(&again)?;
-        let file = image.file()?;
-        let line = "cmp {} {}";
-        quietly(out, line, &[&file, &again.join(&file).display()])?;
-        let [script, manifests] =
-            ["xtask/src/dist/image.sh", "dist/kubernetes"].map(|path| root.join(path));
-        let (script, folder, drive) = (script.display(), folder.display(), drive.display());
-        let line = "sh {} {} {} {} {} {}";
-        let values: [&dyn Display; 6] = [
-            &script,
-            &folder,
-            &file,
-            &VERSION,
-            &drive,
-            &manifests.display(),
-        ];
-        let said = quietly(out, line, &values)?;
-        fs::remove_dir_all(&again).at(&again)?;
-        Ok(said.trim().to_owned())
+    let check = Check {
+        root,
+        out,
+        system: std::path::absolute(system).at(system)?,
+        drive,
+    };
+    // Each of them waits for most of its time.
+    thread::scope(|scope| {
+        let units = scope.spawn(|| check.units());
+        let container = scope.spawn(|| check.container(image));
+        let ended = [check.installation(), joined(container), joined(units)];
+        ended.into_iter().collect()
     })
+}
+
+fn joined(check: thread::ScopedJoinHandle<'_, Result>) -> Result {
+    check
+        .join()
+        .unwrap_or_else(|_| Err("a check panicked".to_owned()))
+}
+
+/// What the checks of the packages in a folder share.
+struct Check<'a> {
+    root: &'a Path,
+    out: &'a Path,
+    system: PathBuf,
+    drive: PathBuf,
+}
+
+impl Check<'_> {
+    /// Makes an empty folder of a check's own.
+    fn folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.out.join(name);
+        empty_folder(&folder)?;
+        Ok(folder)
+    }
+
+    fn installation(&self) -> Result {
+        let remedy = "the script is xtask/src/dist/check.sh";
+        step("installation", remedy, || {
+            let folder = self.folder("root")?;
+            let script = self.root.join("xtask/src/dist/check.sh");
+            let (script, folder, system) =
+                (script.display(), folder.display(), self.system.display());
+            let line = "unshare --mount sh {} {} {} {}";
+            let said = quietly(self.out, line, &[&script, &folder, &system, &VERSION])?;
+            Ok(said.trim().replace('\n', "; "))
+        })
+    }
+
+    fn units(&self) -> Result {
+        let remedy = "the script is xtask/src/dist/boot.sh";
+        step("units", remedy, || {
+            let folder = self.folder("booted")?;
+            let script = self.root.join("xtask/src/dist/boot.sh");
+            let architecture = quietly(self.root, "dpkg --print-architecture", &[])?;
+            let deb = format!("cleave_{VERSION}-1_{}.deb", architecture.trim());
+            let deb = self.out.join(deb);
+            let guest = self.root.join("target/guest/units");
+            let booted = guest_in(self.root, &guest)?;
+            let line = "sh {} {} {} {} {} {}";
+            let values: [&dyn Display; 6] = [
+                &script.display(),
+                &folder.display(),
+                &self.system.display(),
+                &deb.display(),
+                &self.drive.display(),
+                &guest.display(),
+            ];
+            let said = execute(self.out, &[words(line, &values), booted].concat())?;
+            Ok(said.trim().replace('\n', "; "))
+        })
+    }
+
+    fn container(&self, image: &OciImage<'_>) -> Result {
+        let remedy = "the script is xtask/src/dist/image.sh";
+        step("container", remedy, || {
+            let [folder, again] = [self.folder("container")?, self.folder("again")?];
+            image.write(&again)?;
+            let file = image.file()?;
+            let line = "cmp {} {}";
+            quietly(self.out, line, &[&file, &again.join(&file).display()])?;
+            let [script, manifests] =
+                ["xtask/src/dist/image.sh", "dist/kubernetes"].map(|path| self.root.join(path));
+            let line = "sh {} {} {} {} {} {}";
+            let values: [&dyn Display; 6] = [
+                &script.display(),
+                &folder.display(),
+                &file,
+                &VERSION,
+                &self.drive.display(),
+                &manifests.display(),
+            ];
+            let said = quietly(self.out, line, &values)?;
+            fs::remove_dir_all(&again).at(&again)?;
+            Ok(said.trim().to_owned())
+        })
+    }
 }
 
 /// Leaves a kernel and an initramfs in `folder`. Returns the command that boots them where that folder is /guest.

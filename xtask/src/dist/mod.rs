@@ -301,7 +301,7 @@ impl Release {
         let noted = noted.lines().find(|line| line.starts_with(&front));
         let file = noted.and_then(|line| line.split(' ').next());
         let file = file.ok_or("dpkg-gencontrol names no file")?.to_owned();
-        let line = "env SOURCE_DATE_EPOCH={} dpkg-deb --root-owner-group -Zxz -z4 --build deb {}";
+        let line = "env SOURCE_DATE_EPOCH={} dpkg-deb --root-owner-group -Zxz -z1 --build deb {}";
         quietly(&self.out, line, &[&self.recipe.epoch, &file])?;
         fs::remove_dir_all(&folder).at(&folder)?;
         Ok(file)

@@ -9,13 +9,11 @@ packages() {
 }
 found() {
     for name; do
-        first=$(needs "$name") second=$(needs $first)
-        [ -z "$first" ] || break
+        needed=$(apt-cache depends --important --recurse "$name" 2>/dev/null |
+            sed -n 's/^ *Depends: \(linux-\(image\|modules\)-.*\)/\1/p' | sort -u)
+        [ -z "$needed" ] || break
     done
-    printf '%s ' $(echo $first $second $(needs $second) | tr ' ' '\n' | sort -u) | grep linux
-}
-needs() {
-    apt-cache depends --important "$@" 2>/dev/null | sed -n 's/^ *Depends: \(linux-\(image\|modules\)-.*\)/\1/p'
+    printf '%s ' $needed | grep linux
 }
 refresh() {
     [ "$(id -u)" = 0 ] || { echo "apt's package lists are missing or old; run: sudo apt-get update" >&2 && exit 1; }
