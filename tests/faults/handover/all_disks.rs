@@ -249,10 +249,9 @@ fn a_node_keeps_all_disks_if_one_has_to_stay() {
         );
         guests.work(&mut random, Duration::from_millis(2));
         assert_eq!(guests.verify(true), 0);
-        assert_eq!(
-            fetch(&place.control, "DELETE", "/v1/disks/x", "").status,
-            200
-        );
+        // When the running node has heard of the end of the other one.
+        let removed = || fetch(&place.control, "DELETE", "/v1/disks/x", "").status;
+        assert!(wait_until(|| removed() == 200));
     }
     // Nothing is given without the rest.
     let asks = b"POST /v1/take-over?disk=a HTTP/1.0\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: cleave-hand-over\r\n\r\n";
