@@ -13,6 +13,7 @@ use cleave_client::{
 /// True once a load without an end of its own is to end.
 pub(crate) static IS_OVER: AtomicBool = AtomicBool::new(false);
 
+#[derive(Clone)]
 pub(crate) struct Args {
     pub(crate) sockets: Vec<PathBuf>,
     pub(crate) seconds: f64,
@@ -21,6 +22,9 @@ pub(crate) struct Args {
     pub(crate) until_eof: bool,
     pub(crate) reconnect: Option<Duration>,
     pub(crate) each: bool,
+    /// The words of each phase.
+    phases: Vec<String>,
+    pub(crate) laps: u32,
     pub(crate) depth: u16,
     pub(crate) block_bytes: u32,
     read_percent: u8,
@@ -47,6 +51,8 @@ impl Args {
             until_eof: false,
             reconnect: None,
             each: false,
+            phases: Vec::new(),
+            laps: 1,
             depth: 32,
             block_bytes: 4096,
             read_percent: 100,
@@ -62,13 +68,7 @@ impl Args {
             json: false,
             options: DeviceOptions::default(),
         };
-        let mut words = std::env::args().skip(1);
-        while let Some(word) = words.next() {
-            if !args.take_flag(&word) {
-                let value = words.next().ok_or(format!("{word} needs a value"))?;
-                args.take_value(&word, &value)?;
-            }
-        }
+        args.take(std::env::args().skip(1))?;
         if args.sockets.is_empty() {
             return Err("--socket PATH is missing".into());
         }
@@ -76,6 +76,26 @@ impl Args {
         let data = u64::from(args.block_bytes).next_multiple_of(4096) * u64::from(args.depth);
         args.options.data_bytes = data.max(4096);
         Ok(args)
+    }
+
+    /// Returns the arguments of each phase, in their order.
+    pub(crate) fn phases(&self) -> Result<Vec<Args>, String> {
+        let phase = |words: &String| {
+            let mut args = self.clone();
+            args.take(words.split_whitespace().map(str::to_owned))?;
+            Ok(args)
+        };
+        self.phases.iter().map(phase).collect()
+    }
+
+    fn take(&mut self, mut words: impl Iterator<Item = String>) -> Result<(), String> {
+        while let Some(word) = words.next() {
+            if !self.take_flag(&word) {
+                let value = words.next().ok_or(format!("{word} needs a value"))?;
+                self.take_value(&word, &value)?;
+            }
+        }
+        Ok(())
     }
 
     fn take_flag(&mut self, word: &str) -> bool {
@@ -103,6 +123,8 @@ impl Args {
             "--warm-up" => self.warm_up = number(value)?,
             "--idle" => self.idle = Some(number(value)?),
             "--reconnect" => self.reconnect = Some(Duration::from_millis(number(value)?)),
+            "--phase" => self.phases.push(value.to_owned()),
+            "--laps" => self.laps = number(value)?,
             "--depth" => self.depth = number(value)?,
             "--bs" => self.block_bytes = number(value)?,
             "--queues" => self.options.queues = number(value)?,

@@ -3,12 +3,13 @@
 //! `drive --socket PATH... [--seconds S] [--warm-up S] [--depth D] [--bs BYTES] [--queues N] [--queue-size N]
 //! [--poll | --sleep] [--write | --mix READ_PERCENT] [--sequential] [--indirect] [--no-event-idx] [--inflight]
 //! [--rate PER_SECOND [--burst N] [--pulse ON_MS:OFF_MS]] [--seed N] [--span BYTES] [--verify] [--idle S]
-//! [--until-eof] [--reconnect MS] [--each] [--pid DAEMON] [--json]`
+//! [--until-eof] [--reconnect MS] [--each] [--phase WORDS]... [--laps N] [--pid DAEMON] [--json]`
 //!
 //! Each socket is a disk with its own vrings and threads. A rate applies to each vring; latencies then count from the
 //! intended start. `--idle` runs a few requests on each disk, then leaves all connected and measures their idle cost.
 //! `--until-eof` goes on until its standard input ends, and fails at once if a daemon closes a connection. With `--reconnect` it
 //! connects again as a VMM does, so many milliseconds later. `--each` prints the start and the latency of each request.
+//! Each `--phase` has words that replace those before, for a load that changes: all phases run one after the other, `--laps` times.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
@@ -146,8 +147,13 @@ fn drive(args: &Args) -> Result<(), String> {
         let stop = Stop::After(Duration::from_secs_f64(args.warm_up));
         run(args, &mut disks, |work| Workload { stop, ..work })?;
     }
-    let measured = run(args, &mut disks, |work| work)?;
-    print(args, &disks, &measured);
+    let phases = args.phases()?;
+    let laps = std::iter::repeat_n(&phases, args.laps as usize).flatten();
+    let whole = phases.is_empty().then_some(args);
+    for args in whole.into_iter().chain(laps) {
+        let measured = run(args, &mut disks, |work| work)?;
+        print(args, &disks, &measured);
+    }
     Ok(())
 }
 
