@@ -71,7 +71,7 @@ fn joined(check: thread::ScopedJoinHandle<'_, Result>) -> Result {
         .unwrap_or_else(|_| Err("a check panicked".to_owned()))
 }
 
-/// What the checks of the packages in a folder share.
+/// What all three checks need.
 struct Check<'a> {
     root: &'a Path,
     out: &'a Path,

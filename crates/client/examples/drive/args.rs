@@ -13,6 +13,22 @@ use cleave_client::{
 /// True once a load without an end of its own is to end.
 pub(crate) static IS_OVER: AtomicBool = AtomicBool::new(false);
 
+/// The words that say what is asked for. The others set devices up, or end or follow the whole run.
+const LOAD: [&str; 12] = [
+    "--seconds",
+    "--depth",
+    "--bs",
+    "--write",
+    "--mix",
+    "--sequential",
+    "--indirect",
+    "--rate",
+    "--burst",
+    "--pulse",
+    "--seed",
+    "--span",
+];
+
 #[derive(Clone)]
 pub(crate) struct Args {
     pub(crate) sockets: Vec<PathBuf>,
@@ -73,19 +89,32 @@ impl Args {
             return Err("--socket PATH is missing".into());
         }
         // Only touched pages use memory; the data of all requests in flight must fit.
-        let data = u64::from(args.block_bytes).next_multiple_of(4096) * u64::from(args.depth);
-        args.options.data_bytes = data.max(4096);
+        args.options.data_bytes = args.data_bytes();
         Ok(args)
     }
 
     /// Returns the arguments of each phase, in their order.
     pub(crate) fn phases(&self) -> Result<Vec<Args>, String> {
         let phase = |words: &String| {
+            let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+            let is_set_up = |word: &&String| word.starts_with("--") && !LOAD.contains(&&***word);
+            if let Some(word) = words.iter().find(is_set_up) {
+                return Err(format!("a phase cannot change {word}"));
+            }
             let mut args = self.clone();
-            args.take(words.split_whitespace().map(str::to_owned))?;
-            Ok(args)
+            args.take(words.into_iter())?;
+            match args.data_bytes() > self.options.data_bytes {
+                true => Err("a phase needs more memory than the load before it".to_owned()),
+                false => Ok(args),
+            }
         };
         self.phases.iter().map(phase).collect()
+    }
+
+    /// Returns the bytes of the data of all requests in flight.
+    fn data_bytes(&self) -> u64 {
+        let data = u64::from(self.block_bytes).next_multiple_of(4096) * u64::from(self.depth);
+        data.max(4096)
     }
 
     fn take(&mut self, mut words: impl Iterator<Item = String>) -> Result<(), String> {

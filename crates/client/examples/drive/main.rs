@@ -9,7 +9,8 @@
 //! intended start. `--idle` runs a few requests on each disk, then leaves all connected and measures their idle cost.
 //! `--until-eof` goes on until its standard input ends, and fails at once if a daemon closes a connection. With `--reconnect` it
 //! connects again as a VMM does, so many milliseconds later. `--each` prints the start and the latency of each request.
-//! Each `--phase` has words that replace those before, for a load that changes: all phases run one after the other, `--laps` times.
+//! Each `--phase` has words for a load in place of those before; all phases run one after the other on the same connection, `--laps`
+//! times, and none of them has more data in flight than `--depth` and `--bs` before them say.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;

@@ -122,7 +122,7 @@ fn memory_that_was_accepted_needs_no_share_of_what_others_leave() {
     });
     let mut frontend = same.go_on(handover, device(), Arc::default());
     assert!(frontend.is_alive());
-    // What the frontend shares from then on may have a share only, as before.
+    // New memory is held to the frontend's share, as it was before.
     assert_eq!(frontend.add_memory(LARGE, 4096, USER + LARGE), Nack);
     frontend.end();
 }
