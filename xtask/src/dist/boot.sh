@@ -72,6 +72,11 @@ inside() {
 until_true inside systemctl is-active basic.target
 # Writes the disk from end to end, and compares what it reads.
 serves() { inside /drive --socket "$1" --seconds 0.3 --mix 50 --verify >/dev/null || fail "$1 does not serve: $(inside systemctl status --no-pager 'cleave*')"; }
+# The status of the unit $1 says $2. The last lines come a moment after the end of the process, even after `journalctl --sync`.
+says() {
+    inside systemctl status --no-pager --full "$1" >"$work.log" || true
+    grep -q "$2" "$work.log"
+}
 pid() { inside systemctl show --property MainPID --value "$1"; }
 # Root's other sockets. A ring of a session that was taken over could connect to them.
 reaches_no_socket_but_its_own() {
@@ -98,8 +103,7 @@ done
 
 # Without its file a unit fails at once, and says which it is.
 ! inside systemctl start cleave@nope 2>/dev/null || fail "cleave@nope started"
-inside journalctl --sync
-inside systemctl status --no-pager --full cleave@nope | grep -q 'DISK= in /etc/cleave/NAME.conf' || fail "the status of cleave@nope names no file"
+until_true says cleave@nope 'DISK= in /etc/cleave/NAME.conf'
 [ "$(inside systemctl show --property NRestarts --value cleave@nope)" = 0 ] || fail "cleave@nope is tried again"
 
 # A disk as a service, which a kill -9 costs a pause.
@@ -108,7 +112,7 @@ inside sh -c "printf 'DISK=/var/lib/images/a.img\nOPTIONS=--serial a\n' >/etc/cl
 inside systemctl enable --now cleave@a 2>/dev/null
 serves /run/cleave/a/disk.sock
 reaches_no_socket_but_its_own cleave@a
-inside systemctl status --no-pager cleave@a | grep -q /var/lib/images/a.img || fail "its status does not name the disk"
+says cleave@a /var/lib/images/a.img || fail "its status does not name the disk"
 inside cleave doctor --user root --socket-path /run/cleave/a/disk.sock --disk /var/lib/images/a.img >"$work.log" ||
     fail "doctor finds a problem of a disk that is served: $(cat "$work.log")"
 inside truncate -s 16M /srv/a.img
@@ -119,18 +123,12 @@ grep -q 'systemctl edit cleave@, \[Service\] ReadWritePaths=/srv$' "$work.log" |
 # A unit that may not open its image names what lets it, before any other remedy, and so does doctor.
 inside sh -c "printf 'DISK=/srv/a.img\n' >/etc/cleave/srv.conf"
 ! inside systemctl start cleave@srv 2>/dev/null || fail "cleave@srv started"
-inside journalctl --sync
-inside systemctl status --no-pager --full cleave@srv >"$work.log" || true
-grep -q 'cleave@srv is the reason: systemctl edit cleave@srv, \[Service\] ReadWritePaths=/srv; else' "$work.log" ||
-    fail "the status of cleave@srv does not begin with its line: $(cat "$work.log")"
+until_true says cleave@srv 'cleave@srv is the reason: systemctl edit cleave@srv, \[Service\] ReadWritePaths=/srv; else'
 inside truncate -s 16M /var/lib/images/o.img
 inside chown nobody /var/lib/images/o.img
 inside sh -c "printf 'DISK=/var/lib/images/o.img\n' >/etc/cleave/o.conf"
 ! inside systemctl start cleave@o 2>/dev/null || fail "cleave@o started"
-inside journalctl --sync
-inside systemctl status --no-pager --full cleave@o >"$work.log" || true
-grep -q 'chown root:root /var/lib/images/o.img, or systemctl edit cleave@o' "$work.log" ||
-    fail "the status of cleave@o does not name its owner: $(cat "$work.log")"
+until_true says cleave@o 'chown root:root /var/lib/images/o.img, or systemctl edit cleave@o'
 ! inside cleave doctor --user root --socket-path /run/cleave/o/disk.sock --disk /var/lib/images/o.img >"$work.log" ||
     fail "doctor has not seen that cleave@o may not write: $(cat "$work.log")"
 grep -q "^problem  disk .*: chown root:root '/var/lib/images/o.img', or systemctl edit cleave@o" "$work.log" || fail "doctor: $(cat "$work.log")"
