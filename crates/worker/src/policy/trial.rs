@@ -22,9 +22,9 @@ const KINDS: usize = 6;
 struct LoadKind {
     /// With each way about as many ops are in flight at once, give or take a factor of 2.5. 0: nothing is known yet.
     peaks: [u32; 2],
-    /// `None`: it was not tried yet.
-    verdict: Option<Arm>,
-    /// The rest after the verdict, when that was, and when the next trial begins.
+    /// Plain until the first trial has ended.
+    verdict: Arm,
+    /// The rest after the verdict, when that was, and when the next trial begins. 0: there was no trial yet.
     rest_ns: u64,
     decided_ns: u64,
     next_ns: u64,
@@ -40,10 +40,9 @@ enum Step {
     There,
 }
 
-/// Trials, one after the other. Until the first verdict the worker sleeps.
+/// Trials, one after the other. Until its first verdict each kind of load is slept for.
 #[derive(Debug)]
 pub(crate) struct Trial {
-    verdict: Arm,
     step: Step,
     /// When the way that is in force has settled on this load.
     settled_ns: u64,
@@ -66,7 +65,6 @@ pub(crate) struct Trial {
 impl Trial {
     pub(crate) fn new() -> Trial {
         Trial {
-            verdict: Arm::Plain,
             step: Step::Rest,
             settled_ns: 0,
             at_ns: 0,
@@ -84,7 +82,7 @@ impl Trial {
     /// Returns the way in force now. Plain: sleep. Other: spin.
     #[inline]
     pub(crate) fn arm(&self) -> Arm {
-        match (self.step, self.verdict) {
+        match (self.step, self.verdict()) {
             (Step::There, Arm::Plain) => Arm::Other,
             (Step::There, Arm::Other) => Arm::Plain,
             (_, verdict) => verdict,
@@ -93,7 +91,7 @@ impl Trial {
 
     /// Returns the latest verdict on this kind of load.
     pub(crate) fn verdict(&self) -> Arm {
-        self.verdict
+        self.kinds[self.kind].verdict
     }
 
     #[inline]
@@ -117,8 +115,8 @@ impl Trial {
             self.give_up(now_ns);
             return None;
         }
-        let (arm, peak) = (self.arm() as usize, spent.peak.max(1));
-        let known = &mut self.kinds[self.kind].peaks[arm];
+        let (arm, peak) = (self.arm(), spent.peak.max(1));
+        let known = &mut self.kinds[self.kind].peaks[arm as usize];
         if *known == 0 {
             *known = peak;
         }
@@ -138,7 +136,7 @@ impl Trial {
             self.rest(now_ns, spent);
             return None;
         }
-        if let Some(window) = self.windows[arm].get_mut(self.counted) {
+        if let Some(window) = self.windows[arm as usize].get_mut(self.counted) {
             *window = spent;
         }
         self.counted += 1;
@@ -157,15 +155,15 @@ impl Trial {
 
     /// Ends a trial with a verdict.
     pub(crate) fn decide(&mut self, now_ns: u64, verdict: Arm) {
+        let was = self.arm();
+        self.step = Step::Rest;
         let kind = &mut self.kinds[self.kind];
-        kind.rest_ns = match kind.verdict == Some(verdict) {
-            true => (2 * kind.rest_ns).min(REST_MAX_NS),
+        kind.rest_ns = match kind.verdict == verdict {
+            true => (2 * kind.rest_ns).clamp(REST_NS, REST_MAX_NS),
             false => REST_NS,
         };
-        kind.verdict = Some(verdict);
+        kind.verdict = verdict;
         (kind.decided_ns, kind.next_ns) = (now_ns, now_ns + kind.rest_ns);
-        let was = self.arm();
-        (self.verdict, self.step) = (verdict, Step::Rest);
         if verdict != was {
             self.settle(now_ns);
         }
@@ -210,20 +208,18 @@ impl Trial {
         }
     }
 
-    /// Notes that the load is of another kind. One that was not tried yet is served as the last.
-    fn become_kind(&mut self, now_ns: u64, arm: usize, peak: u32) {
+    /// Notes that the load is of another kind.
+    fn become_kind(&mut self, now_ns: u64, arm: Arm, peak: u32) {
         let mut kinds = self.kinds.iter();
-        let known = kinds.position(|kind| is_like(kind.peaks[arm], peak));
+        let known = kinds.position(|kind| is_like(kind.peaks[arm as usize], peak));
         self.kind = known.unwrap_or(self.oldest);
         if known.is_none() {
             self.oldest = (self.oldest + 1) % KINDS;
             self.kinds[self.kind] = LoadKind::default();
-            self.kinds[self.kind].peaks[arm] = peak;
+            self.kinds[self.kind].peaks[arm as usize] = peak;
         }
         self.settled_ns = self.settled_ns.max(now_ns + COUNT_NS);
-        if let Some(verdict) = self.kinds[self.kind].verdict
-            && std::mem::replace(&mut self.verdict, verdict) != verdict
-        {
+        if self.arm() != arm {
             self.settle(now_ns);
         }
     }
@@ -446,12 +442,13 @@ mod tests {
     }
 
     #[test]
-    fn a_load_that_is_not_known_is_served_as_the_last_until_it_was_tried() {
+    fn a_load_that_is_not_known_is_slept_for_until_it_was_tried() {
         let mut bench = Bench::new();
         bench.verdict(&GAINS);
         bench.serve(&LOSES, 4 * WINDOW_NS);
-        assert_eq!(bench.trial.verdict(), Arm::Other);
-        bench.verdict(&LOSES);
+        assert_eq!(bench.trial.arm(), Arm::Plain);
+        let took = bench.verdict(&LOSES);
+        assert!(took < 2.0, "{took}");
         assert_eq!(bench.trial.verdict(), Arm::Plain);
         // More kinds than are remembered: the oldest are tried again.
         for peak in [1, 4, 16, 64, 256, 1024, 4096] {
