@@ -256,9 +256,8 @@ fn snapshots_into_a_folder_that_hangs_do_not_pile_up() {
 
 /// The threads of a daemon that take snapshots.
 fn snapshots(daemon: &Daemon) -> usize {
-    let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
-    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|name| name == "snapshot\n").count()
+    let threads = daemon.named_threads().into_iter();
+    threads.filter(|(_, name)| name == "snapshot").count()
 }
 
 /// A node with one disk, `disk`.

@@ -149,14 +149,12 @@ fn check_all(clients: &mut [Client], stop: Stop) {
 
 /// The threads of the daemon, each with its name.
 fn threads(daemon: &Daemon) -> Vec<(Pid, String)> {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
-    let thread = |task: std::io::Result<std::fs::DirEntry>| {
-        let task = task.ok()?;
-        let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
-        let id = Pid::from_raw(task.file_name().to_str()?.parse().ok()?)?;
-        Some((id, name.trim().to_owned()))
+    let thread = |(task, name): (PathBuf, String)| {
+        let id = Pid::from_raw(task.file_name()?.to_str()?.parse().ok()?)?;
+        Some((id, name))
     };
-    tasks.filter_map(thread).collect()
+    let threads = daemon.named_threads().into_iter();
+    threads.filter_map(thread).collect()
 }
 
 fn thread_names(daemon: &Daemon) -> Vec<String> {

@@ -17,14 +17,12 @@ const NOBODY: u32 = 65534;
 
 /// The status of each thread, by its name.
 fn threads(daemon: &Daemon) -> Vec<(String, BTreeMap<String, String>)> {
-    let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
-    let status = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).ok();
-    let texts = tasks.flatten().filter_map(status);
-    let parsed = texts.map(|text| {
+    let threads = daemon.named_threads().into_iter();
+    let parsed = threads.filter_map(|(task, name)| {
+        let text = fs::read_to_string(task.join("status")).ok()?;
         let fields = text.lines().filter_map(|line| line.split_once(':'));
         let fields = fields.map(|(key, value)| (key.to_owned(), value.trim().to_owned()));
-        let fields: BTreeMap<_, _> = fields.collect();
-        (fields["Name"].clone(), fields)
+        Some((name, fields.collect()))
     });
     parsed.collect()
 }

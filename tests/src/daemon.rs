@@ -517,6 +517,23 @@ impl Daemon {
         tasks.map(|task| task.path()).collect()
     }
 
+    /// The folders in `/proc` of its threads, and their names. A thread that the kernel has just lent to io_uring has the name of the
+    /// one that it serves for a moment, and is told from that by its flags.
+    pub fn named_threads(&self) -> Vec<(PathBuf, String)> {
+        const PF_IO_WORKER: u32 = 0x10;
+        let named = |task: PathBuf| {
+            let stat = std::fs::read_to_string(task.join("stat")).ok()?;
+            let (name, behind) = stat.split_once('(')?.1.rsplit_once(')')?;
+            let flags: u32 = behind.split_whitespace().nth(6)?.parse().ok()?;
+            let name = match flags & PF_IO_WORKER {
+                0 => name.to_owned(),
+                _ => "iou-wrk".to_owned(),
+            };
+            Some((task, name))
+        };
+        self.task_folders().into_iter().filter_map(named).collect()
+    }
+
     /// CPU time of all its threads so far.
     pub fn cpu(&self) -> Duration {
         Duration::from_nanos(self.tasks("schedstat", first_number).iter().sum())
