@@ -267,7 +267,10 @@ begin_drive $three
 was=$(pid cleave)
 inside mkdir -p /run/systemd/system/cleave.service.d
 inside sh -c "printf '[Service]\nEnvironment=OPTIONS=--no-such-option\n' >/run/systemd/system/cleave.service.d/wrong.conf"
+inside cp /usr/lib/systemd/system/cleave@.service /etc/systemd/system/
 inside dpkg -i /cleave.deb >"$work.log" 2>&1 || fail "$(cat "$work.log")"
+inside rm /etc/systemd/system/cleave@.service
+grep -q '/etc/systemd/system/cleave@.service hides the unit' "$work.log" || fail "the package says nothing of a copied unit: $(cat "$work.log")"
 grep -q 'cleave: cleave.service does not run the new program' "$work.log" || fail "the package says nothing of a refused reload: $(cat "$work.log")"
 ! inside cleave upgrade --control /run/cleave/control.sock >"$work.log" || fail "a refused reload was no fault: $(cat "$work.log")"
 grep -q -e --no-such-option "$work.log" || fail "cleave upgrade does not say why: $(cat "$work.log")"
