@@ -27,12 +27,7 @@ fn the_session_of_the_manual_works_as_it_stands() {
         .replace("/run/cleave", &run)
         .replace("/var/lib/images/a.img", &shown(&image))
         .replace("cleave node", &format!("{} node", shown(program_path())))
-        .replace("cleave stats", &format!("{} stats", shown(program_path())))
-        // A person types the second line later than a shell reads it.
-        .replace(
-            " &\n",
-            &format!(" &\nuntil [ -S {run}/control.sock ]; do sleep 0.05; done\n"),
-        );
+        .replace("cleave stats", &format!("{} stats", shown(program_path())));
     let script = format!("{session}\nkill -TERM $!\nwait $!\necho ended $?");
     let said = Command::new("sh").args(["-c", &script]).output().unwrap();
     let (out, err) = (

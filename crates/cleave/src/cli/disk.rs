@@ -25,7 +25,7 @@ Examples:
   Another limit while a guest uses it:
       cleave disk set d1 --limit iops-total=0,bps-total=100M
   A quiesce, for a snapshot by other means:
-      cleave disk quiesce d1 --for 30 && if lvcreate -s -n s vg0/a
+      cleave disk quiesce d1 --for 30 && if lvcreate -s -L 5G -n s vg0/a
           then cleave disk resume d1 || lvremove -y vg0/s; else cleave disk resume d1; fi
   The disk was full, and its guest waits; there is room again:
       cleave disk resume d1 --held

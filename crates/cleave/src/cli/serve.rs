@@ -94,9 +94,9 @@ pub(crate) struct ServeOptions {
     metrics: MetricsOptions,
     /// Give up what the daemon does not need, once its disk and its sockets are open
     ///
-    /// on: no capabilities; no file can be opened, no program started and no connection made; each thread may make only the
-    /// system calls of its task. The log names what the kernel lacks for it. off: nothing is given up, which is for finding
-    /// faults. See docs/security.md.
+    /// on: no capabilities; no file can be opened and no program started; connections are made to an NBD server or a Ceph cluster
+    /// only; each thread may make only the system calls of its task. The log names what the kernel lacks for it. off: nothing is
+    /// given up, which is for finding faults. See docs/security.md.
     #[arg(long, value_name = "SWITCH", value_enum, default_value_t)]
     pub(super) sandbox: SandboxSwitch,
     /// Become this user once the disk and the sockets are open: a name or a number
