@@ -261,7 +261,8 @@ pub struct PacingReport {
 pub struct SpinExperiment {
     /// The verdict: the worker spins from then on. Otherwise it sleeps.
     pub spins: bool,
-    /// Share of the response time that spinning saves: median and quartiles. Negative: spinning takes longer.
+    /// Share that spinning saves of the time between two completions, or of the response time of a guest with a clock of its own:
+    /// median and quartiles. Negative: spinning takes longer.
     pub gain_percent: [f64; 3],
     /// CPU time that spinning costs beyond sleeping, in per cent of a core. Negative: it costs less.
     pub price_percent: f64,

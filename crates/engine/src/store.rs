@@ -62,7 +62,8 @@ pub enum Wait {
 /// - short transfers are continued; EAGAIN, EINTR and ENOMEM are retried; EOF inside the disk is EIO;
 /// - reads and writes that the disk cannot take directly go through bounce buffers, and sub-block writes
 ///   through a serialised read-modify-write;
-/// - no heap allocation and no lock per op.
+/// - no heap allocation and no lock per op, but for NBD (copies of changes that are not flushed), models (their drive) and RBD (what
+///   librbd does).
 pub trait Store {
     /// How many more ops `push` accepts now.
     fn room(&self) -> usize;

@@ -1,6 +1,6 @@
 //! Everything that a guest can change while we use it: its memory map and its vrings. This crate must not
 //! know requests or disks. It is one of the daemon's three crates with unsafe code: raw pointers into shared
-//! memory are used here and nowhere above.
+//! memory are made here. Only the stores of `engine` and `rbd` use them too.
 //!
 //! The rules that keep it sound: every pointer into guest memory is made by a [`Memory`] and lives no longer
 //! than it. No reference (`&`, `&mut`) to guest memory is ever made, because the guest may write there at any

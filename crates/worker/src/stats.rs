@@ -31,8 +31,8 @@ impl std::fmt::Display for WaitState {
 pub struct TrialResult {
     /// The worker spins from then on; otherwise it sleeps.
     pub spins: bool,
-    /// Share of the response time that spinning saves: of the medians, and of the quartiles that lie closest and farthest. Negative if spinning
-    /// takes longer.
+    /// Share that spinning saves of the time between two completions, or of the response time of a guest with a clock of its own: of
+    /// the medians, and of the quartiles that lie closest and farthest. Negative if spinning takes longer.
     pub gain: [f32; 3],
     /// Additional cores that spinning kept busy.
     pub cores: f32,

@@ -1,5 +1,5 @@
-//! A real Linux in QEMU against the real daemon. Nothing here is skipped: what cannot run, fails and
-//! says why.
+//! A real Linux in QEMU against the real daemon. A case that cannot run fails and says why;
+//! one that is not for this daemon or this QEMU is printed as ignored.
 
 mod backend;
 mod bench;

@@ -33,8 +33,9 @@ const READ: [&str; 8] = [
 pub(crate) struct Confinement(Option<Arc<Sandbox>>);
 
 impl Confinement {
-    /// Gives `sockets` to the operator's user and becomes it, and confines the process. To be called on the main thread before it
-    /// starts any thread but the log's, and after everything that needs a path or a privilege.
+    /// Gives `sockets` to the operator's user and becomes it, and confines the process. To be called on the main thread after
+    /// everything that needs a path or a privilege, and before it starts any thread but those that narrow themselves (the log's, the
+    /// dialler's) or are confined from their start (librbd's).
     pub(crate) fn apply(
         process: &OneDiskProcess,
         sockets: [Option<&Listening>; 2],
