@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::command::{At, Result, quietly, words};
+use crate::command::{At, Result, execute, quietly, words};
 
 /// How guest instructions are run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -200,7 +200,10 @@ impl Machine {
     fn line(&mut self) -> Result<String> {
         let line = self.lines.recv_timeout(self.left());
         line.map_err(|error| match error {
-            RecvTimeoutError::Timeout => self.explain("did not answer in time"),
+            RecvTimeoutError::Timeout => {
+                let why = self.explain("did not answer in time");
+                format!("{why}\nQEMU's threads:\n{}", self.threads())
+            }
             RecvTimeoutError::Disconnected => {
                 let why = self.explain("went off too early");
                 match self.crash() {
@@ -221,6 +224,26 @@ impl Machine {
             std::thread::sleep(END_PAUSE);
         }
         None
+    }
+
+    /// Returns where QEMU's threads are: a guest that does not answer may be one whose emulator hangs.
+    fn threads(&self) -> String {
+        let process = self.process().to_string();
+        let show = format!("grep -s . /proc/{process}/task/*/{{comm,wchan,syscall}}");
+        let debug = "timeout 60 gdb --batch --eval-command".split(' ').chain([
+            "thread apply all backtrace 15",
+            "--pid",
+            &process,
+        ]);
+        let shell = ["bash", "-c", &show];
+        let run = |line: &[&str]| {
+            let line: Vec<String> = line.iter().map(|&word| word.to_owned()).collect();
+            execute(Path::new("/"), &line)
+        };
+        let debug: Vec<&str> = debug.collect();
+        run(&debug)
+            .or_else(|_| run(&shell))
+            .unwrap_or_else(|error| error)
     }
 
     /// Returns a sentence for the report, with the checks that failed and the end of the logs.
@@ -289,6 +312,19 @@ mod tests {
             assert_eq!(why.starts_with(CRASHED), crashed, "{why}");
             assert!(why.contains("went off too early"), "{why}");
         }
+    }
+
+    #[test]
+    fn an_emulator_that_hangs_is_told_with_what_its_threads_wait_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sleep");
+        command.arg("60");
+        let log = folder.path().join("log");
+        let mut machine = Machine::run(command, &log, Duration::from_millis(10)).unwrap();
+        let why = machine.mark().unwrap_err();
+        assert!(why.contains("did not answer in time"), "{why}");
+        let (_, threads) = why.split_once("QEMU's threads:").unwrap();
+        assert!(threads.contains("nanosleep"), "{why}");
     }
 
     #[test]
