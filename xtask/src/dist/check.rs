@@ -71,7 +71,7 @@ fn joined(check: thread::ScopedJoinHandle<'_, Result>) -> Result {
         .unwrap_or_else(|_| Err("a check panicked".to_owned()))
 }
 
-/// What all three checks need.
+/// The packages and folders that the three checks use.
 struct Check<'a> {
     root: &'a Path,
     out: &'a Path,

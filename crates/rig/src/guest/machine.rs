@@ -229,21 +229,15 @@ impl Machine {
     /// Returns where QEMU's threads are: a guest that does not answer may be one whose emulator hangs.
     fn threads(&self) -> String {
         let process = self.process().to_string();
-        let show = format!("grep -s . /proc/{process}/task/*/{{comm,wchan,syscall}}");
-        let debug = "timeout 60 gdb --batch --eval-command".split(' ').chain([
-            "thread apply all backtrace 15",
-            "--pid",
-            &process,
-        ]);
-        let shell = ["bash", "-c", &show];
-        let run = |line: &[&str]| {
-            let line: Vec<String> = line.iter().map(|&word| word.to_owned()).collect();
-            execute(Path::new("/"), &line)
+        let kernel = format!("grep -s . /proc/{process}/task/*/{{comm,wchan,syscall}}");
+        // A debugger says more, where there is one.
+        let debugger =
+            format!("timeout 60 gdb --batch --pid {process} -ex 'thread apply all backtrace 15'");
+        let run = |line: String| {
+            let line = ["bash".to_owned(), "-c".to_owned(), line];
+            execute(Path::new("/"), &line).unwrap_or_else(|error| error)
         };
-        let debug: Vec<&str> = debug.collect();
-        run(&debug)
-            .or_else(|_| run(&shell))
-            .unwrap_or_else(|error| error)
+        run(kernel) + &run(debugger)
     }
 
     /// Returns a sentence for the report, with the checks that failed and the end of the logs.
@@ -320,7 +314,10 @@ mod tests {
         let mut command = Command::new("sleep");
         command.arg("60");
         let log = folder.path().join("log");
-        let mut machine = Machine::run(command, &log, Duration::from_millis(10)).unwrap();
+        let mut machine = Machine::run(command, &log, Duration::ZERO).unwrap();
+        // It may not have begun to sleep yet.
+        let until = Instant::now() + Duration::from_secs(30);
+        while !machine.threads().contains("nanosleep") && Instant::now() < until {}
         let why = machine.mark().unwrap_err();
         assert!(why.contains("did not answer in time"), "{why}");
         let (_, threads) = why.split_once("QEMU's threads:").unwrap();
