@@ -57,6 +57,9 @@ impl Street {
         node.add("file", &pooled(&json!(image), "auto"));
         let quick = node.open("quick", &small(1));
         let file = node.open("file", &small(1));
+        if is_root() {
+            node.daemon.hurry();
+        }
         Street { node, quick, file }
     }
 

@@ -62,11 +62,19 @@ reload() {
     done
 }
 
+# The process $1 has taken the connections of $2 disks over, and has said so.
+took_over() {
+    inside journalctl --sync
+    [ "$(inside journalctl --output=cat "_PID=$1" | grep -c 'was taken over')" -ge "$2" ]
+}
+
 # Kills the daemon, which systemd starts again.
 kill_it() {
+    was=$(pid "$1")
+    # It serves before, which is what systemd waits for.
+    until_true took_over "$was" "${2-1}"
     # Until then the connections that it has just taken would end with it.
     until_true keeps "$1" "${2-1}"
-    was=$(pid "$1")
     inside systemctl kill --signal=KILL "$1"
     until_true is_another "$1" "$was"
 }
