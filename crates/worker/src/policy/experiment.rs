@@ -48,14 +48,20 @@ pub(crate) struct Spent {
     pub(crate) prompted: u64,
     /// Requests that found the worker asleep and nothing in flight.
     pub(crate) unseen: u64,
-    /// Most ops in flight at once.
-    pub(crate) peak: u32,
+    /// Laps with work, and the sum of the ops in flight after each of them, or of those that ended in it if they were more.
+    pub(crate) laps: u64,
+    pub(crate) depths: u64,
 }
 
 impl Spent {
     /// Returns the average number of cores that were busy.
     pub(crate) fn cores(&self) -> f32 {
         self.cpu_ns as f32 / self.wall_ns.max(1) as f32
+    }
+
+    /// Returns the average number of ops in flight, 1 at least. A stall of the disk in one window changes it little.
+    pub(crate) fn depth(&self) -> f32 {
+        (self.depths as f32 / self.laps.max(1) as f32).max(1.0)
     }
 
     /// Returns the share of the time in which this thread waited for a core.
@@ -72,7 +78,8 @@ impl Spent {
         self.idle_ns += more.idle_ns;
         self.prompted += more.prompted;
         self.unseen += more.unseen;
-        self.peak = self.peak.max(more.peak);
+        self.laps += more.laps;
+        self.depths += more.depths;
     }
 }
 

@@ -187,7 +187,8 @@ impl Pacer {
         let tries = self.trial.is_under_way();
         let has_slept = std::mem::take(&mut self.has_slept);
         if work.any() {
-            self.spent.peak = self.spent.peak.max(work.in_flight).max(work.ended);
+            self.spent.laps += 1;
+            self.spent.depths += u64::from(work.in_flight.max(work.ended));
             self.arrived = self.arrived.saturating_add(work.arrived);
             self.ended = self.ended.saturating_add(work.ended);
         }

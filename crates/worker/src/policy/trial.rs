@@ -20,8 +20,8 @@ const KINDS: usize = 6;
 /// A kind of load, and what is known of it.
 #[derive(Debug, Clone, Copy, Default)]
 struct LoadKind {
-    /// With each way about as many ops are in flight at once, give or take a factor of 2.5. 0: nothing is known yet.
-    peaks: [u32; 2],
+    /// With each way about as many ops are in flight on average, give or take a factor of 2.5. 0: nothing is known yet.
+    depths: [f32; 2],
     /// Plain until the first trial has ended.
     verdict: Arm,
     /// The rest after the verdict, when that was, and when the next trial begins. 0: there was no trial yet.
@@ -115,18 +115,18 @@ impl Trial {
             self.give_up(now_ns);
             return None;
         }
-        let (arm, peak) = (self.arm(), spent.peak.max(1));
-        let known = &mut self.kinds[self.kind].peaks[arm as usize];
-        if *known == 0 {
-            *known = peak;
+        let (arm, depth) = (self.arm(), spent.depth());
+        let known = &mut self.kinds[self.kind].depths[arm as usize];
+        if *known == 0.0 {
+            *known = depth;
         }
-        self.strange = match is_like(*known, peak) {
+        self.strange = match is_like(*known, depth) {
             true => 0,
             false => self.strange + 1,
         };
         if self.strange >= 2 {
             self.give_up(now_ns);
-            self.become_kind(now_ns, arm, peak);
+            self.become_kind(now_ns, arm, depth);
             return None;
         }
         if begun_ns < self.settled_ns {
@@ -209,14 +209,14 @@ impl Trial {
     }
 
     /// Notes that the load is of another kind.
-    fn become_kind(&mut self, now_ns: u64, arm: Arm, peak: u32) {
+    fn become_kind(&mut self, now_ns: u64, arm: Arm, depth: f32) {
         let mut kinds = self.kinds.iter();
-        let known = kinds.position(|kind| is_like(kind.peaks[arm as usize], peak));
+        let known = kinds.position(|kind| is_like(kind.depths[arm as usize], depth));
         self.kind = known.unwrap_or(self.oldest);
         if known.is_none() {
             self.oldest = (self.oldest + 1) % KINDS;
             self.kinds[self.kind] = LoadKind::default();
-            self.kinds[self.kind].peaks[arm as usize] = peak;
+            self.kinds[self.kind].depths[arm as usize] = depth;
         }
         self.settled_ns = self.settled_ns.max(now_ns + COUNT_NS);
         if self.arm() != arm {
@@ -234,9 +234,9 @@ impl Trial {
     }
 }
 
-/// Returns true if two peaks differ by a factor of 2.5 at most.
-fn is_like(known: u32, peak: u32) -> bool {
-    2 * peak <= 5 * known && 2 * known <= 5 * peak
+/// Returns true if two depths differ by a factor of 2.5 at most.
+fn is_like(known: f32, depth: f32) -> bool {
+    depth <= 2.5 * known && known <= 2.5 * depth
 }
 
 /// Sleeping and spinning, each in its settled state.
@@ -322,7 +322,7 @@ mod tests {
     /// A load, as the windows that it fills: requests per second of each way, and ops in flight.
     struct Load {
         rates: [u64; 2],
-        peak: u32,
+        depth: u64,
     }
 
     struct Bench {
@@ -345,7 +345,8 @@ mod tests {
             let spent = Spent {
                 requests: rate * WINDOW_NS / SECOND,
                 wall_ns: WINDOW_NS,
-                peak: load.peak,
+                laps: 1,
+                depths: load.depth,
                 ..Spent::default()
             };
             assert!(self.trial.wants(&spent));
@@ -378,11 +379,11 @@ mod tests {
 
     const GAINS: Load = Load {
         rates: [10_000, 15_000],
-        peak: 1,
+        depth: 1,
     };
     const LOSES: Load = Load {
         rates: [50_000, 40_000],
-        peak: 8,
+        depth: 8,
     };
 
     #[test]
@@ -412,14 +413,14 @@ mod tests {
         let asleep_ns = bench.now_ns;
         let unsettled = Load {
             rates: [5000, 15_000],
-            peak: 1,
+            depth: 1,
         };
         bench.serve(&unsettled, SECOND);
         assert_eq!(bench.trial.arm(), Arm::Plain, "not counted yet");
         // It is as good as spinning in the end.
         let settled = Load {
             rates: [15_000, 15_000],
-            peak: 1,
+            depth: 1,
         };
         bench.verdict(&settled);
         assert_eq!(bench.trial.verdict(), Arm::Plain);
@@ -451,8 +452,8 @@ mod tests {
         assert!(took < 2.0, "{took}");
         assert_eq!(bench.trial.verdict(), Arm::Plain);
         // More kinds than are remembered: the oldest are tried again.
-        for peak in [1, 4, 16, 64, 256, 1024, 4096] {
-            let load = Load { peak, ..LOSES };
+        for depth in [1, 4, 16, 64, 256, 1024, 4096] {
+            let load = Load { depth, ..LOSES };
             bench.serve(&load, 4 * WINDOW_NS);
             bench.verdict(&load);
         }
@@ -471,7 +472,7 @@ mod tests {
         bench.serve(&GAINS, 21 * SECOND);
         let slower = Load {
             rates: [9000, 9000],
-            peak: 1,
+            depth: 1,
         };
         let took = bench.verdict(&slower);
         assert!(took < 2.0, "{took}");
@@ -501,7 +502,8 @@ mod tests {
         let paused = Spent {
             requests: 400,
             wall_ns: SECOND,
-            peak: 1,
+            laps: 1,
+            depths: 1,
             ..Spent::default()
         };
         bench.now_ns += SECOND;
@@ -529,15 +531,15 @@ mod tests {
 
     /// Asleep a worker takes requests in large batches, awake one by one.
     #[test]
-    fn each_way_has_a_peak_of_its_own() {
+    fn each_way_has_a_depth_of_its_own() {
         let mut bench = Bench::new();
         let mut verdicts = 0;
         for _ in 0..30 * SECOND / WINDOW_NS {
-            let peak = match bench.trial.arm() {
+            let depth = match bench.trial.arm() {
                 Arm::Plain => 32,
                 Arm::Other => 3,
             };
-            verdicts += u64::from(bench.window(&Load { peak, ..GAINS }));
+            verdicts += u64::from(bench.window(&Load { depth, ..GAINS }));
         }
         assert_eq!((verdicts, bench.trial.verdict()), (2, Arm::Other));
     }

@@ -549,6 +549,28 @@ fn a_tight_budget_is_kept_and_an_empty_one_never_spins() {
     assert!(spun_ns < 220 * MS, "{totals:?}");
 }
 
+/// Else a slow load would be served now and then by the verdict on one that always has as much in flight.
+#[test]
+fn a_stall_of_the_disk_is_no_other_depth() {
+    let mut pacer = Pacer::new();
+    let lap = |arrived, ended, in_flight| LapWork {
+        arrived,
+        ended,
+        in_flight,
+        more: false,
+    };
+    for _ in 0..200 {
+        let _ = pacer.note_lap(lap(1, 0, 1));
+        let _ = pacer.note_lap(lap(0, 1, 0));
+    }
+    for waiting in 1..=32 {
+        let _ = pacer.note_lap(lap(1, 0, waiting));
+    }
+    let _ = pacer.note_lap(lap(0, 32, 0));
+    let depth = pacer.spent.depth();
+    assert!(depth < 2.5, "{depth}");
+}
+
 /// Whenever the guest falls silent, also during an experiment, the worker sleeps for good.
 #[test]
 fn a_silent_guest_is_slept_for_without_a_timer() {
