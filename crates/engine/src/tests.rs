@@ -149,6 +149,25 @@ fn a_thread_submits_reads_of_files_itself_if_all_its_disks_are_on_one_device() {
     }
 }
 
+/// The first part was to be moved by a thread of the kernel, which sees no more of the memory than that.
+#[test]
+fn a_part_that_the_ring_refused_is_moved_with_the_rest_if_the_neighbour_has_left() {
+    let (_dir, path, disk, guest) = file_rig(Direct::Auto);
+    let neighbours = Arc::default();
+    let memory = guest.memory.clone();
+    let mut engine = Uring::beside(disk, memory, 32, &neighbours).unwrap();
+    let other = Prepared::new(&[&disk_of("ram:1M")], [1, 1, 1], &neighbours).unwrap();
+    let segments = [segment(0, 1 << 20), segment(2 << 20, 1 << 20)];
+    let bytes: Vec<u8> = (0..2_u32 << 20).map(|at| (at % 251) as u8).collect();
+    guest.put(&segments, &bytes);
+    files(&mut engine).refuse_entries(1);
+    engine.push(op(WRITE, 0, 2 << 20, &segments), 7);
+    drop(other);
+    assert_eq!(next_done(&mut engine), (7, Ok(())));
+    let written = std::fs::read(&path).unwrap();
+    assert!(written[..2 << 20] == bytes, "other memory was written");
+}
+
 #[test]
 fn neighbours_in_a_block_of_4096_keep_their_bytes_across_two_engines() {
     for direct in [Direct::Auto, Direct::Off] {

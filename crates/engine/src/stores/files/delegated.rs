@@ -71,6 +71,8 @@ impl Files {
         }
         let entry = self.submission(index, portion.bytes).flags(Flags::ASYNC);
         if !self.submit(reactor, index, entry, false) {
+            // It is issued anew, maybe by this thread, which moves all of it at once.
+            self.ops.show_all(index);
             self.delegated.end(portion);
         }
     }

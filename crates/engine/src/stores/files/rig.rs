@@ -14,6 +14,16 @@ pub(crate) type PolledMangle = fn(u64, i32) -> i32;
 pub(super) struct Rig {
     mangle: Option<(Mangle, u64)>,
     polled_mangle: Option<(PolledMangle, u64)>,
+    refusals: u32,
+}
+
+impl Rig {
+    /// Returns true if the ring is to refuse this entry.
+    pub(super) fn refuses(&mut self) -> bool {
+        let refuses = self.refusals > 0;
+        self.refusals = self.refusals.saturating_sub(1);
+        refuses
+    }
 }
 
 impl Files {
@@ -29,6 +39,11 @@ impl Files {
     /// Acts like a kernel without the discard command.
     pub(crate) fn forget_command(&mut self) {
         self.leg_mut(0).methods.forget(Method::Command);
+    }
+
+    /// Acts like a ring that takes none of the next `count` entries.
+    pub(crate) fn refuse_entries(&mut self, count: u32) {
+        self.rig.refusals = count;
     }
 
     pub(crate) fn is_syncing(&self) -> bool {

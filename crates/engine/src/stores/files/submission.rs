@@ -48,6 +48,11 @@ impl Files {
         entry: squeue::Entry,
         is_polled: bool,
     ) -> bool {
+        #[cfg(test)]
+        if self.rig.refuses() {
+            self.delayed.push_back((Instant::now(), index));
+            return false;
+        }
         let entry = entry.user_data(self.id.user_data(index));
         // SAFETY: see the parent module's documentation: everything that `entry` points to lives until `completed`
         // or `close` has seen its completion.
