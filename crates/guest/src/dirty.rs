@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use cleave_blk::Segment;
 
-use crate::mapping::Mapping;
+use crate::mapping::{LostWith, Mapping};
 use crate::room::{self, Allowance, Taken};
 use crate::walk::{DescriptorTable, walk};
 use crate::{Chain, MapError, Memory, RegionSpec};
@@ -100,7 +100,7 @@ impl DirtyLog {
             file_offset,
             file,
         };
-        let mapping = Mapping::new(&spec, Taken::default(), allowance)?;
+        let mapping = Mapping::new(&spec, Taken::default(), allowance, LostWith::Mapping)?;
         let skew_bytes = mapping.start().addr() as u64 % size_of::<u64>() as u64;
         Ok(Arc::new(DirtyLog {
             mapping,

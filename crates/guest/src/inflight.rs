@@ -15,7 +15,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
-use crate::mapping::Mapping;
+use crate::mapping::{LostWith, Mapping};
 use crate::room::{Allowance, Taken};
 use crate::{MapError, RegionSpec, racy};
 
@@ -148,7 +148,7 @@ impl Inflight {
             file_offset: layout.file_offset,
             file,
         };
-        let mapping = Mapping::new(&spec, Taken::default(), allowance)?;
+        let mapping = Mapping::new(&spec, Taken::default(), allowance, LostWith::Page)?;
         Ok(Inflight {
             mapping: Arc::new(mapping),
             vrings: layout.vrings,

@@ -46,6 +46,15 @@ pub(crate) struct Mapping {
     end_watchers: Mutex<Vec<Sender<Infallible>>>,
 }
 
+/// What zeroes replace when a page is touched that the file no longer has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LostWith {
+    /// The page alone, because its neighbours may be sound.
+    Page,
+    /// The mapping, which is worth nothing without it. Page by page, each could cost the process two mappings more.
+    Mapping,
+}
+
 // SAFETY: a mapping is plain memory at an address that any thread may use; the (racy) accesses through it are
 // responsible for its contents.
 unsafe impl Send for Mapping {}
@@ -54,11 +63,12 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps the region of `spec`. The caller has checked that its length is not 0 and does not wrap. `own`: the room that the other
-    /// mappings of its table take; `allowance`: how much the table may have.
+    /// mappings of its table take; `allowance`: how much the table may have; `lost`: what goes with a page that the file has not.
     pub(crate) fn new(
         spec: &RegionSpec,
         own: Taken,
         allowance: Allowance,
+        lost: LostWith,
     ) -> Result<Mapping, MapError> {
         let refuse = |source: io::Error| MapError::Map {
             guest_addr: spec.guest_addr,
@@ -98,8 +108,11 @@ impl Mapping {
             end_watchers: Mutex::default(),
         };
         // Watched before anything can touch it. If the watch is refused, `drop` unmaps it.
-        let watch =
-            MappingWatch::new(base as usize, map_bytes, page_bytes as usize).map_err(refuse)?;
+        let lost_bytes = match lost {
+            LostWith::Page => page_bytes as usize,
+            LostWith::Mapping => map_bytes,
+        };
+        let watch = MappingWatch::new(base as usize, map_bytes, lost_bytes).map_err(refuse)?;
         mapping.watch = Some(watch);
         Ok(mapping)
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use cleave_blk::Segment;
 use vm_memory::VolatileSlice;
 
-use crate::mapping::{Mapping, Origin};
+use crate::mapping::{LostWith, Mapping, Origin};
 use crate::room::{Allowance, Taken};
 use crate::{MapError, RegionSpec, racy, sigbus};
 
@@ -116,7 +116,7 @@ impl Region {
                 len_bytes,
             });
         }
-        let mapping = Arc::new(Mapping::new(spec, own, allowance)?);
+        let mapping = Arc::new(Mapping::new(spec, own, allowance, LostWith::Page)?);
         Ok(Region {
             guest_addr,
             len_bytes,

@@ -39,6 +39,7 @@ struct Entry {
     start: AtomicUsize,
     /// Equal to `start` in a free entry.
     end: AtomicUsize,
+    /// Bytes that are replaced at once.
     page_bytes: AtomicUsize,
 }
 
@@ -98,7 +99,7 @@ pub(crate) struct MappingWatch {
 }
 
 impl MappingWatch {
-    /// Watches `len_bytes` bytes at `start`, whole pages of `page_bytes`.
+    /// Watches `len_bytes` bytes at `start`, of which a fault replaces `page_bytes`: a page, or all.
     pub(crate) fn new(
         start: usize,
         len_bytes: usize,
@@ -218,8 +219,8 @@ fn replace(addr: usize) -> bool {
         LOST.fetch_sub(1, SeqCst);
     }
     let page = addr - (addr - start) % page_bytes;
-    // One page only, because its neighbours may be sound (a poisoned page, a full tmpfs). Each replacement
-    // may cost a mapping, and a process has only about 65 thousand. When they are used up, zeroes over the
+    // Not all, unless the owner has said so, because its neighbours may be sound (a poisoned page, a full tmpfs). Each replacement
+    // may cost two mappings, and a process has only about 65 thousand. When they are used up, zeroes over the
     // whole range need none.
     zero_pages(page, page_bytes.min(end - page)) || zero_pages(start, end - start)
 }

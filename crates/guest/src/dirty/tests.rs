@@ -589,3 +589,25 @@ fn a_log_that_is_cut_harms_nobody_else() {
     assert!(!pair.memory.is_lost());
     assert_eq!(pair.driver.reap(), Some((0, 1)));
 }
+
+/// Else a guest, by marking one page in two of a log that its VMM has cut, uses up the mappings that a process may have.
+#[test]
+fn a_log_that_is_cut_costs_no_mappings() {
+    const LOG_PAGES: u64 = 64;
+    let log = Log::of(0, LOG_PAGES * PAGE_BYTES);
+    let start = log.log.mapping.start().addr();
+    let end = start + (LOG_PAGES * PAGE_BYTES) as usize;
+    ftruncate(&log.file, 0).unwrap();
+    for place in (0..LOG_PAGES).step_by(2) {
+        // A page of the log has the bits of so many.
+        log.log.mark(place * 8 * PAGE_BYTES * PAGE_BYTES, 1);
+    }
+    assert!(log.log.is_lost());
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let begins_in_it = |line: &&str| {
+        let begin = line.split('-').next().unwrap();
+        (start..end).contains(&usize::from_str_radix(begin, 16).unwrap())
+    };
+    let mappings = maps.lines().filter(begins_in_it).count();
+    assert!(mappings <= 2, "{mappings}");
+}
