@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cleave_client::Workload;
@@ -235,6 +235,23 @@ fn a_node_opens_images_only_in_the_folders_that_are_named() {
         assert_eq!(refused.status, 422, "{}", refused.body);
         let error = refused.error();
         assert!(error.contains("--images"), "{error}");
+    }
+    // A guest's memory is open in the node, and has no folder.
+    let _guest = node.open("a", &small(1));
+    let open = std::fs::read_dir(format!("/proc/{}/fd", node.daemon.pid())).unwrap();
+    let is_memory = |path: &PathBuf| {
+        std::fs::read_link(path).is_ok_and(|file| file.to_string_lossy().starts_with("/memfd:"))
+    };
+    let memory: Vec<_> = open
+        .map(|fd| fd.unwrap().path())
+        .filter(is_memory)
+        .collect();
+    assert!(!memory.is_empty());
+    for fd in memory {
+        let own = Path::new("/proc/self/fd").join(fd.file_name().unwrap());
+        let refused = put("b", &own);
+        assert_eq!(refused.status, 422, "{}", refused.body);
+        assert!(refused.error().contains("--images"), "{}", refused.body);
     }
     node.daemon.finish();
     let missing = images.join("missing");

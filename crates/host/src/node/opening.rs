@@ -157,10 +157,11 @@ pub(super) fn out_of_reach(images: &[PathBuf], service: &Service) -> Option<Path
     if images.is_empty() {
         return None;
     }
-    // One that cannot be found is for opening to judge.
-    let is_outside = |path: &&Path| {
-        let found = path.canonicalize();
-        found.is_ok_and(|file| !images.iter().any(|folder| file.starts_with(folder)))
+    let is_outside = |path: &&Path| match path.canonicalize() {
+        Ok(file) => !images.iter().any(|folder| file.starts_with(folder)),
+        // One that is not there is for opening to judge. One that is there all the same has no name: a link in `/proc` leads to it, to
+        // a guest's memory for one.
+        Err(_) => path.metadata().is_ok(),
     };
     let mut files = service.disk.specs().iter().filter_map(DiskSpec::path);
     files.find(is_outside).map(Path::to_owned)
