@@ -9,7 +9,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use command_fds::{CommandFdExt as _, FdMapping};
 use rustix::io::ioctl_fionread;
@@ -119,6 +119,7 @@ impl ServiceManager {
 
     /// Handles messages until the service has exited, and those that are left.
     pub fn awaits(&mut self, service: &mut Killed) -> ExitStatus {
+        let begun = Instant::now();
         loop {
             let exited = service.0.try_wait().unwrap();
             self.settle();
@@ -126,6 +127,9 @@ impl ServiceManager {
                 Some(status) => return status,
                 None => thread::sleep(PAUSE),
             }
+            // Some have a minute to end.
+            let took = begun.elapsed();
+            assert!(took < 4 * TIMEOUT, "it does not end: {}", self.log());
         }
     }
 

@@ -16,6 +16,8 @@ use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{MakeWriter, format};
 
+use super::signals::HeldSignals;
+
 /// Lines that may wait for a slow stderr; a burst of a start or an end is far smaller.
 const LINES_MAX: usize = 256;
 
@@ -165,6 +167,7 @@ impl Queue {
         let watched = Arc::downgrade(&lost);
         let order = Job::default();
         let given = order.clone();
+        let _held = HeldSignals::hold()?;
         thread::Builder::new()
             .name("log".to_owned())
             .stack_size(64 << 10)

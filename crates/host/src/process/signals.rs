@@ -1,5 +1,8 @@
 //! Signals as events of the control loop.
 
+use std::io;
+
+use nix::sys::signal::{SIGHUP, SIGINT, SIGTERM, SigSet, SigmaskHow};
 use rustix::process::Signal as Number;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -25,12 +28,33 @@ pub(crate) enum SignalRequest {
     CheckSize,
 }
 
+/// Keeps them from this thread until it is dropped, when those arrive that came meanwhile, and for ever from each thread that is
+/// started meanwhile. A handler is in force for some microseconds before it knows where to note a signal: one that a thread took then
+/// would be lost, and the process would go on.
+#[derive(Debug)]
+pub(crate) struct HeldSignals(SigSet);
+
+impl HeldSignals {
+    pub(crate) fn hold() -> io::Result<HeldSignals> {
+        let held = [SIGTERM, SIGINT, SIGHUP];
+        let held: SigSet = held.into_iter().collect();
+        Ok(HeldSignals(held.thread_swap_mask(SigmaskHow::SIG_BLOCK)?))
+    }
+}
+
+impl Drop for HeldSignals {
+    fn drop(&mut self) {
+        // Fails for no mask that was in force.
+        let _ = self.0.thread_set_mask();
+    }
+}
+
 impl Signals {
     /// From here on none of them kills the process. SIGPIPE is ignored by Rust's own start-up. To be called inside the runtime.
     pub(crate) fn catch() -> Result<Signals, Failure> {
-        let caught = |kind| {
-            signal(kind).map_err(|error| Failure::run(format!("cannot catch signals: {error}")))
-        };
+        let refused = |error| Failure::run(format!("cannot catch signals: {error}"));
+        let _held = HeldSignals::hold().map_err(refused)?;
+        let caught = |kind| signal(kind).map_err(refused);
         Ok(Signals {
             terminate: caught(SignalKind::terminate())?,
             interrupt: caught(SignalKind::interrupt())?,
