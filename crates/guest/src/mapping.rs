@@ -46,7 +46,7 @@ pub(crate) struct Mapping {
     end_watchers: Mutex<Vec<Sender<Infallible>>>,
 }
 
-/// What zeroes replace when a page is touched that the file no longer has.
+/// How much of a mapping becomes zeroes when a page is touched that is no longer in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LostWith {
     /// The page alone, because its neighbours may be sound.
@@ -63,7 +63,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps the region of `spec`. The caller has checked that its length is not 0 and does not wrap. `own`: the room that the other
-    /// mappings of its table take; `allowance`: how much the table may have; `lost`: what goes with a page that the file has not.
+    /// mappings of its table take; `allowance`: how much the table may have; `lost`: how much is lost with a page.
     pub(crate) fn new(
         spec: &RegionSpec,
         own: Taken,

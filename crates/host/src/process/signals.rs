@@ -28,9 +28,10 @@ pub(crate) enum SignalRequest {
     CheckSize,
 }
 
-/// Keeps them from this thread until it is dropped, when those arrive that came meanwhile, and for ever from each thread that is
-/// started meanwhile. A handler is in force for some microseconds before it knows where to note a signal: one that a thread took then
-/// would be lost, and the process would go on.
+/// Blocks the signals in this thread while it exists; those that came meanwhile arrive at its end. A thread that is started meanwhile
+/// never gets them.
+///
+/// A handler is in force some microseconds before it knows where to note a signal. A signal at that moment would be lost.
 #[derive(Debug)]
 pub(crate) struct HeldSignals(SigSet);
 
