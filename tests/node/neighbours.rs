@@ -1,16 +1,17 @@
-//! Disks of different guests on one thread: a guest that copies or marks much, a file whose server hangs and a device without
-//! free tags delay their own disk alone. Each test prints latencies. `CLEAVE_TEST_SCALE=5` takes medians of five and asserts
+//! Disks of different guests on one thread: a guest that copies or marks much or whose memory is in many regions, a file whose server
+//! hangs and a device without free tags delay their own disk alone. Each test prints latencies. `CLEAVE_TEST_SCALE=5` takes medians of five and asserts
 //! that the neighbour's 99th percentile at most doubles; measure that with a release build on a machine that does nothing
 //! else.
 
 use std::ffi::OsStr;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cleave_blk::spec::request_type;
-use cleave_client::message::protocol;
+use cleave_client::message::{RegionBytes, protocol};
 use cleave_client::{
     Buffer, Client, DeviceOptions, GuestMemory, Offered, Queue, RegionOptions, Sample, Workload,
     WriteLog,
@@ -21,6 +22,7 @@ use cleave_tests::{
     exercise, flood, flood_with_writes, ignored, is_root, run_on, scale, small, unless_late,
     wait_until,
 };
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::thread::sched_getcpu;
 use serde_json::{Value, json};
 
@@ -268,6 +270,73 @@ fn large_reads_of_holes_of_a_server_do_not_hold_up_others() {
     street.node.add("other", &pooled(&disk, "auto"));
     stand_beside_large_reads(&mut street, "holes of a server", 1 << 20);
     street.node.daemon.finish();
+}
+
+/// Each segment of a request lies across all regions, so that a request has half a million ranges and fails.
+#[test]
+fn requests_over_many_regions_do_not_hold_up_others() {
+    let mut street = Street::new();
+    let images = Scratch::in_memory();
+    let image = images.image("large", 4 << 30);
+    for disk in [json!("null:4G"), json!(image)] {
+        street.node.add("other", &pooled(&disk, "auto"));
+        let options = DeviceOptions {
+            queue_size: 256,
+            ..small(1)
+        };
+        let mut other = street.node.open("other", &options);
+        plug_pages(&mut other);
+        street.compare(&format!("many regions of {disk}"), |done| {
+            let queue = other.queue(0);
+            queue.set_timeout(4 * TIMEOUT);
+            while !done.load(Ordering::Relaxed) {
+                let pushed = read_across_pages(queue);
+                wait_all(queue, pushed);
+            }
+        });
+        drop(other);
+        street.node.remove("other");
+    }
+    street.assert_file_is_served();
+    street.node.daemon.finish();
+}
+
+/// Regions of a page, adjacent in the guest.
+const PAGES: u64 = 500;
+const PAGES_AT: u64 = 1 << 40;
+const PAGE: u64 = 4096;
+
+/// The frontend adds those regions. They are all in one file.
+fn plug_pages(client: &mut Client) {
+    let file = memfd_create("pages", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, PAGES * PAGE).unwrap();
+    for at in (0..PAGES).map(|page| page * PAGE) {
+        let region = RegionBytes {
+            guest_addr: PAGES_AT + at,
+            len_bytes: PAGE,
+            user_addr: 0x6000_0000_0000 + at,
+            file_offset: at,
+        };
+        let added = client.frontend().add_mem_reg(region, file.as_fd());
+        added.unwrap_or_else(|error| panic!("ADD_MEM_REG {at:#x}: {error}"));
+    }
+}
+
+/// Makes reads available whose segments are all those pages, each time anew. Returns how many.
+fn read_across_pages(queue: &mut Queue) -> u64 {
+    const SEGMENTS_MAX: usize = 1024;
+    let (table, _) = queue.data_area();
+    let (head, status) = queue.control();
+    queue.write_header(request_type::IN, 0);
+    let mut chain = vec![Buffer::writable(PAGES_AT, (PAGES * PAGE) as u32); SEGMENTS_MAX];
+    chain.insert(0, Buffer::readable(head, 16));
+    chain.push(Buffer::writable(status, 1));
+    for _ in 0..READS {
+        queue.ring().add_indirect(table, &chain).unwrap();
+    }
+    queue.ring().publish();
+    queue.ring_kick();
+    READS as u64
 }
 
 /// Has the guest of the disk `other` read all of it many times at once, over and over.

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
-use std::ops::Deref;
+use std::ops::{ControlFlow, Deref};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
@@ -386,34 +386,12 @@ impl Memory {
 
     /// Returns true if all bytes of the segment are mapped. An empty segment always is.
     pub fn covers(&self, segment: Segment) -> bool {
-        self.each_range(segment, |_, _| ())
-    }
-
-    /// Calls `piece` for each host range of a guest range, up to the first byte that is not mapped. `false`:
-    /// there is such a byte, or the memory is lost.
-    fn each_range(&self, segment: Segment, mut piece: impl FnMut(*mut u8, usize)) -> bool {
-        let mut left_bytes = u64::from(segment.len);
-        let mut next = Some(segment.addr);
-        while left_bytes > 0 {
-            let found = next.and_then(|addr| {
-                let region = self.region_at(addr)?;
-                Some((addr, region.host_at(addr), region.left_at(addr)?))
-            });
-            let Some((addr, host, left_here)) = found else {
-                return false;
-            };
-            let here = left_here.min(left_bytes);
-            piece(host, here as usize);
-            left_bytes -= here;
-            // A region may end at 2^64; nothing follows there.
-            next = addr.checked_add(here);
-        }
-        !self.is_known_lost()
+        self.resolve(segment, |_, _| ()).is_ok()
     }
 
     /// Passes the host ranges of a guest range to `piece` in order: one, or several if the range crosses
-    /// regions that are adjacent in the guest. If any byte is not mapped, or the memory is lost, `piece` is
-    /// not called at all. An empty segment is legal at any address and has no host range. Only for engines:
+    /// regions that are adjacent in the guest. `Err`: a byte is not mapped, and `piece` got the ranges before it; or the memory is
+    /// lost, and it got none. An empty segment is legal at any address and has no host range. Only for engines:
     /// the pointers are valid while this `Memory` lives, and accesses race with the guest's.
     #[inline]
     pub fn resolve(
@@ -421,12 +399,28 @@ impl Memory {
         segment: Segment,
         mut piece: impl FnMut(*mut u8, usize),
     ) -> Result<(), Unmapped> {
+        self.resolve_until(segment, |host, len| {
+            piece(host, len);
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// Does what [`Memory::resolve`] does, until `piece` breaks off. That is an `Err` too. A guest chooses how many ranges there
+    /// are: its segments may lie on top of each other, each across all regions of the table.
+    #[inline]
+    pub fn resolve_until(
+        &self,
+        segment: Segment,
+        mut piece: impl FnMut(*mut u8, usize) -> ControlFlow<()>,
+    ) -> Result<(), Unmapped> {
         if segment.len == 0 {
             return Ok(());
         }
         if let Some(host) = self.host_range(segment.addr, u64::from(segment.len)) {
-            piece(host, segment.len as usize);
-            return Ok(());
+            return match piece(host, segment.len as usize) {
+                ControlFlow::Continue(()) => Ok(()),
+                ControlFlow::Break(()) => Err(Unmapped),
+            };
         }
         self.resolve_scattered(segment, &mut piece)
     }
@@ -435,14 +429,30 @@ impl Memory {
     fn resolve_scattered(
         &self,
         segment: Segment,
-        piece: &mut dyn FnMut(*mut u8, usize),
+        piece: &mut dyn FnMut(*mut u8, usize) -> ControlFlow<()>,
     ) -> Result<(), Unmapped> {
-        if !self.covers(segment) {
+        // Memory that is lost from here on is treated as lost after this call.
+        if self.is_known_lost() {
             return Err(Unmapped);
         }
-        // Regions never change. Memory that is lost from here on is treated as lost after this call.
-        self.each_range(segment, piece);
-        Ok(())
+        let mut left_bytes = u64::from(segment.len);
+        let mut next = Some(segment.addr);
+        let first = self.last_region_from(segment.addr).ok_or(Unmapped)?;
+        // They are sorted, so the next byte is in the next one or in none.
+        for region in self.regions.iter().skip(first) {
+            let addr = next.ok_or(Unmapped)?;
+            let here = region.left_at(addr).ok_or(Unmapped)?.min(left_bytes);
+            if piece(region.host_at(addr), here as usize).is_break() {
+                return Err(Unmapped);
+            }
+            left_bytes -= here;
+            if left_bytes == 0 {
+                return Ok(());
+            }
+            // A region may end at 2^64; nothing follows there.
+            next = addr.checked_add(here);
+        }
+        Err(Unmapped)
     }
 
     /// Returns the host address of `len_bytes` bytes that lie in one region.
@@ -459,11 +469,15 @@ impl Memory {
         if largest.left_at(addr).is_some() {
             return Some(largest);
         }
-        let behind = self
-            .regions
-            .partition_point(|region| region.guest_addr <= addr);
-        let region = self.regions.get(behind.checked_sub(1)?)?;
+        let region = self.regions.get(self.last_region_from(addr)?)?;
         region.left_at(addr).is_some().then_some(region)
+    }
+
+    /// Returns the index of the last region that begins at `addr` or below.
+    #[inline]
+    fn last_region_from(&self, addr: u64) -> Option<usize> {
+        let begins = |region: &Region| region.guest_addr <= addr;
+        self.regions.partition_point(begins).checked_sub(1)
     }
 }
 
@@ -531,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partly_mapped_range_is_refused_before_any_piece() {
+    fn a_partly_mapped_range_is_refused_at_its_first_unmapped_byte() {
         let table = vec![
             region(0x1000, 0x1000),
             region(0x2000, 0x1000),
@@ -557,15 +571,34 @@ mod tests {
             (0x5000, 0, true),
             (u64::MAX, 0, true),
         ] {
-            let mut pieces = 0;
-            let found = memory.resolve(segment(addr, len), |_, _| pieces += 1);
+            let mut bytes = 0;
+            let found = memory.resolve(segment(addr, len), |_, len| bytes += len as u64);
             assert_eq!(found.is_ok(), mapped, "{addr:#x} {len:#x}");
-            assert_eq!(pieces > 0, mapped && len > 0, "{addr:#x} {len:#x}");
+            let whole = bytes == u64::from(len);
+            assert_eq!(whole, mapped, "{addr:#x} {len:#x}: {bytes:#x}");
             assert_eq!(
                 memory.covers(segment(addr, len)),
                 mapped,
                 "{addr:#x} {len:#x}"
             );
+        }
+    }
+
+    #[test]
+    fn a_look_up_ends_where_its_receiver_breaks_off() {
+        let table = (0..Memory::REGIONS_MAX as u64).map(|at| region(at * 0x1000, 0x1000));
+        let memory = Memory::new(table.collect()).unwrap();
+        let all = segment(0x800, (Memory::REGIONS_MAX as u32 - 1) * 0x1000);
+        for most in [1, 2, 300, 509, 510] {
+            let mut pieces = 0;
+            let found = memory.resolve_until(all, |_, _| {
+                pieces += 1;
+                match pieces < most {
+                    true => ControlFlow::Continue(()),
+                    false => ControlFlow::Break(()),
+                }
+            });
+            assert_eq!((pieces, found.is_ok()), (most.min(509), most > 509));
         }
     }
 

@@ -2,24 +2,41 @@
 //!
 //! Unsafe because host ranges are raw memory: the `Memory` that resolved them keeps them mapped.
 
+use std::ops::ControlFlow;
+
 use cleave_blk::{Op, OpKind, Segment, Stripe};
 use cleave_disk::Disk;
 use cleave_guest::Memory;
 
+use super::lap::LapBudget;
 use super::piece;
+use super::table::RANGES_MAX;
 
-/// Calls `piece` with each host range of the op's memory, in order. `Err`: EFAULT if an address is not mapped, EINVAL
-/// if the segments are shorter than the op (our own fault). Ranges before the error have already been reported.
+/// Calls `piece` with each host range of the op's memory, in order, and counts them in the lap. `Err`: EFAULT if an address is not
+/// mapped or there are more ranges than an op can have, EINVAL if the segments are shorter than the op (our own fault). Ranges before
+/// the error have already been reported.
 #[inline]
 pub(crate) fn walk(
     memory: &Memory,
     op: &Op<'_>,
-    piece: impl FnMut(*mut u8, usize),
+    lap: &mut LapBudget,
+    mut piece: impl FnMut(*mut u8, usize),
 ) -> Result<(), i32> {
-    match op.stripe {
-        None => walk_along(memory, op, piece),
-        Some(stripe) => walk_chunks(memory, op, stripe, piece),
-    }
+    let mut ranges = 0;
+    let counted = |start, len| {
+        if ranges == RANGES_MAX {
+            return ControlFlow::Break(());
+        }
+        ranges += 1;
+        piece(start, len);
+        ControlFlow::Continue(())
+    };
+    let walked = match op.stripe {
+        None => walk_along(memory, op, counted),
+        Some(stripe) => walk_chunks(memory, op, stripe, counted),
+    };
+    lap.spend_ranges(ranges);
+    walked
 }
 
 /// Walks along each chunk of an op that covers several.
@@ -28,7 +45,7 @@ fn walk_chunks(
     memory: &Memory,
     op: &Op<'_>,
     stripe: Stripe,
-    mut piece: impl FnMut(*mut u8, usize),
+    mut piece: impl FnMut(*mut u8, usize) -> ControlFlow<()>,
 ) -> Result<(), i32> {
     op.chunks(stripe)
         .try_for_each(|chunk| walk_along(memory, &chunk, &mut piece))
@@ -39,7 +56,7 @@ fn walk_chunks(
 fn walk_along(
     memory: &Memory,
     op: &Op<'_>,
-    mut piece: impl FnMut(*mut u8, usize),
+    mut piece: impl FnMut(*mut u8, usize) -> ControlFlow<()>,
 ) -> Result<(), i32> {
     let mut left = op.len_bytes;
     let mut skip = op.skip_bytes;
@@ -58,7 +75,7 @@ fn walk_along(
             continue;
         }
         memory
-            .resolve(Segment { addr, len }, &mut piece)
+            .resolve_until(Segment { addr, len }, &mut piece)
             .map_err(|_unmapped| libc::EFAULT)?;
         left -= u64::from(len);
     }

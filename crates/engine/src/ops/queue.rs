@@ -9,6 +9,7 @@ use cleave_blk::{Op, OpKind};
 use cleave_disk::Disk;
 use cleave_guest::Epoch;
 
+use super::lap::LapBudget;
 use super::legs::{LegStats, Tally};
 use super::memory::walk;
 use super::table::{Entry, Gathered, Ranges, Table};
@@ -63,11 +64,12 @@ impl<T> OpQueue<T> {
         self.in_flight - self.ended.len()
     }
 
-    /// Adds a pushed op, whose range of its leg was checked, to the table, and translates its addresses. `own` makes the store's part
-    /// of the entry; it is told of the host ranges if the op moves bytes. `Err`: the op's memory is not mapped.
+    /// Adds a pushed op, whose range of its leg was checked, to the table, and translates its addresses, which counts in the lap. `own`
+    /// makes the store's part of the entry; it is told of the host ranges if the op moves bytes. `Err`: the op's memory is not mapped.
     #[inline]
     pub(crate) fn admit(
         &mut self,
+        lap: &mut LapBudget,
         epoch: &Epoch,
         op: &Op<'_>,
         token: u64,
@@ -80,7 +82,7 @@ impl<T> OpQueue<T> {
         let (ranges, gathered) = match op.kind {
             OpKind::Read | OpKind::Write { .. } => {
                 let gathered = self.table.gather(index, |gather| {
-                    walk(epoch, op, |start, len| gather.add(start, len))
+                    walk(epoch, op, lap, |start, len| gather.add(start, len))
                 });
                 match gathered {
                     Ok((ranges, gathered)) => (ranges, Some(gathered)),

@@ -63,7 +63,7 @@ pub struct Files {
     polled: usize,
     delegated: Delegated,
     tenancy: Tenancy,
-    /// For copies between guest memory and buffers, or through the page cache.
+    /// For copies between guest memory and buffers, or through the page cache, and for look-ups of guest memory.
     lap: LapBudget,
     hold_waiters: VecDeque<u16>,
     buffer_waiters: VecDeque<u16>,
@@ -165,7 +165,9 @@ impl Files {
             return Err(Err(libc::EIO));
         };
         let (offset, len) = range(&self.disk, facts, op)?;
-        let index = self.ops.admit(epoch, op, token, (offset, len), |memory| {
+        let range = (offset, len);
+        let lap = &mut self.lap;
+        let index = self.ops.admit(lap, epoch, op, token, range, |memory| {
             let bounced = memory.is_some_and(|memory| facts.must_bounce(offset, memory));
             FileOp {
                 bounced,

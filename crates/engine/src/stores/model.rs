@@ -24,6 +24,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::parts;
 use super::ram::Bytes;
+use crate::ops::lap::LapBudget;
 use crate::ops::queue::{OpQueue, from_ops};
 use crate::ops::table::Entry;
 use crate::{EngineError, Reactor, Store, Wait};
@@ -102,9 +103,10 @@ impl Model {
     fn admit(&mut self, epoch: &Epoch, op: &Op<'_>, token: u64) -> Result<(), i32> {
         let range = (op.offset_bytes, op.len_bytes);
         self.bytes.check(&self.disk, op)?;
+        let lap = &mut LapBudget::unlimited();
         let index = self
             .ops
-            .admit(epoch, op, token, range, |_memory| Driven::default())?;
+            .admit(lap, epoch, op, token, range, |_memory| Driven::default())?;
         let name = (&self.owner, u32::from(index));
         let mut drive = lock(&self.drive);
         // The clock is read under the lock, so that submission times never decrease.

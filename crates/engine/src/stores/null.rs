@@ -43,9 +43,9 @@ impl Null {
         match op.kind {
             OpKind::Read if self.zeroes => {
                 self.parts.moves(op.len_bytes);
-                walk(memory, op, fill_with_zeroes)
+                walk(memory, op, self.parts.lap(), fill_with_zeroes)
             }
-            OpKind::Read => walk(memory, op, |_, _| ()),
+            OpKind::Read => walk(memory, op, self.parts.lap(), |_, _| ()),
             OpKind::Write { .. } | OpKind::Sync | OpKind::Discard | OpKind::Zero { .. } => Ok(()),
         }
     }

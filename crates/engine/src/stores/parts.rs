@@ -9,6 +9,7 @@ use cleave_blk::{Op, OpKind};
 use cleave_guest::Epoch;
 
 use crate::LAP_BYTES_MAX;
+use crate::ops::lap::LapBudget;
 use crate::ops::queue::OpQueue;
 
 /// What a store in memory does in a lap: short ops at once, and a part of a long one.
@@ -16,8 +17,8 @@ use crate::ops::queue::OpQueue;
 pub(crate) struct Parts {
     /// The long ops, in their order.
     long: VecDeque<u16>,
-    /// Bytes of guest memory written or copied in this lap.
-    lap_bytes: u64,
+    /// For guest memory that is written or copied, or only looked up.
+    lap: LapBudget,
 }
 
 impl Parts {
@@ -25,20 +26,26 @@ impl Parts {
     pub(crate) fn new(ops: u16) -> Parts {
         Parts {
             long: VecDeque::with_capacity(usize::from(ops)),
-            lap_bytes: 0,
+            lap: LapBudget::bounded(),
         }
     }
 
     /// As [`Store::is_sated`](crate::Store::is_sated).
     #[inline]
     pub(crate) fn is_sated(&self) -> bool {
-        self.lap_bytes >= LAP_BYTES_MAX
+        self.lap.is_used_up()
     }
 
     /// Counts what an op moves in this lap.
     #[inline]
     pub(crate) fn moves(&mut self, bytes: u64) {
-        self.lap_bytes += bytes;
+        self.lap.spend(bytes);
+    }
+
+    /// The budget of this lap.
+    #[inline]
+    pub(crate) fn lap(&mut self) -> &mut LapBudget {
+        &mut self.lap
     }
 
     /// Takes an op that is too long to be run at once. `checked`: the check of its range of the store.
@@ -52,10 +59,12 @@ impl Parts {
         checked: Result<u64, i32>,
     ) {
         let range = (op.offset_bytes, op.len_bytes);
-        match checked.and_then(|_end| ops.admit(epoch, op, token, range, |_memory| ())) {
+        let admitted = checked
+            .and_then(|_end| ops.admit(&mut self.lap, epoch, op, token, range, |_memory| ()));
+        match admitted {
             Ok(index) => {
                 self.long.push_back(index);
-                self.lap_bytes = LAP_BYTES_MAX;
+                self.lap.exhaust();
             }
             Err(errno) => ops.end(token, Err(errno)),
         }
@@ -71,7 +80,7 @@ impl Parts {
         match self.is_sated() {
             true => self.run_part(ops, with),
             false => {
-                self.lap_bytes = 0;
+                self.lap.renew();
                 None
             }
         }
@@ -83,14 +92,14 @@ impl Parts {
         ops: &mut OpQueue<()>,
         with: impl FnMut(OpKind, u64, *mut u8, usize),
     ) -> Option<Duration> {
-        self.lap_bytes = 0;
+        self.lap.renew();
         let index = *self.long.front()?;
         if let Some(result) = run(ops, index, LAP_BYTES_MAX, with) {
             ops.finish(index, result);
             self.long.pop_front();
         }
         if !self.long.is_empty() {
-            self.lap_bytes = LAP_BYTES_MAX;
+            self.lap.exhaust();
         }
         Some(Duration::ZERO)
     }

@@ -17,6 +17,7 @@ use rustix::mm::Advice;
 use vm_memory::MmapRegion;
 
 use super::parts::Parts;
+use crate::ops::lap::LapBudget;
 use crate::ops::memory::{check, walk};
 use crate::ops::progress::Direction;
 use crate::ops::queue::{OpQueue, from_ops};
@@ -56,7 +57,7 @@ impl Store for Ram {
             return self.parts.push(&mut self.ops, epoch, &op, token, checked);
         }
         self.parts.moves(op.len_bytes);
-        let result = run(self.bytes, &self.disk, epoch, &op);
+        let result = run(self.bytes, &self.disk, epoch, &op, self.parts.lap());
         self.ops.end(token, result);
     }
 
@@ -67,7 +68,7 @@ impl Store for Ram {
             return false;
         }
         self.parts.moves(op.len_bytes);
-        run(self.bytes, &self.disk, memory, op).is_ok()
+        run(self.bytes, &self.disk, memory, op, self.parts.lap()).is_ok()
     }
 
     #[inline]
@@ -143,7 +144,13 @@ impl Bytes {
 }
 
 /// Runs an op on a RAM disk.
-pub(crate) fn run(ram: Bytes, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Result<(), i32> {
+fn run(
+    ram: Bytes,
+    disk: &Disk,
+    memory: &Memory,
+    op: &Op<'_>,
+    lap: &mut LapBudget,
+) -> Result<(), i32> {
     if op.kind == OpKind::Sync {
         return Ok(());
     }
@@ -153,9 +160,9 @@ pub(crate) fn run(ram: Bytes, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Resu
     // SAFETY: `offset` ≤ `end` ≤ the length of the mapping.
     let at = unsafe { ram.start.add(offset) };
     match op.kind {
-        OpKind::Read => copy(memory, op, at, Direction::ToGuest),
+        OpKind::Read => copy(memory, op, at, lap, Direction::ToGuest),
         OpKind::Write { .. } => {
-            copy(memory, op, at, Direction::FromGuest)?;
+            copy(memory, op, at, lap, Direction::FromGuest)?;
             // The store may now contain zeroes instead of the lost page, but no success is reported.
             if memory.is_lost() {
                 Err(libc::EFAULT)
@@ -176,8 +183,14 @@ pub(crate) fn run(ram: Bytes, disk: &Disk, memory: &Memory, op: &Op<'_>) -> Resu
 }
 
 /// `at` .. `at` + `op.len_bytes` is in the store.
-fn copy(memory: &Memory, op: &Op<'_>, mut at: *mut u8, direction: Direction) -> Result<(), i32> {
-    walk(memory, op, |start, len| {
+fn copy(
+    memory: &Memory,
+    op: &Op<'_>,
+    mut at: *mut u8,
+    lap: &mut LapBudget,
+    direction: Direction,
+) -> Result<(), i32> {
+    walk(memory, op, lap, |start, len| {
         // SAFETY: `walk` reports mapped guest ranges of `op.len_bytes` in total, so `at` + `len` stays in the
         // checked range. The mappings are distinct: the store's anonymous memory is never given to a guest.
         unsafe {

@@ -19,6 +19,7 @@ use cleave_rbd::{Image, Inbox, Thickness};
 use io_uring::opcode;
 use io_uring::types::Fixed;
 
+use crate::ops::lap::LapBudget;
 use crate::ops::memory::remote_range;
 use crate::ops::queue::{self, OpQueue, from_ops};
 use crate::reactor::{FULL_PAUSE, StoreId};
@@ -64,6 +65,8 @@ pub struct Rbd {
     moved_bytes: u64,
     /// Ops that wait until that is less.
     waiting: VecDeque<u16>,
+    /// For look-ups of guest memory.
+    lap: LapBudget,
     /// For the completions of all legs.
     inbox: Inbox,
     /// The ring watches the inbox's eventfd.
@@ -105,6 +108,7 @@ impl Rbd {
             sent_count: 0,
             moved_bytes: 0,
             waiting: VecDeque::with_capacity(usize::from(ops)),
+            lap: LapBudget::of(&reactor.tenancy()),
             inbox,
             is_listening: false,
             is_closing: false,
@@ -117,9 +121,10 @@ impl Rbd {
             return Err(Err(FENCED));
         }
         let range = remote_range(&self.disk, op, 1)?;
+        let lap = &mut self.lap;
         let index = self
             .ops
-            .admit(epoch, op, token, range, |_memory| SentPart::Nothing);
+            .admit(lap, epoch, op, token, range, |_memory| SentPart::Nothing);
         index.map_err(Err)
     }
 
@@ -397,7 +402,13 @@ impl Store for Rbd {
 
     #[inline]
     fn after_enter(&mut self) {
+        self.lap.renew();
         self.ops.tick();
+    }
+
+    #[inline]
+    fn is_sated(&self) -> bool {
+        self.lap.is_used_up()
     }
 
     fn close(&mut self, reactor: &mut Reactor) -> bool {

@@ -1,7 +1,17 @@
 //! Guest memory: bad addresses, memory that is cut off, and how long it is kept.
 
+use std::fs::File;
+
+use cleave_blk::spec::SEGMENTS_MAX;
+use cleave_blk::{Op, Segment, Stripe};
+use cleave_guest::{Memory, RegionSpec};
+use rustix::fs::{MemfdFlags, memfd_create};
+
 use super::*;
-use cleave_blk::{Op, Stripe};
+use crate::LAP_BYTES_MAX;
+use crate::ops::lap::LapBudget;
+use crate::ops::memory::walk;
+use crate::ops::table::RANGES_MAX;
 
 #[test]
 fn bad_addresses_are_efault_and_touch_nothing() {
@@ -71,6 +81,75 @@ fn many_scattered_segments_complete() {
             "1400 ranges bounce"
         );
         assert!(guest.get(&fewer[699..], 1024) == bytes[699 << 10..700 << 10]);
+    }
+}
+
+/// Guest memory in as many regions as a table can have, each of 1 KiB and adjacent to the next in the guest.
+fn shattered() -> Arc<Memory> {
+    let file: File = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap().into();
+    // No two of them are adjacent in the file, so no two mappings merge.
+    ftruncate(&file, 4096 * Memory::REGIONS_MAX as u64).unwrap();
+    let regions = (0..Memory::REGIONS_MAX as u64).map(|at| RegionSpec {
+        guest_addr: at << 10,
+        user_addr: 0x7f00_0000_0000 + (at << 10),
+        len_bytes: 1 << 10,
+        file_offset: at << 12,
+        file: file.try_clone().unwrap(),
+    });
+    Memory::new(regions.collect()).unwrap()
+}
+
+/// Segments that each lie across all of that memory: half a million ranges.
+fn across_all() -> (Vec<Segment>, u64) {
+    let all = segment(0, (Memory::REGIONS_MAX as u32) << 10);
+    (
+        vec![all; SEGMENTS_MAX],
+        u64::from(all.len) * SEGMENTS_MAX as u64,
+    )
+}
+
+/// The guest chooses how many ranges there are, and neighbours wait while they are looked up.
+#[test]
+fn the_look_up_of_too_many_ranges_ends_early_and_counts_in_the_lap() {
+    let (memory, (segments, len)) = (shattered(), across_all());
+    let mut lap = LapBudget::bounded();
+    for (stripe, op_len) in [(None, len), (Stripe::new(2, 64 << 10), len / 4)] {
+        lap.renew();
+        let mut ranges = 0;
+        let op = Op {
+            stripe,
+            ..op(READ, 0, op_len, &segments)
+        };
+        let found = walk(&memory, &op, &mut lap, |_, _| ranges += 1);
+        assert_eq!((found, ranges), (Err(libc::EFAULT), RANGES_MAX));
+        assert!(!lap.is_used_up() && lap.left() < LAP_BYTES_MAX / 2);
+    }
+}
+
+#[test]
+fn requests_that_fail_after_many_look_ups_use_the_lap_up() {
+    let (memory, (segments, len)) = (shattered(), across_all());
+    let dir = folder();
+    let file = open(&image(dir.path(), 1 << 30), Direct::Auto);
+    for disk in [file, disk_of("ram:1G"), disk_of("null:1G")] {
+        let disk = Arc::new(disk);
+        let name = disk.name().to_owned();
+        let mut engine = Uring::shared(disk, memory.clone(), 64).unwrap();
+        for lap in 0..3 {
+            let mut pushed = 0;
+            while pushed < 64 && !engine.store().is_sated() {
+                engine.push(op(READ, 0, len, &segments), pushed);
+                pushed += 1;
+            }
+            assert_eq!(pushed, 2, "{name} {lap}");
+            for _ in 0..2 {
+                assert_eq!(next_done(&mut engine).1, Err(libc::EFAULT), "{name}");
+            }
+            engine.enter(Wait::No).unwrap();
+        }
+        // A request of many ordinary segments is served, whatever came before.
+        let pages: Vec<_> = (0..500).map(|at| segment(at << 10, 1 << 10)).collect();
+        assert_eq!(run(&mut engine, op(READ, 0, 500 << 10, &pages)), Ok(()));
     }
 }
 

@@ -71,7 +71,7 @@ pub struct Nbd {
     lines: Box<[Line]>,
     headers: Area,
     zeroes: Area,
-    /// For what is zeroed and copied here.
+    /// For what is zeroed, copied and looked up here.
     lap: LapBudget,
     /// The connection that has its turn first, another one in each lap: it may use the budget of the lap up.
     first_line: usize,
@@ -156,7 +156,8 @@ impl Nbd {
         let range = remote_range(&self.disk, op, self.export.block_min.into())?;
         let line = self.choose_line().ok_or(Err(libc::ENOTCONN))?;
         let flight = |_memory| Flight::on(line, self.now);
-        let index = self.ops.admit(epoch, op, token, range, flight);
+        let lap = &mut self.lap;
+        let index = self.ops.admit(lap, epoch, op, token, range, flight);
         let index = index.map_err(Err)?;
         self.line_mut(line).ops += 1;
         Ok(index)
