@@ -1,14 +1,14 @@
-//! Disks of different guests on one thread: a guest that copies or marks much or whose memory is in many regions, a file whose server
-//! hangs and a device without free tags delay their own disk alone. Each test prints latencies. `CLEAVE_TEST_SCALE=5` takes medians of five and asserts
-//! that the neighbour's 99th percentile at most doubles; measure that with a release build on a machine that does nothing
-//! else.
+//! Disks of different guests on one thread: a guest that copies, marks or writes much or whose memory is in many regions, a file
+//! whose server hangs and a device without free tags delay their own disk alone. Each test prints latencies.
+//! `CLEAVE_TEST_SCALE=5` takes medians of five and asserts that the neighbour's 99th percentile at most doubles; measure that with a
+//! release build on a machine that does nothing else.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cleave_blk::spec::request_type;
 use cleave_client::message::{RegionBytes, protocol};
@@ -22,7 +22,7 @@ use cleave_tests::{
     exercise, flood, flood_with_writes, ignored, is_root, run_on, scale, small, unless_late,
     wait_until,
 };
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{Advice, MemfdFlags, fadvise, ftruncate, memfd_create};
 use rustix::thread::sched_getcpu;
 use serde_json::{Value, json};
 
@@ -48,12 +48,8 @@ struct Street {
 }
 
 impl Street {
-    /// The pool has a CPU of its own if there are two.
     fn new() -> Street {
-        let cpu = if has_two_cpus() { 0 } else { sched_getcpu() };
-        let pool = format!("one={cpu}");
-        let options = ["--pool", &pool].map(OsStr::new);
-        let node = Node::start_with(Scratch::in_memory(), &options);
+        let node = node_with_one_thread();
         let image = node.daemon.scratch().image("file", SPAN);
         node.add("quick", &pooled(&json!("ram:4M"), "auto"));
         node.add("file", &pooled(&json!(image), "auto"));
@@ -100,6 +96,14 @@ impl Street {
         exercise(&mut self.file).unwrap();
         self.file.queue(0).flush().unwrap();
     }
+}
+
+/// Starts a node with a pool of one thread, which has a CPU of its own if there are two.
+fn node_with_one_thread() -> Node {
+    let cpu = if has_two_cpus() { 0 } else { sched_getcpu() };
+    let pool = format!("one={cpu}");
+    let options = ["--pool", &pool].map(OsStr::new);
+    Node::start_with(Scratch::in_memory(), &options)
 }
 
 fn pooled(disk: &Value, direct: &str) -> Value {
@@ -270,6 +274,90 @@ fn large_reads_of_holes_of_a_server_do_not_hold_up_others() {
     street.node.add("other", &pooled(&disk, "auto"));
     stand_beside_large_reads(&mut street, "holes of a server", 1 << 20);
     street.node.daemon.finish();
+}
+
+/// All that the thread does is on one device, so it submits the writes itself, and the file system has it wait for a free tag. The
+/// neighbour asks for what needs no device.
+#[test]
+fn large_writes_to_a_file_do_not_hold_up_others_on_its_file_system() {
+    // One extent, which the file system overwrites without a lock that it would have to wait for.
+    const BYTES: usize = 16 << 20;
+    if !mounts() {
+        return;
+    }
+    let node = node_with_one_thread();
+    let folder = Scratch::in_memory();
+    let mount = Mount::ext4(&folder, 1 << 30).unwrap();
+    for name in ["quiet", "other"] {
+        let image = mount.path().join(name);
+        std::fs::write(&image, vec![7; BYTES]).unwrap();
+        let file = std::fs::File::open(&image).unwrap();
+        file.sync_all().unwrap();
+        // A write past the page cache goes to a thread of the kernel while there are pages to drop.
+        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+        node.add(name, &pooled(&json!(image), "auto"));
+    }
+    let mut quiet = node.open("quiet", &small(1));
+    let mut other = node.open("other", &small(1));
+    other.queue(0).set_timeout(4 * TIMEOUT);
+    unless_late("large writes", LATE, |lateness| {
+        *lateness = Lateness::start(&[node.daemon.pid()]);
+        let done = AtomicBool::new(false);
+        let worst = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let pushed = write_much(other.queue(0), BYTES as u64);
+                wait_all(other.queue(0), pushed);
+                done.store(true, Ordering::Relaxed);
+            });
+            let mut worst = Duration::ZERO;
+            while !done.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                read_beyond_the_end(quiet.queue(0));
+                worst = worst.max(began.elapsed());
+            }
+            worst
+        });
+        println!("beside large writes: worst {worst:?}");
+        ensure(worst < WORST, || {
+            format!("a request beside large writes took {worst:?}")
+        })
+    })
+    .unwrap();
+    drop((quiet, other));
+    for name in ["quiet", "other"] {
+        node.remove(name);
+    }
+    node.daemon.finish();
+}
+
+/// Makes writes of so many bytes available at once, all from the same guest memory. Returns how many.
+fn write_much(queue: &mut Queue, bytes: u64) -> u64 {
+    const WRITES: u64 = 60;
+    let (area, _) = queue.data_area();
+    let (head, status) = queue.control();
+    queue.write_header(request_type::OUT, 0);
+    let mut chain = vec![Buffer::readable(area, 1 << 20); (bytes >> 20) as usize];
+    chain.insert(0, Buffer::readable(head, 16));
+    chain.push(Buffer::writable(status, 1));
+    for _ in 0..WRITES {
+        queue.ring().add_indirect(area + (1 << 20), &chain).unwrap();
+    }
+    queue.ring().publish();
+    queue.ring_kick();
+    WRITES
+}
+
+/// The daemon refuses such a request as soon as it takes it.
+fn read_beyond_the_end(queue: &mut Queue) {
+    let (area, _) = queue.data_area();
+    let (head, status) = queue.control();
+    queue.write_header(request_type::IN, 1 << 40);
+    let chain = [
+        Buffer::readable(head, 16),
+        Buffer::writable(area, 512),
+        Buffer::writable(status, 1),
+    ];
+    queue.chain(&chain).unwrap();
 }
 
 /// Each segment of a request lies across all regions, so that a request has half a million ranges and fails.

@@ -118,7 +118,7 @@ pub trait Store {
     }
 
     /// Returns true if the ops of this lap copy so many bytes on this thread that commands, completions and other disks should have
-    /// their turn before the next op. False again after the next enter.
+    /// their turn before the next op. False again after the next enter, unless ops that were put off fill the next lap too.
     #[inline]
     fn is_sated(&self) -> bool {
         false

@@ -168,6 +168,54 @@ fn a_part_that_the_ring_refused_is_moved_with_the_rest_if_the_neighbour_has_left
     assert!(written[..2 << 20] == bytes, "other memory was written");
 }
 
+/// A file system may have the thread that submits wait for its device, and the guest chooses how much it writes at once.
+#[test]
+fn a_shared_thread_submits_large_direct_writes_in_parts_over_several_laps() {
+    const LEN: u64 = 12 << 20;
+    const WRITES: u64 = 4;
+    let dir = folder();
+    let path = image(dir.path(), 16 << 20);
+    let disk = Arc::new(open(&path, Direct::Auto));
+    if is_cached(&disk) {
+        return cleave_tests::ignored("no O_DIRECT in the temporary folder");
+    }
+    let guest = Guest::new();
+    let mut engine = Uring::shared(disk, guest.memory.clone(), 32).unwrap();
+    // The second one crosses the border of the regions.
+    let segments = [(4096, 5), (7 << 20, 4), (12 << 20, 3)].map(|(at, mib)| segment(at, mib << 20));
+    let bytes: Vec<u8> = (0..LEN as u32).map(|at| (at % 251) as u8).collect();
+    guest.put(&segments, &bytes);
+    for token in 0..WRITES {
+        engine.push(op(WRITE, 0, LEN, &segments), token);
+    }
+    let (mut ended, mut laps, deadline) = (0, Vec::new(), Instant::now() + Duration::from_secs(20));
+    while ended < WRITES {
+        laps.push(files(&mut engine).take_submitted().1);
+        assert!(Instant::now() < deadline, "{laps:?}");
+        engine.enter(Wait::Until(Some(deadline))).unwrap();
+        while let Some(event) = engine.reap() {
+            assert!(
+                matches!(event, Event::Done { result: Ok(()), .. }),
+                "{event:?}"
+            );
+            ended += 1;
+        }
+    }
+    laps.push(files(&mut engine).take_submitted().1);
+    assert_eq!(laps.iter().sum::<u64>(), WRITES * LEN);
+    assert!(laps.iter().all(|bytes| *bytes < 8 << 20), "{laps:?}");
+    assert!(std::fs::read(&path).unwrap()[..LEN as usize] == bytes);
+    // One that a guest makes by itself is not cut.
+    engine.push(op(WRITE, 0, 4 << 20, &segments), 9);
+    assert_eq!(next_done(&mut engine), (9, Ok(())));
+    assert_eq!(files(&mut engine).take_submitted(), (1, 4 << 20));
+}
+
+fn is_cached(disk: &Disk) -> bool {
+    let backing = disk.legs()[0].backing();
+    matches!(backing, Backing::File { direct: false, .. })
+}
+
 #[test]
 fn neighbours_in_a_block_of_4096_keep_their_bytes_across_two_engines() {
     for direct in [Direct::Auto, Direct::Off] {
@@ -588,10 +636,7 @@ fn an_op_larger_than_one_kernel_transfer_completes() {
     let dir = folder();
     let bytes = 5_u64 << 30;
     let disk = Arc::new(open(&image(dir.path(), bytes), Direct::Auto));
-    if matches!(
-        disk.legs()[0].backing(),
-        Backing::File { direct: false, .. }
-    ) {
+    if is_cached(&disk) {
         return cleave_tests::ignored(
             "no O_DIRECT in the temporary folder: it would fill the page cache",
         );

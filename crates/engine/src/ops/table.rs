@@ -257,6 +257,7 @@ impl<T> Table<T> {
     }
 
     /// Ends `show_first`.
+    #[inline]
     pub(crate) fn show_all(&mut self, index: u16) {
         let ranges = &mut self.get_mut(index).ranges;
         let Some((count, whole)) = ranges.hidden.take() else {

@@ -63,8 +63,11 @@ pub struct Files {
     polled: usize,
     delegated: Delegated,
     tenancy: Tenancy,
-    /// For copies between guest memory and buffers, or through the page cache, and for look-ups of guest memory.
+    /// For copies between guest memory and buffers, or through the page cache, for look-ups of guest memory, and for what is submitted
+    /// to a file system. Each lap of it begins with the next enter.
     lap: LapBudget,
+    /// Ops whose step is submitted in the next lap, because this one has done enough.
+    put_off: VecDeque<u16>,
     hold_waiters: VecDeque<u16>,
     buffer_waiters: VecDeque<u16>,
     /// Ops that wait for their retry time.
@@ -138,6 +141,7 @@ impl Files {
             delegated: Delegated::new(room),
             lap: LapBudget::of(&tenancy),
             tenancy,
+            put_off: VecDeque::with_capacity(room),
             hold_waiters: VecDeque::with_capacity(room),
             buffer_waiters: VecDeque::with_capacity(room),
             delayed: VecDeque::with_capacity(room),
@@ -289,7 +293,7 @@ impl Files {
     #[inline]
     fn step_completed(&mut self, reactor: &mut Reactor, index: u16, result: i32) {
         self.submitted = self.submitted.saturating_sub(1);
-        self.delegated_completed(index);
+        self.portion_completed(index);
         #[cfg(test)]
         let result = self.mangled(index, result);
         match self.step_progress(index, result) {
@@ -518,12 +522,35 @@ impl Files {
         }
     }
 
+    /// Retries the ops that wait for a lock or a time. Returns the longest sleep allowed.
+    fn retry_waiting(&mut self, reactor: &mut Reactor) -> Option<Duration> {
+        self.retry_holds(reactor);
+        let pause = self.retry_delayed(reactor);
+        self.serve_delegated(reactor);
+        self.serve_buffer_waiters(reactor);
+        let hold = (!self.hold_waiters.is_empty()).then_some(LOCK_PAUSE);
+        hold.into_iter().chain(pause).min()
+    }
+
     fn retry_holds(&mut self, reactor: &mut Reactor) {
         for _ in 0..self.hold_waiters.len().min(LOCKS_PER_ENTER) {
             let Some(index) = self.hold_waiters.pop_front() else {
                 return;
             };
             self.begin(reactor, index);
+        }
+    }
+
+    /// Issues the ops that were put off, as far as the lap allows.
+    #[cold]
+    fn issue_put_off(&mut self, reactor: &mut Reactor) {
+        for _ in 0..self.put_off.len() {
+            if self.lap.is_used_up() {
+                return;
+            }
+            if let Some(index) = self.put_off.pop_front() {
+                self.issue(reactor, index);
+            }
         }
     }
 
@@ -550,7 +577,11 @@ impl Files {
             .into_iter()
             .map(|(_, index)| index);
         let mut waiting: Vec<u16> = delayed.collect();
-        for queue in [&mut self.hold_waiters, &mut self.buffer_waiters] {
+        for queue in [
+            &mut self.put_off,
+            &mut self.hold_waiters,
+            &mut self.buffer_waiters,
+        ] {
             waiting.extend(queue.drain(..));
         }
         waiting.extend(self.delegated.drain());
@@ -633,20 +664,23 @@ impl Store for Files {
 
     #[inline]
     fn before_enter(&mut self, reactor: &mut Reactor, _wait: Wait) -> Option<Duration> {
-        if self.delayed.is_empty() && self.hold_waiters.is_empty() {
-            return None;
+        // Before the others: what was put off comes first, and if that is much, new requests wait.
+        self.lap.renew();
+        if !self.put_off.is_empty() {
+            self.issue_put_off(reactor);
         }
-        self.retry_holds(reactor);
-        let pause = self.retry_delayed(reactor);
-        self.serve_delegated(reactor);
-        self.serve_buffer_waiters(reactor);
-        let hold = (!self.hold_waiters.is_empty()).then_some(LOCK_PAUSE);
-        hold.into_iter().chain(pause).min()
+        let pause = match self.delayed.is_empty() && self.hold_waiters.is_empty() {
+            true => None,
+            false => self.retry_waiting(reactor),
+        };
+        match self.put_off.is_empty() {
+            true => pause,
+            false => Some(Duration::ZERO),
+        }
     }
 
     #[inline]
     fn after_enter(&mut self) {
-        self.lap.renew();
         self.ops.tick();
     }
 

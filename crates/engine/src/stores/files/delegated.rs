@@ -45,7 +45,8 @@ impl Files {
         own.delegated.then(|| delegation.portion(bytes))
     }
 
-    fn delegation(&self, index: u16) -> Delegation {
+    #[inline]
+    pub(super) fn delegation(&self, index: u16) -> Delegation {
         self.leg(self.ops.get(index).leg).delegation
     }
 
@@ -54,12 +55,12 @@ impl Files {
         self.delegation(index).portion(self.step_bytes(index))
     }
 
-    /// Counts the completion of a step that may have been delegated.
+    /// Ends the portion that has completed, if the step was submitted in portions or delegated.
     #[inline]
-    pub(super) fn delegated_completed(&mut self, index: u16) {
+    pub(super) fn portion_completed(&mut self, index: u16) {
+        self.ops.show_all(index);
         if std::mem::take(&mut self.ops.get_mut(index).own.delegated) {
             let portion = self.portion(index);
-            self.ops.show_all(index);
             self.delegated.end(portion);
         }
     }

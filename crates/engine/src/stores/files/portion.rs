@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use cleave_disk::{FileKind, Leg};
 
+use crate::LAP_BYTES_MAX;
 use crate::reactor::Tenancy;
 
 /// Most of them under way at a time.
@@ -18,8 +19,14 @@ const DELEGATED_MIN: u64 = 128 << 10;
 const HOLE_BYTES_MAX: u64 = 1 << 20;
 /// They count as so many times fewer copied bytes: the device moves what is not a hole, and zeroes take less time than a copy.
 const HOLE_SHARE: u64 = 4;
+/// Most bytes past the page cache of a file that a thread submits at once if other disks share it. Guests make no longer requests by
+/// themselves (Linux 1.25 MiB, in newer versions 4 MiB), so theirs stay whole.
+const OWN_BYTES_MAX: u64 = 4 << 20;
+/// They count as so many times fewer copied bytes, so that a lap has 4 MiB of them. A file system has the thread wait for the device
+/// when that has no free tag; then this bounds the wait.
+const OWN_SHARE: u64 = OWN_BYTES_MAX / LAP_BYTES_MAX;
 
-/// Bytes that a step may submit at once to the kernel's threads.
+/// Bytes that a step may submit at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Portion {
     pub(super) bytes: u64,
@@ -45,7 +52,8 @@ pub(super) enum Delegation {
     Waits,
     /// Those that copy at least so much from or to the page cache.
     Copies { from_bytes: u64 },
-    /// Large reads of what may be a hole, which the kernel fills.
+    /// Large reads of what may be a hole, which the kernel fills. Writes are left to this thread, a part in each lap: some kernels
+    /// run those of a file one after the other.
     Holes,
 }
 
@@ -75,6 +83,23 @@ impl Delegation {
                 Delegation::Copies { from_bytes } => are_apart || bytes_left >= from_bytes,
                 Delegation::Holes => are_apart || is_read && bytes_left >= DELEGATED_MIN,
             }
+    }
+
+    /// Returns what a step that has so many bytes left moves next if this thread submits it.
+    #[inline]
+    pub(super) fn own_portion(self, bytes_left: u64) -> Portion {
+        match self {
+            Delegation::Nothing | Delegation::Waits => Portion {
+                bytes: bytes_left,
+                copied: 0,
+            },
+            Delegation::Copies { .. } => Portion::copy(bytes_left),
+            Delegation::Holes => {
+                let bytes = bytes_left.min(OWN_BYTES_MAX);
+                let copied = bytes / OWN_SHARE;
+                Portion { bytes, copied }
+            }
+        }
     }
 
     /// Returns what a step that has so many bytes left submits next to threads of the kernel.
@@ -183,6 +208,23 @@ mod tests {
             }
         }
         assert!(Delegation::Waits.takes(1, false, false));
+    }
+
+    #[test]
+    fn a_thread_submits_little_at_once_where_a_file_system_may_have_it_wait() {
+        const GIB: u64 = 1 << 30;
+        for (delegation, left, bytes, copied) in [
+            (Delegation::Nothing, GIB, GIB, 0),
+            (Delegation::Waits, GIB, GIB, 0),
+            (Delegation::Copies { from_bytes: GIB }, 4096, 4096, 4096),
+            (Delegation::Holes, 0, 0, 0),
+            (Delegation::Holes, 4096, 4096, 256),
+            (Delegation::Holes, 4 << 20, 4 << 20, LAP_BYTES_MAX),
+            (Delegation::Holes, GIB, 4 << 20, LAP_BYTES_MAX),
+        ] {
+            let portion = delegation.own_portion(left);
+            assert_eq!(portion, Portion { bytes, copied }, "{delegation:?} {left}");
+        }
     }
 
     #[test]

@@ -15,9 +15,16 @@ pub(super) struct Rig {
     mangle: Option<(Mangle, u64)>,
     polled_mangle: Option<(PolledMangle, u64)>,
     refusals: u32,
+    /// How many steps this thread has submitted itself, and their bytes.
+    submitted: (u32, u64),
 }
 
 impl Rig {
+    pub(super) fn count(&mut self, steps: u32, bytes: u64) {
+        self.submitted.0 += steps;
+        self.submitted.1 += u64::from(steps) * bytes;
+    }
+
     /// Returns true if the ring is to refuse this entry.
     pub(super) fn refuses(&mut self) -> bool {
         let refuses = self.refusals > 0;
@@ -44,6 +51,11 @@ impl Files {
     /// Acts like a ring that takes none of the next `count` entries.
     pub(crate) fn refuse_entries(&mut self, count: u32) {
         self.rig.refusals = count;
+    }
+
+    /// Returns how many steps this thread has submitted itself since the last call, and their bytes.
+    pub(crate) fn take_submitted(&mut self) -> (u32, u64) {
+        std::mem::take(&mut self.rig.submitted)
     }
 
     pub(crate) fn is_syncing(&self) -> bool {

@@ -25,18 +25,37 @@ impl Files {
     /// Submits the current step, or the rest of it, to its ring.
     pub(super) fn issue(&mut self, reactor: &mut Reactor, index: u16) {
         let Some(portion) = self.hand_over(index) else {
-            if self.leg(self.ops.get(index).leg).facts.cached {
-                self.lap.spend(self.step_bytes(index));
-            }
-            let is_polled = reactor.has_polled_ring() && may_poll(&self.disk, self.ops.get(index));
-            let entry = self.submission(index, u64::MAX);
-            self.submit(reactor, index, entry, is_polled);
-            return;
+            return self.issue_here(reactor, index);
         };
         match self.delegated.begin(portion) {
             true => self.delegate(reactor, index, portion),
             false => self.delegated.wait(index),
         }
+    }
+
+    /// Submits the current step, or a part of it, on this thread. If the lap has no time left for that, it waits for the next one.
+    #[inline]
+    fn issue_here(&mut self, reactor: &mut Reactor, index: u16) {
+        let bytes = self.step_bytes(index);
+        let portion = self.delegation(index).own_portion(bytes);
+        if portion.copied > 0 && self.lap.is_used_up() {
+            return self.put_off.push_back(index);
+        }
+        self.lap.spend(portion.copied);
+        let is_cut = portion.bytes < bytes;
+        if is_cut && self.ops.get(index).own.step == Step::Direct {
+            self.ops.show_first(index, portion.bytes);
+        }
+        // A step that moves nothing has a length too.
+        let bytes_max = if is_cut { portion.bytes } else { u64::MAX };
+        let is_polled = reactor.has_polled_ring() && may_poll(&self.disk, self.ops.get(index));
+        let entry = self.submission(index, bytes_max);
+        let is_submitted = self.submit(reactor, index, entry, is_polled);
+        if !is_submitted {
+            self.ops.show_all(index);
+        }
+        #[cfg(test)]
+        self.rig.count(u32::from(is_submitted), portion.bytes);
     }
 
     /// Queues the entry of the current step. `false`: it will be issued again later.
