@@ -211,6 +211,55 @@ fn a_shared_thread_submits_large_direct_writes_in_parts_over_several_laps() {
     assert_eq!(files(&mut engine).take_submitted(), (1, 4 << 20));
 }
 
+/// A guest that is not aligned as the disk wants it has all of its data copied, also when the buffers are filled all at once.
+#[test]
+fn a_shared_thread_copies_much_data_over_several_laps() {
+    const OPS: u64 = 32;
+    const LEN: u64 = 128 << 10;
+    let dir = folder();
+    let path = dir.path().join("image");
+    let bytes: Vec<u8> = (0..DISK_BYTES as u32).map(|at| (at % 251) as u8).collect();
+    std::fs::write(&path, &bytes).unwrap();
+    let disk = Arc::new(open(&path, Direct::Auto).with_alignment(4096, 4096));
+    let guest = Guest::new();
+    let mut engine = Uring::shared(disk, guest.memory.clone(), 64).unwrap();
+    let memory = |number: u64| [segment(512 + number * LEN, LEN as u32)];
+    let deadline = Instant::now() + Duration::from_secs(20);
+    for (kind, whole) in [(READ, true), (WRITE, false)] {
+        if kind == WRITE {
+            std::fs::write(&path, vec![0; bytes.len()]).unwrap();
+        }
+        for number in 0..OPS {
+            engine.push(op(kind, number * LEN, LEN, &memory(number)), number);
+        }
+        // The kernel has read all of them before the first is taken.
+        while whole && engine.reactor.plain_ring().completions() < OPS as usize {
+            assert!(Instant::now() < deadline, "no completions");
+            engine.enter(Wait::No).unwrap();
+        }
+        let (mut ended, mut laps) = (0, Vec::new());
+        loop {
+            while let Some(event) = engine.reap() {
+                assert!(matches!(event, Event::Done { result: Ok(()), .. }));
+                ended += 1;
+            }
+            laps.push(files(&mut engine).take_copied());
+            if ended == OPS {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{laps:?}");
+            engine.enter(Wait::Until(Some(deadline))).unwrap();
+        }
+        assert_eq!(laps.iter().sum::<u64>(), OPS * LEN);
+        assert!(laps.iter().all(|copied| *copied <= 3 * LEN), "{laps:?}");
+        for number in 0..OPS {
+            let range = (number * LEN) as usize..((number + 1) * LEN) as usize;
+            assert!(guest.get(&memory(number), LEN as usize) == bytes[range]);
+        }
+    }
+    assert!(std::fs::read(&path).unwrap() == bytes);
+}
+
 fn is_cached(disk: &Disk) -> bool {
     let backing = disk.legs()[0].backing();
     matches!(backing, Backing::File { direct: false, .. })

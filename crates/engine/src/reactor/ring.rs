@@ -320,6 +320,13 @@ impl Ring {
         self.sq.taskrun() || self.sq.cq_overflow()
     }
 
+    /// Returns how many completions can be taken.
+    #[cfg(test)]
+    pub(crate) fn completions(&mut self) -> usize {
+        self.cq.sync();
+        self.cq.len()
+    }
+
     /// Returns true if entries are queued that the kernel has not accepted yet.
     #[inline]
     pub(crate) fn has_queued(&mut self) -> bool {

@@ -66,14 +66,25 @@ pub struct Files {
     /// For copies between guest memory and buffers, or through the page cache, for look-ups of guest memory, and for what is submitted
     /// to a file system. Each lap of it begins with the next enter.
     lap: LapBudget,
-    /// Ops whose step is submitted in the next lap, because this one has done enough.
-    put_off: VecDeque<u16>,
+    /// Ops that go on in the next lap, because this one has done enough.
+    put_off: VecDeque<(u16, Postponed)>,
     hold_waiters: VecDeque<u16>,
     buffer_waiters: VecDeque<u16>,
     /// Ops that wait for their retry time.
     delayed: VecDeque<(Instant, u16)>,
     #[cfg(test)]
     rig: rig::Rig,
+}
+
+/// What an op does next that was put off to the next lap.
+#[derive(Debug, Clone, Copy)]
+enum Postponed {
+    /// Submits its step.
+    Issue,
+    /// Begins its next step with a copy.
+    Proceed,
+    /// Takes the result of its step, and copies if that is a success.
+    Take(i32),
 }
 
 /// One leg's properties and syncs.
@@ -237,6 +248,9 @@ impl Files {
             StepToStart::Zeroes(piece) => (Step::Zeroes, piece),
             StepToStart::Range(method, piece) => (Step::Range(method), piece),
         };
+        if step == Step::Spill && self.lap.is_used_up() {
+            return self.put_off.push_back((index, Postponed::Proceed));
+        }
         if matches!(step, Step::Fill | Step::Spill) && !self.has_buffer(index) {
             return self.buffer_waiters.push_back(index);
         }
@@ -274,6 +288,8 @@ impl Files {
             return;
         };
         self.lap.spend(take);
+        #[cfg(test)]
+        self.rig.count_copied(take);
         let mut at = self.pool.at(buffer, skip);
         self.ops.consume(index, take, |start, len| {
             // SAFETY: the op's epoch keeps the guest range mapped. The buffer belongs to this op alone, the
@@ -296,14 +312,23 @@ impl Files {
         self.portion_completed(index);
         #[cfg(test)]
         let result = self.mangled(index, result);
+        // Any number of buffers may be filled at the same time.
+        match self.lap.is_used_up() && self.ops.get(index).own.step == Step::Fill {
+            true => self.put_off.push_back((index, Postponed::Take(result))),
+            false => self.take_result(reactor, index, result),
+        }
+        self.serve_delegated(reactor);
+        self.serve_buffer_waiters(reactor);
+    }
+
+    #[inline]
+    fn take_result(&mut self, reactor: &mut Reactor, index: u16, result: i32) {
         match self.step_progress(index, result) {
             Progress::Whole => self.step_done(reactor, index, result),
             Progress::Part(moved) => self.continue_transfer(reactor, index, moved),
             Progress::Again => self.retry_step(reactor, index),
             Progress::Failed(errno) => self.step_failed(reactor, index, errno),
         }
-        self.serve_delegated(reactor);
-        self.serve_buffer_waiters(reactor);
     }
 
     /// Handles the completion of a step in the polled ring. A step that it refused goes to the plain ring.
@@ -541,17 +566,21 @@ impl Files {
         }
     }
 
-    /// Issues the ops that were put off, as far as the lap allows.
+    /// Goes on with the ops that were put off, as far as the lap allows.
     #[cold]
-    fn issue_put_off(&mut self, reactor: &mut Reactor) {
+    fn resume_put_off(&mut self, reactor: &mut Reactor) {
         for _ in 0..self.put_off.len() {
             if self.lap.is_used_up() {
-                return;
+                break;
             }
-            if let Some(index) = self.put_off.pop_front() {
-                self.issue(reactor, index);
+            match self.put_off.pop_front() {
+                Some((index, Postponed::Issue)) => self.issue(reactor, index),
+                Some((index, Postponed::Proceed)) => self.proceed(reactor, index),
+                Some((index, Postponed::Take(result))) => self.take_result(reactor, index, result),
+                None => {}
             }
         }
+        self.serve_buffer_waiters(reactor);
     }
 
     /// Issues the ops that are due. Returns the time until the next one.
@@ -577,11 +606,8 @@ impl Files {
             .into_iter()
             .map(|(_, index)| index);
         let mut waiting: Vec<u16> = delayed.collect();
-        for queue in [
-            &mut self.put_off,
-            &mut self.hold_waiters,
-            &mut self.buffer_waiters,
-        ] {
+        waiting.extend(self.put_off.drain(..).map(|(index, _)| index));
+        for queue in [&mut self.hold_waiters, &mut self.buffer_waiters] {
             waiting.extend(queue.drain(..));
         }
         waiting.extend(self.delegated.drain());
@@ -667,7 +693,7 @@ impl Store for Files {
         // Before the others: what was put off comes first, and if that is much, new requests wait.
         self.lap.renew();
         if !self.put_off.is_empty() {
-            self.issue_put_off(reactor);
+            self.resume_put_off(reactor);
         }
         let pause = match self.delayed.is_empty() && self.hold_waiters.is_empty() {
             true => None,

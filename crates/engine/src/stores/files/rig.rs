@@ -17,9 +17,15 @@ pub(super) struct Rig {
     refusals: u32,
     /// How many steps this thread has submitted itself, and their bytes.
     submitted: (u32, u64),
+    /// Bytes that it has copied between buffers and guest memory.
+    copied: u64,
 }
 
 impl Rig {
+    pub(super) fn count_copied(&mut self, bytes: u64) {
+        self.copied += bytes;
+    }
+
     pub(super) fn count(&mut self, steps: u32, bytes: u64) {
         self.submitted.0 += steps;
         self.submitted.1 += u64::from(steps) * bytes;
@@ -56,6 +62,11 @@ impl Files {
     /// Returns how many steps this thread has submitted itself since the last call, and their bytes.
     pub(crate) fn take_submitted(&mut self) -> (u32, u64) {
         std::mem::take(&mut self.rig.submitted)
+    }
+
+    /// Returns how many bytes this thread has copied since the last call.
+    pub(crate) fn take_copied(&mut self) -> u64 {
+        std::mem::take(&mut self.rig.copied)
     }
 
     pub(crate) fn is_syncing(&self) -> bool {

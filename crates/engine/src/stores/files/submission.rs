@@ -10,7 +10,7 @@ use cleave_disk::Disk;
 use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
 
-use super::Files;
+use super::{Files, Postponed};
 use crate::Reactor;
 use crate::ops::step::{FileOp, Method, Step};
 use crate::ops::table::Entry;
@@ -39,7 +39,7 @@ impl Files {
         let bytes = self.step_bytes(index);
         let portion = self.delegation(index).own_portion(bytes);
         if portion.copied > 0 && self.lap.is_used_up() {
-            return self.put_off.push_back(index);
+            return self.put_off.push_back((index, Postponed::Issue));
         }
         self.lap.spend(portion.copied);
         let is_cut = portion.bytes < bytes;
