@@ -35,6 +35,9 @@ const RANGE_OBJECTS: u64 = 64;
 /// requests. These bound what a store has under way, and one read or write of it.
 const MOVED_MAX: u64 = 64 << 20;
 const MOVE_MAX: u64 = 16 << 20;
+/// Most bytes of one write on a thread that other disks share, because librbd copies them there. Guests make no longer ones by
+/// themselves.
+const COPY_MAX: u64 = 4 << 20;
 /// Before librbd changes an object that a clone still shares with its parent, it reads all of it, and needs about twice that memory.
 /// Whether it has to is not known here. So each change of a clone counts as this part of the objects that it touches, which lets 64
 /// objects of 4 MiB be changed at once.
@@ -63,9 +66,9 @@ pub struct Rbd {
     sent_count: usize,
     /// Bytes that it reads and writes for them, or counts for that (`weight`).
     moved_bytes: u64,
-    /// Ops that wait until that is less.
+    /// Ops that wait until that is less, or for the next lap.
     waiting: VecDeque<u16>,
-    /// For look-ups of guest memory.
+    /// For what librbd copies while it is given a write, and for look-ups of guest memory.
     lap: LapBudget,
     /// For the completions of all legs.
     inbox: Inbox,
@@ -138,6 +141,9 @@ impl Rbd {
                 let object_bytes = image(&self.disk, leg).map_or(RANGE_MAX, Image::object_bytes);
                 Some(SentPart::Bytes(range_part(object_bytes, offset, left)))
             }
+            OpKind::Write { .. } if left > 0 && self.lap.is_bounded() => {
+                Some(SentPart::Bytes(left.min(COPY_MAX)))
+            }
             _ if left > 0 => Some(SentPart::Bytes(left.min(MOVE_MAX))),
             // A completed write is in the cluster, so a durable one needs no flush, which would wait for all other I/O of the image.
             _ => None,
@@ -153,7 +159,8 @@ impl Rbd {
             Some(_) if self.is_closing => self.ops.finish(index, Err(libc::ECANCELED)),
             Some(part) => {
                 let weight = self.weight(index, part);
-                if self.moved_bytes + weight > MOVED_MAX {
+                let copied = self.copied_here(index, part);
+                if self.moved_bytes + weight > MOVED_MAX || copied > 0 && self.lap.is_used_up() {
                     self.ops.get_mut(index).own = SentPart::Nothing;
                     self.waiting.push_back(index);
                     return;
@@ -163,6 +170,7 @@ impl Rbd {
                     self.ops.show_first(index, moved);
                 }
                 self.ops.get_mut(index).own = part;
+                self.lap.spend(copied);
                 match self.submit(index, part, offset) {
                     Ok(()) => {
                         self.sent_count += 1;
@@ -178,6 +186,14 @@ impl Rbd {
     fn moved(&self, index: u16, part: SentPart) -> u64 {
         match (part, self.ops.get(index).kind) {
             (SentPart::Bytes(len), OpKind::Read | OpKind::Write { .. }) => len,
+            _ => 0,
+        }
+    }
+
+    /// Bytes that librbd copies before it returns. What it reads it copies on its own threads.
+    fn copied_here(&self, index: u16, part: SentPart) -> u64 {
+        match self.ops.get(index).kind {
+            OpKind::Write { .. } => self.moved(index, part),
             _ => 0,
         }
     }
@@ -208,7 +224,8 @@ impl Rbd {
     fn proceed_waiting(&mut self) {
         while let Some(index) = self.waiting.front().copied() {
             let part = self.next_part(index).unwrap_or(SentPart::Nothing);
-            if self.moved_bytes + self.weight(index, part) > MOVED_MAX {
+            let has_room = self.moved_bytes + self.weight(index, part) <= MOVED_MAX;
+            if !has_room || self.copied_here(index, part) > 0 && self.lap.is_used_up() {
                 break;
             }
             self.waiting.pop_front();
@@ -388,6 +405,9 @@ impl Store for Rbd {
 
     #[inline]
     fn before_enter(&mut self, reactor: &mut Reactor, wait: Wait) -> Option<Duration> {
+        if !self.waiting.is_empty() && self.lap.is_used_up() {
+            return Some(Duration::ZERO);
+        }
         if wait == Wait::No || self.sent_count == 0 {
             return None;
         }
@@ -464,6 +484,39 @@ mod tests {
             let counted = copied(object_bytes, offset, len);
             assert_eq!(counted, wanted, "{object_bytes} {offset} {len}");
         }
+    }
+
+    /// librbd copies a write while it takes it, on the thread that other disks share.
+    #[test]
+    fn a_write_waits_for_the_next_lap_if_much_was_copied_in_this_one() {
+        const LEN: u64 = 8 << 20;
+        let spec: cleave_disk::DiskSpec = "null:1G".parse().unwrap();
+        let disk = Arc::new(Disk::open(&spec, &cleave_disk::OpenOptions::default()).unwrap());
+        let (heir, _closed) = std::sync::mpsc::channel();
+        let prepared = crate::Prepared::new(&[&disk], [4, 0, 0], &Arc::default()).unwrap();
+        let mut reactor = prepared.enable(&heir).unwrap();
+        let mut rbd = Rbd::new(&mut reactor, disk, 4).unwrap();
+        let begin = |rbd: &mut Rbd, kind| {
+            let entry = Entry::new(0, kind, 0, LEN, SentPart::Nothing);
+            let index = rbd.ops.take(entry).unwrap();
+            rbd.proceed(index);
+            index
+        };
+        let write = OpKind::Write { durable: false };
+        // It is not an image, so what is submitted fails at once.
+        begin(&mut rbd, write);
+        assert!(rbd.waiting.is_empty() && rbd.is_sated());
+        let second = begin(&mut rbd, write);
+        begin(&mut rbd, OpKind::Read);
+        begin(&mut rbd, OpKind::Sync);
+        assert_eq!(rbd.waiting, [second]);
+        rbd.proceed_waiting();
+        assert_eq!(rbd.waiting, [second], "the lap goes on");
+        let wait = Wait::Until(None);
+        assert_eq!(rbd.before_enter(&mut reactor, wait), Some(Duration::ZERO));
+        rbd.after_enter();
+        rbd.proceed_waiting();
+        assert!(rbd.waiting.is_empty() && rbd.is_sated());
     }
 
     #[test]
