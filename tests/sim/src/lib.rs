@@ -72,8 +72,9 @@ pub struct Sim {
     random: Random,
     /// `enter`s so far; a sleep that an op in flight ends counts for as many as it takes.
     tick: u64,
-    /// Ops so far.
+    /// Ops so far, and those since the last `enter`.
     pushed: u64,
+    lap_pushed: u32,
     flights: Vec<InFlight>,
     /// Completed ops, for `reap`.
     ready: VecDeque<Done>,
@@ -88,6 +89,7 @@ impl Sim {
             store,
             tick: 0,
             pushed: 0,
+            lap_pushed: 0,
             flights: Vec::new(),
             ready: VecDeque::new(),
         }
@@ -216,6 +218,7 @@ impl Store for Sim {
 
     fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
         assert!(self.room() > 0, "pushed without room");
+        self.lap_pushed += 1;
         let parsed = self.parse(epoch, &op);
         let fate = self.fate(op.kind);
         let (torn, delay) = (self.random.draw(), self.random.draw());
@@ -278,7 +281,13 @@ impl Store for Sim {
         !self.ready.is_empty()
     }
 
+    fn is_sated(&self) -> bool {
+        let most = lock(&self.store).sated_after;
+        most.is_some_and(|most| self.lap_pushed >= most)
+    }
+
     fn before_enter(&mut self, _reactor: &mut Reactor, wait: Wait) -> Option<Duration> {
+        self.lap_pushed = 0;
         self.step();
         match wait {
             Wait::No => return None,

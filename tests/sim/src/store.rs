@@ -30,6 +30,8 @@ pub struct SimStore {
     pub whole_sectors: bool,
     /// After so many pushes the next one panics, as a bug of ours would.
     pub panic_in: Option<u32>,
+    /// So many ops are enough for a lap.
+    pub sated_after: Option<u32>,
     /// Offsets of ops in the order of their pushes, until the test empties the list.
     pub pushed: Option<Vec<u64>>,
     /// How often the owner waited: with a time limit, and without.

@@ -88,6 +88,8 @@ pub(crate) struct Taking {
     /// The lane that accepts first: the one after the lane that accepted the store's last room. Without this a busy
     /// vring would starve those after it.
     pub(crate) first: usize,
+    /// The lane that repeats stalled requests first, for the same reason.
+    pub(crate) first_again: usize,
     /// Rest of `DESCRIPTORS_MAX` in this lap.
     pub(crate) descriptors_left: u32,
 }
@@ -157,6 +159,7 @@ impl<S: Store> Worker<S> {
             taking: Taking {
                 chain: Chain::new(),
                 first: 0,
+                first_again: 0,
                 descriptors_left: 0,
             },
             splitting: Splitting {

@@ -10,7 +10,7 @@ use cleave_engine::Store;
 use super::Worker;
 use super::accept::{Acceptance, InlineRun};
 use super::status::write_status;
-use super::take::DESCRIPTORS_MAX;
+use super::take::{DESCRIPTORS_MAX, TAKE_MAX};
 use crate::ErrorAction;
 use crate::device::incident::Incident;
 use crate::lane::{Lane, LaneState};
@@ -154,16 +154,23 @@ impl<S: Store> Worker<S> {
         self.waiting.due_ns = Some(0);
     }
 
-    /// Repeats the requests that are due.
+    /// Repeats the requests that are due, as many as a lap takes new ones. The others are due in the next lap.
     pub(crate) fn redo_due(&mut self, now_ns: u64) {
         let mut descriptors_left = DESCRIPTORS_MAX;
-        for number in 0..self.lanes.len() {
-            self.redo_lane(number, now_ns, &mut descriptors_left);
+        let lanes = self.lanes.len();
+        let first = self.taking.first_again % lanes.max(1);
+        for number in (first..lanes).chain(0..first) {
+            let begun = self.redo_lane(number, now_ns, &mut descriptors_left);
+            if begun > 0 && (descriptors_left == 0 || self.store().is_sated()) {
+                self.taking.first_again = number + 1;
+                break;
+            }
         }
         self.schedule_stalls();
     }
 
-    fn redo_lane(&mut self, number: usize, now_ns: u64, descriptors_left: &mut u32) {
+    /// Repeats those of a vring. Returns how many.
+    fn redo_lane(&mut self, number: usize, now_ns: u64, descriptors_left: &mut u32) -> usize {
         let Worker {
             lanes,
             reactor,
@@ -177,10 +184,10 @@ impl<S: Store> Worker<S> {
             ..
         } = self;
         let Some(Some(lane)) = lanes.get_mut(number) else {
-            return;
+            return 0;
         };
         if !lane.can_retry() {
-            return;
+            return 0;
         }
         let mut acceptance = Acceptance {
             reactor,
@@ -198,15 +205,20 @@ impl<S: Store> Worker<S> {
             is_limited: false,
         };
         let is_due = |phase| matches!(phase, StallPhase::Due { at_ns, .. } if at_ns <= now_ns);
-        let mut fault = None;
+        let (mut begun, mut fault) = (0, None);
         for at in 0..lane.stalls.list.len() {
-            if acceptance.store.room() < active.ops_max || *descriptors_left == 0 {
+            let is_sated = begun > 0 && acceptance.store.is_sated();
+            if begun == TAKE_MAX || *descriptors_left == 0 || is_sated {
+                break;
+            }
+            if acceptance.store.room() < active.ops_max {
                 lane.stalls.put_off(at, now_ns);
                 continue;
             }
             let Some(stall) = lane.stalls.start(at, is_due) else {
                 continue;
             };
+            begun += 1;
             lane.slots.unstall(stall.head);
             lane.record.redone(stall.head);
             match lane.vring.retake(stall.head, &mut taking.chain) {
@@ -226,6 +238,7 @@ impl<S: Store> Worker<S> {
         if let Some(fault) = fault {
             self.retire(number, &fault);
         }
+        begun
     }
 
     /// Repeats the held requests, on the operator's order.

@@ -11,7 +11,7 @@ use crate::lane::Lane;
 
 /// Maximum number of chains that go from one vring to the disk before the other vrings are served. Bounds how
 /// long a completion waits for acceptance.
-const TAKE_MAX: usize = 64;
+pub(super) const TAKE_MAX: usize = 64;
 /// `TAKE_MAX` while nothing is in flight: an idle disk gets its first requests early and works on them while
 /// the rest of the batch is prepared. Costs one more system call after idleness, and saves a tenth of the
 /// response time where guest and disk alternate at depth 32.

@@ -287,6 +287,29 @@ fn held_requests_are_repeated_in_the_order_in_which_they_were_taken() {
     }
 }
 
+/// Other disks may share the thread.
+#[test]
+fn a_lap_repeats_as_many_requests_as_it_takes_new_ones() {
+    const HELD: usize = 12;
+    let mut bench = bench(24, "hold");
+    hold_writes(&mut bench, HELD as u8);
+    mend_disk(&bench);
+    bench.store.lock().unwrap().sated_after = Some(3);
+    assert_eq!(bench.device.resume(), Some(HELD as u64));
+    let mut laps = Vec::new();
+    let began = Instant::now();
+    while laps.iter().sum::<usize>() < HELD {
+        watch_pushes(&bench);
+        bench.lap();
+        laps.push(pushed(&bench).len());
+        assert!(began.elapsed() < Duration::from_secs(20), "{laps:?}");
+    }
+    laps.retain(|pushed| *pushed > 0);
+    assert_eq!(laps, [3; HELD / 3]);
+    assert_eq!(statuses(&collect(&mut bench, HELD)), [status::OK; HELD]);
+    assert_eq!(stalled(&bench), None);
+}
+
 #[test]
 fn other_vrings_go_on() {
     let mut bench = bench(4, "hold");
