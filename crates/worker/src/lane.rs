@@ -196,6 +196,12 @@ impl Lane {
         is_served && self.may_repeat() && self.stalls.waiting() > 0
     }
 
+    /// Returns true if it has a stalled request that may be repeated now.
+    pub(crate) fn is_due(&self, now_ns: u64) -> bool {
+        let due_ns = self.stalls.due_ns();
+        due_ns.is_some_and(|due_ns| due_ns <= now_ns) && self.can_retry()
+    }
+
     /// Returns true if chains are taken. A vring that stops still takes those that an earlier daemon left in flight.
     #[inline]
     pub(crate) fn takes(&self) -> bool {

@@ -1,5 +1,7 @@
 //! The stalled requests of a vring, and the events that they wait for.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use cleave_blk::{Outcome, Request, Verb};
 use cleave_guest::Epoch;
 
@@ -11,9 +13,10 @@ use crate::slots::{Ended, Slots};
 /// Pause before a request is repeated for the first time. It doubles with each try, up to `PAUSE_MAX_NS`.
 const PAUSE_FIRST_NS: u64 = 10_000_000;
 const PAUSE_MAX_NS: u64 = 1_000_000_000;
-/// Pause if the store has no room for a request that is due.
-const PAUSE_FULL_NS: u64 = 1_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
+/// Repeated requests that are looked through at once are at least so many, and twice those that were left the last time. So each
+/// costs a bounded number of looks.
+const LOOK_MIN: usize = 64;
 
 /// The event that a stalled request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,8 +27,19 @@ pub(crate) enum StallPhase {
     Failing,
     /// A time. `closes`: the request was held, so its vring does not take new requests until it is in flight.
     Due { at_ns: u64, closes: bool },
-    /// Nothing: it is in flight again, or has completed since.
-    UnderWay,
+}
+
+impl StallPhase {
+    fn is_held(self) -> bool {
+        matches!(self, StallPhase::Held | StallPhase::Failing)
+    }
+
+    fn closes(self) -> bool {
+        match self {
+            StallPhase::Held | StallPhase::Failing => true,
+            StallPhase::Due { closes, .. } => closes,
+        }
+    }
 }
 
 /// A request that failed and was not reported.
@@ -44,10 +58,6 @@ pub(crate) struct Stall {
 }
 
 impl Stall {
-    fn is_waiting(&self) -> bool {
-        self.phase != StallPhase::UnderWay
-    }
-
     /// Returns the request as one that fails now.
     pub(crate) fn ended(&self, epoch: &Epoch) -> Ended {
         let Request {
@@ -69,13 +79,19 @@ impl Stall {
     }
 }
 
-/// Stalled requests of a vring in the order in which they were taken. Some of them may be in flight again.
+/// Stalled requests of a vring. A vring may have 32768 of them, so what is done for one does not look at the others.
 #[derive(Debug, Default)]
 pub(crate) struct Stalls {
-    pub(crate) list: Vec<Stall>,
-    /// Numbers of requests that are held, that wait for a time, and that close the vring.
+    /// Those that wait, by their place in the order in which they were taken.
+    waiting: BTreeMap<u64, Stall>,
+    /// Those of them that wait for a time: the time, and their place.
+    due: BTreeSet<(u64, u64)>,
+    /// Those that were repeated, by their place. They are in flight, or have completed since.
+    repeated: BTreeMap<u64, Stall>,
+    /// How many of those were left when they were last looked through.
+    left: usize,
+    /// Numbers of requests that are held, and that close the vring.
     held: u32,
-    retrying: u32,
     closing: u32,
 }
 
@@ -89,15 +105,10 @@ impl Stalls {
         action: ErrorAction,
         now_ns: u64,
     ) -> Option<StallPhase> {
-        let place = self
-            .list
-            .binary_search_by_key(&ended.order, |stall| stall.order);
-        let before = place.ok().and_then(|at| self.list.get(at));
+        let before = self.repeated.remove(&ended.order);
         let (first_ns, tries) = before.map_or((now_ns, 0), |stall| (stall.first_ns, stall.tries));
-        // If the request is reported, an entry that it already has stays in flight and is removed by the next
-        // `tidy`.
         let phase = next_phase(action, first_ns, tries, now_ns)?;
-        let stall = Stall {
+        self.insert(Stall {
             head,
             order: ended.order,
             request: Request {
@@ -110,119 +121,121 @@ impl Stalls {
             first_ns,
             tries,
             phase,
-        };
-        self.count(phase);
-        match place {
-            Ok(at) => self.list[at] = stall,
-            Err(at) => self.list.insert(at, stall),
-        }
+        });
         Some(phase)
     }
 
-    fn count(&mut self, phase: StallPhase) {
-        let closes = match phase {
-            StallPhase::UnderWay => return,
-            StallPhase::Held | StallPhase::Failing => true,
-            StallPhase::Due { closes, .. } => closes,
-        };
-        self.closing += u32::from(closes);
-        match phase {
-            StallPhase::Held | StallPhase::Failing => self.held += 1,
-            _ => self.retrying += 1,
+    fn insert(&mut self, stall: Stall) {
+        self.held += u32::from(stall.phase.is_held());
+        self.closing += u32::from(stall.phase.closes());
+        if let StallPhase::Due { at_ns, .. } = stall.phase {
+            self.due.insert((at_ns, stall.order));
         }
+        self.waiting.insert(stall.order, stall);
     }
 
-    /// Removes entries of completed requests, and counts the others.
-    pub(crate) fn tidy(&mut self, slots: &Slots) {
-        self.list
-            .retain(|stall| stall.is_waiting() || slots.has(stall.head, stall.order));
-        (self.held, self.retrying, self.closing) = (0, 0, 0);
-        for at in 0..self.list.len() {
-            self.count(self.list[at].phase);
+    fn remove(&mut self, order: u64) -> Option<Stall> {
+        let stall = self.waiting.remove(&order)?;
+        self.held -= u32::from(stall.phase.is_held());
+        self.closing -= u32::from(stall.phase.closes());
+        if let StallPhase::Due { at_ns, .. } = stall.phase {
+            self.due.remove(&(at_ns, order));
         }
+        Some(stall)
     }
 
-    /// Puts the request at this place in flight, if it waits for an event that has occurred.
-    pub(crate) fn start(
-        &mut self,
-        at: usize,
-        has_come: impl Fn(StallPhase) -> bool,
-    ) -> Option<Stall> {
-        let stall = self.list.get_mut(at)?;
-        if !stall.is_waiting() || !has_come(stall.phase) {
+    /// Puts the first request in flight that is due by now.
+    pub(crate) fn repeat_due(&mut self, now_ns: u64) -> Option<Stall> {
+        let (at_ns, order) = *self.due.first()?;
+        if at_ns > now_ns {
             return None;
         }
-        stall.phase = StallPhase::UnderWay;
+        let mut stall = self.remove(order)?;
         stall.tries = stall.tries.saturating_add(1);
-        Some(*stall)
+        self.repeated.insert(order, stall);
+        Some(stall)
     }
 
-    /// Postpones a request that is due, because the store has no room for it.
-    pub(crate) fn put_off(&mut self, at: usize, now_ns: u64) {
-        if let Some(Stall {
-            phase: StallPhase::Due { at_ns, .. },
-            ..
-        }) = self.list.get_mut(at)
-        {
-            *at_ns = (*at_ns).max(now_ns + PAUSE_FULL_NS);
+    /// Removes the selected requests, and returns them in their order.
+    pub(crate) fn take(&mut self, which: impl Fn(StallPhase) -> bool) -> Vec<Stall> {
+        let selected = self.waiting.values().filter(|stall| which(stall.phase));
+        let selected: Vec<Stall> = selected.copied().collect();
+        for stall in &selected {
+            self.remove(stall.order);
         }
+        selected
+    }
+
+    /// Forgets repeated requests that have completed, once there are many.
+    pub(crate) fn tidy(&mut self, slots: &Slots) {
+        if self.repeated.len() < LOOK_MIN.max(2 * self.left) {
+            return;
+        }
+        self.repeated
+            .retain(|order, stall| slots.has(stall.head, *order));
+        self.left = self.repeated.len();
+    }
+
+    /// Has held requests wait for something else. Returns for how many of them `next` chose that.
+    fn release(&mut self, next: impl Fn(&Stall) -> Option<StallPhase>) -> u32 {
+        let (mut released, mut due) = (0, Vec::new());
+        for stall in self.waiting.values_mut() {
+            if stall.phase != StallPhase::Held {
+                continue;
+            }
+            let Some(phase) = next(stall) else { continue };
+            stall.phase = phase;
+            released += 1;
+            self.held -= u32::from(!phase.is_held());
+            self.closing -= u32::from(!phase.closes());
+            if let StallPhase::Due { at_ns, .. } = phase {
+                due.push((at_ns, stall.order));
+            }
+        }
+        // Merged in one pass, because they may be all of the vring.
+        self.due.append(&mut due.into_iter().collect());
+        released
     }
 
     /// Makes all held requests due.
     pub(crate) fn resume(&mut self, now_ns: u64) {
-        for stall in &mut self.list {
-            if stall.phase == StallPhase::Held {
-                stall.phase = StallPhase::Due {
-                    at_ns: now_ns,
-                    closes: true,
-                };
-            }
-        }
+        self.release(|_| {
+            Some(StallPhase::Due {
+                at_ns: now_ns,
+                closes: true,
+            })
+        });
     }
 
     /// Makes the held requests due that could not be sent. The first time they are due at once, later after a pause, because a
     /// server may return and leave again with each attempt. Returns how many there are.
     pub(crate) fn resume_unsent(&mut self, now_ns: u64) -> u32 {
-        let mut resumed = 0;
-        for stall in &mut self.list {
-            if stall.phase == StallPhase::Held && is_unsent(stall.errno) {
-                let pause_ns = match stall.tries {
-                    0 => 0,
-                    tries => pause_ns(tries),
-                };
-                stall.phase = StallPhase::Due {
-                    at_ns: now_ns.saturating_add(pause_ns),
-                    closes: true,
-                };
-                resumed += 1;
-            }
-        }
-        resumed
+        self.release(|stall| {
+            let pause_ns = match stall.tries {
+                0 => 0,
+                tries => pause_ns(tries),
+            };
+            is_unsent(stall.errno).then_some(StallPhase::Due {
+                at_ns: now_ns.saturating_add(pause_ns),
+                closes: true,
+            })
+        })
     }
 
     /// Has all held requests fail when the vring's rest ends.
     pub(crate) fn fail_later(&mut self) {
-        for stall in &mut self.list {
-            if stall.phase == StallPhase::Held {
-                stall.phase = StallPhase::Failing;
-            }
-        }
+        self.release(|_| Some(StallPhase::Failing));
     }
 
     /// Returns true if a request waits for the end of a rest to fail.
     pub(crate) fn any_failing(&self) -> bool {
-        self.list
-            .iter()
-            .any(|stall| stall.phase == StallPhase::Failing)
+        let mut waiting = self.waiting.values();
+        self.held > 0 && waiting.any(|stall| stall.phase == StallPhase::Failing)
     }
 
     /// Returns when the first request is due.
     pub(crate) fn due_ns(&self) -> Option<u64> {
-        let due = self.list.iter().filter_map(|stall| match stall.phase {
-            StallPhase::Due { at_ns, .. } => Some(at_ns),
-            StallPhase::Held | StallPhase::Failing | StallPhase::UnderWay => None,
-        });
-        due.min()
+        self.due.first().map(|(at_ns, _)| *at_ns)
     }
 
     /// Returns true if one of them keeps its vring from taking new requests.
@@ -232,27 +245,27 @@ impl Stalls {
 
     /// Returns the number of requests that wait.
     pub(crate) fn waiting(&self) -> u32 {
-        self.held + self.retrying
+        // At most the size of the vring.
+        self.waiting.len() as u32
     }
 
     /// Forgets the requests that wait.
     pub(crate) fn leave(&mut self) {
-        self.list.retain(|stall| !stall.is_waiting());
-        (self.held, self.retrying, self.closing) = (0, 0, 0);
+        self.waiting.clear();
+        self.due.clear();
+        (self.held, self.closing) = (0, 0);
     }
 
     /// Returns a summary for display: counts, and the oldest request that waits (the oldest held one, if there is any).
     pub(crate) fn shown(&self) -> Option<StalledRequests> {
-        let mut waiting = self.list.iter().filter(|stall| stall.is_waiting());
+        let mut waiting = self.waiting.values();
         let shown = match self.held {
             0 => waiting.next(),
-            _ => {
-                waiting.find(|stall| matches!(stall.phase, StallPhase::Held | StallPhase::Failing))
-            }
+            _ => waiting.find(|stall| stall.phase.is_held()),
         }?;
         Some(StalledRequests {
             held: self.held,
-            retrying: self.retrying,
+            retrying: self.waiting() - self.held,
             verb: verb_of(shown.request.verb),
             sector: shown.request.offset_bytes / 512,
             errno: shown.errno,
@@ -293,5 +306,102 @@ fn verb_of(verb: Verb) -> &'static str {
         Verb::WriteZeroes { .. } => "write-zeroes",
         Verb::Flush => "flush",
         Verb::GetId => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cleave_guest::Memory;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const RETRY: ErrorAction = ErrorAction::Retry {
+        seconds: 60,
+        hold: false,
+    };
+
+    fn ended(order: u64) -> Ended {
+        let request = Request {
+            verb: Verb::Write,
+            offset_bytes: order * 512,
+            len_bytes: 512,
+        };
+        Ended {
+            verb: request.verb,
+            offset_bytes: request.offset_bytes,
+            len_bytes: request.len_bytes,
+            status_addr: 0,
+            epoch: Epoch::from(Memory::new(Vec::new()).unwrap()),
+            outcome: Outcome::ended(&request, Err(5)),
+            timing: None,
+            errno: Some(5),
+            order,
+        }
+    }
+
+    fn repeated(stalls: &mut Stalls, now_ns: u64) -> Vec<u64> {
+        let all = std::iter::from_fn(|| stalls.repeat_due(now_ns));
+        all.map(|stall| stall.order).collect()
+    }
+
+    #[test]
+    fn requests_are_repeated_when_they_are_due_with_longer_and_longer_pauses() {
+        let mut stalls = Stalls::default();
+        for (order, now_ns) in [(7, 0), (3, MS), (5, 2 * MS)] {
+            let phase = stalls.failed(order as u16, &ended(order), 5, RETRY, now_ns);
+            let at_ns = now_ns + 10 * MS;
+            let closes = false;
+            assert_eq!(phase, Some(StallPhase::Due { at_ns, closes }));
+        }
+        assert_eq!((stalls.due_ns(), stalls.waiting()), (Some(10 * MS), 3));
+        assert!(stalls.repeat_due(10 * MS - 1).is_none());
+        assert_eq!(repeated(&mut stalls, 11 * MS), [7, 3]);
+        assert_eq!((stalls.due_ns(), stalls.waiting()), (Some(12 * MS), 1));
+        stalls.failed(3, &ended(3), 5, RETRY, 20 * MS);
+        assert_eq!(stalls.shown().map(|shown| shown.since_ns), Some(MS));
+        assert_eq!(repeated(&mut stalls, 39 * MS), [5]);
+        assert_eq!(repeated(&mut stalls, 40 * MS), [3]);
+        assert_eq!((stalls.due_ns(), stalls.waiting()), (None, 0));
+        assert!(stalls.shown().is_none());
+    }
+
+    #[test]
+    fn held_requests_are_counted_whatever_they_wait_for_next() {
+        let mut stalls = Stalls::default();
+        for order in [4, 1, 2, 3] {
+            let action = if order == 1 { RETRY } else { ErrorAction::Hold };
+            stalls.failed(order as u16, &ended(order), 5, action, 0);
+        }
+        let shown = |stalls: &Stalls| {
+            let shown = stalls
+                .shown()
+                .map(|shown| (shown.held, shown.retrying, shown.sector));
+            (shown, stalls.closes(), stalls.waiting())
+        };
+        assert_eq!(shown(&stalls), (Some((3, 1, 2)), true, 4));
+        stalls.resume(20 * MS);
+        assert_eq!(shown(&stalls), (Some((0, 4, 1)), true, 4));
+        assert_eq!(repeated(&mut stalls, 20 * MS), [1, 2, 3, 4]);
+        assert_eq!(shown(&stalls), (None, false, 0));
+        stalls.failed(2, &ended(2), 5, ErrorAction::Hold, 30 * MS);
+        stalls.failed(4, &ended(4), 5, ErrorAction::Hold, 30 * MS);
+        stalls.fail_later();
+        assert!(stalls.any_failing() && stalls.due_ns().is_none());
+        let failing = stalls.take(|phase| phase == StallPhase::Failing);
+        let orders: Vec<u64> = failing.iter().map(|stall| stall.order).collect();
+        assert_eq!(orders, [2, 4]);
+        assert_eq!(shown(&stalls), (None, false, 0));
+    }
+
+    #[test]
+    fn what_was_repeated_and_has_completed_is_forgotten() {
+        let (mut stalls, slots) = (Stalls::default(), Slots::new(256));
+        for order in 0..10_000 {
+            stalls.failed(0, &ended(order), 5, RETRY, 0);
+            assert!(stalls.repeat_due(10 * MS).is_some());
+            stalls.tidy(&slots);
+            assert!(stalls.repeated.len() <= LOOK_MIN, "{order}");
+        }
     }
 }

@@ -209,7 +209,10 @@ impl Store for Sim {
     }
 
     fn room(&self) -> usize {
-        self.config.ops.saturating_sub(self.in_flight())
+        match lock(&self.store).is_full {
+            true => 0,
+            false => self.config.ops.saturating_sub(self.in_flight()),
+        }
     }
 
     fn in_flight(&self) -> usize {

@@ -30,6 +30,8 @@ pub struct SimStore {
     pub whole_sectors: bool,
     /// After so many pushes the next one panics, as a bug of ours would.
     pub panic_in: Option<u32>,
+    /// There is no room for another op.
+    pub is_full: bool,
     /// So many ops are enough for a lap.
     pub sated_after: Option<u32>,
     /// Offsets of ops in the order of their pushes, until the test empties the list.

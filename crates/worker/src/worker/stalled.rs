@@ -140,15 +140,15 @@ impl<S: Store> Worker<S> {
 
     /// Fails the selected requests with I/O errors. The next lap publishes them.
     fn end_stalled(&mut self, number: usize, which: impl Fn(StallPhase) -> bool) {
-        let mut at = 0;
-        while let Some(Some(lane)) = self.lanes.get_mut(number)
-            && at < lane.stalls.list.len()
-        {
-            if let Some(stall) = lane.stalls.start(at, &which) {
-                lane.slots.unstall(stall.head);
-                self.end_failed(number, stall.head, &stall.ended(&self.epoch));
-            }
-            at += 1;
+        let Some(Some(lane)) = self.lanes.get_mut(number) else {
+            return;
+        };
+        let ended = lane.stalls.take(which);
+        ended
+            .iter()
+            .for_each(|stall| lane.slots.unstall(stall.head));
+        for stall in ended {
+            self.end_failed(number, stall.head, &stall.ended(&self.epoch));
         }
         self.tidy_stalls(number);
         self.waiting.due_ns = Some(0);
@@ -161,12 +161,25 @@ impl<S: Store> Worker<S> {
         let first = self.taking.first_again % lanes.max(1);
         for number in (first..lanes).chain(0..first) {
             let begun = self.redo_lane(number, now_ns, &mut descriptors_left);
-            if begun > 0 && (descriptors_left == 0 || self.store().is_sated()) {
+            let is_full = descriptors_left == 0 || self.store().is_sated() || !self.has_room();
+            if begun > 0 && is_full {
                 self.taking.first_again = number + 1;
                 break;
             }
         }
+        let mut lanes = self.lanes.iter().flatten();
+        self.waiting.for_room = !self.has_room() && lanes.any(|lane| lane.is_due(now_ns));
         self.schedule_stalls();
+    }
+
+    /// Has the requests repeated that were due while the store had no room for them, if it has now. Only the end of other requests
+    /// makes room, so until then no timer is needed.
+    #[cold]
+    pub(crate) fn look_for_room(&mut self) {
+        if self.has_room() {
+            self.waiting.for_room = false;
+            self.waiting.due_ns = Some(0);
+        }
     }
 
     /// Repeats those of a vring. Returns how many.
@@ -186,7 +199,7 @@ impl<S: Store> Worker<S> {
         let Some(Some(lane)) = lanes.get_mut(number) else {
             return 0;
         };
-        if !lane.can_retry() {
+        if !lane.is_due(now_ns) {
             return 0;
         }
         let mut acceptance = Acceptance {
@@ -204,19 +217,10 @@ impl<S: Store> Worker<S> {
             // They were counted when they came.
             is_limited: false,
         };
-        let is_due = |phase| matches!(phase, StallPhase::Due { at_ns, .. } if at_ns <= now_ns);
         let (mut begun, mut fault) = (0, None);
-        for at in 0..lane.stalls.list.len() {
-            let is_sated = begun > 0 && acceptance.store.is_sated();
-            if begun == TAKE_MAX || *descriptors_left == 0 || is_sated {
+        while begun < TAKE_MAX && acceptance.store.room() >= active.ops_max {
+            let Some(stall) = lane.stalls.repeat_due(now_ns) else {
                 break;
-            }
-            if acceptance.store.room() < active.ops_max {
-                lane.stalls.put_off(at, now_ns);
-                continue;
-            }
-            let Some(stall) = lane.stalls.start(at, is_due) else {
-                continue;
             };
             begun += 1;
             lane.slots.unstall(stall.head);
@@ -231,10 +235,15 @@ impl<S: Store> Worker<S> {
             }
             lane.slots.keep_order(stall.head, stall.order);
             *descriptors_left = descriptors_left.saturating_sub(taking.chain.descriptors());
+            if *descriptors_left == 0 || acceptance.store.is_sated() {
+                break;
+            }
         }
         acceptance.run.count(&mut lane.record);
         lane.record.forget_taken();
-        self.tidy_stalls(number);
+        if begun > 0 {
+            self.tidy_stalls(number);
+        }
         if let Some(fault) = fault {
             self.retire(number, &fault);
         }
@@ -357,8 +366,11 @@ impl<S: Store> Worker<S> {
     }
 
     /// Wakes the worker when the first stalled request is due. Those of a resting vring are skipped; the
-    /// command that ends the rest calls this again.
+    /// command that ends the rest calls this again. While those that are due wait for room, so do all others.
     pub(crate) fn schedule_stalls(&mut self) {
+        if self.waiting.for_room {
+            return;
+        }
         let lanes = self.lanes.iter().flatten().filter(|lane| lane.can_retry());
         let due_ns = lanes.filter_map(|lane| lane.stalls.due_ns()).min();
         self.waiting.due_ns = self.waiting.due_ns.into_iter().chain(due_ns).min();

@@ -51,6 +51,8 @@ pub(crate) struct Waiting {
     pub(crate) has_flags: bool,
     /// When the first call that is held back, or the first request that is stalled or throttled, is due, or the disk is settled.
     pub(crate) due_ns: Option<u64>,
+    /// Stalled requests that are due wait for room in the store.
+    pub(crate) for_room: bool,
     /// The next request of some vring waits for the disk's limits.
     pub(crate) throttled: bool,
     /// The thread serves several disks, so that the scheduler's counts are not those of this one.
@@ -85,6 +87,7 @@ impl Waiting {
             armed: true,
             has_flags: false,
             due_ns: None,
+            for_room: false,
             throttled: false,
             is_shared,
         }

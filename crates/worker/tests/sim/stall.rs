@@ -764,6 +764,42 @@ fn a_worker_sleeps_without_a_timer_while_requests_are_held() {
     }
 }
 
+/// Only the end of other requests makes room, and that wakes the worker. A disk that hangs may be full for hours.
+#[test]
+fn a_worker_sleeps_without_a_timer_while_requests_are_due_and_the_store_is_full() {
+    let mut bench = bench(25, "retry:60");
+    bench.device.tune(Tuning {
+        completion: CompletionPolicy::Interrupt,
+        ..Tuning::clone(&bench.device.tuning())
+    });
+    heard(&mut bench);
+    break_disk(&bench, ALL, EIO);
+    for sector in 1..=3 {
+        bench.driver.submit(&write(sector, 1)).unwrap();
+    }
+    until(&mut bench, |shown| {
+        shown.is_some_and(|shown| shown.retrying == 3)
+    });
+    let redone = bench.totals().redone;
+    mend_disk(&bench);
+    bench.store.lock().unwrap().is_full = true;
+    let began = Instant::now();
+    loop {
+        bench.store.lock().unwrap().waits = [0; 2];
+        settle_for(&mut bench, 5);
+        let waits = bench.store.lock().unwrap().waits;
+        if waits == [0, 5] {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(5), "{waits:?}");
+    }
+    assert_eq!(bench.totals().redone, redone);
+    bench.store.lock().unwrap().is_full = false;
+    assert_eq!(statuses(&collect(&mut bench, 3)), [status::OK; 3]);
+    assert_eq!(bench.totals().redone, redone + 3);
+    assert_eq!(stalled(&bench), None);
+}
+
 /// While the ring is not in memory there is no place for an answer. The order must not be lost: the guest waits for it.
 #[test]
 fn held_requests_that_fail_while_their_ring_is_away_are_answered_when_it_is_back() {
