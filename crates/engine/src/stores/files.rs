@@ -17,6 +17,7 @@ pub(crate) mod rig;
 mod submission;
 mod sync;
 mod syncs;
+mod waiting;
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,7 +28,7 @@ use cleave_blk::{Op, OpKind};
 use cleave_disk::{Backing, Disk, FileKind, Leg, RangeLocks};
 use cleave_guest::Epoch;
 
-use self::portion::{Delegated, Delegation};
+use self::portion::{Delegated, Delegation, Postponed};
 use self::range::range;
 use self::syncs::Syncs;
 use crate::ops::buffer::BufferPool;
@@ -40,11 +41,6 @@ use crate::ops::table::Entry;
 use crate::reactor::{StoreId, Tenancy};
 use crate::{Completion, Reactor, Store, Wait};
 
-/// Longest sleep while an op waits for a range lock of another worker, which sends no signal when it releases
-/// the lock.
-const LOCK_PAUSE: Duration = Duration::from_micros(200);
-/// Attempts to get a range lock per enter, so that a long queue adds little to each lap.
-const LOCKS_PER_ENTER: usize = 32;
 /// Consecutive EOPNOTSUPP results after which a leg is no longer polled. A single one may concern only that op.
 const REFUSALS_MAX: u32 = 8;
 
@@ -74,17 +70,6 @@ pub struct Files {
     delayed: VecDeque<(Instant, u16)>,
     #[cfg(test)]
     rig: rig::Rig,
-}
-
-/// What an op does next that was put off to the next lap.
-#[derive(Debug, Clone, Copy)]
-enum Postponed {
-    /// Submits its step.
-    Issue,
-    /// Begins its next step with a copy.
-    Proceed,
-    /// Takes the result of its step, and copies if that is a success.
-    Take(i32),
 }
 
 /// One leg's properties and syncs.
@@ -533,90 +518,6 @@ impl Files {
         self.ops.finish(index, result);
         if let Some(buffer) = buffer {
             self.pool.give(buffer);
-        }
-    }
-
-    #[inline]
-    fn serve_buffer_waiters(&mut self, reactor: &mut Reactor) {
-        while self.pool.has_free() {
-            let Some(index) = self.buffer_waiters.pop_front() else {
-                return;
-            };
-            self.ops.get_mut(index).own.buffer = self.pool.take();
-            self.proceed(reactor, index);
-        }
-    }
-
-    /// Retries the ops that wait for a lock or a time. Returns the longest sleep allowed.
-    fn retry_waiting(&mut self, reactor: &mut Reactor) -> Option<Duration> {
-        self.retry_holds(reactor);
-        let pause = self.retry_delayed(reactor);
-        self.serve_delegated(reactor);
-        self.serve_buffer_waiters(reactor);
-        let hold = (!self.hold_waiters.is_empty()).then_some(LOCK_PAUSE);
-        hold.into_iter().chain(pause).min()
-    }
-
-    fn retry_holds(&mut self, reactor: &mut Reactor) {
-        for _ in 0..self.hold_waiters.len().min(LOCKS_PER_ENTER) {
-            let Some(index) = self.hold_waiters.pop_front() else {
-                return;
-            };
-            self.begin(reactor, index);
-        }
-    }
-
-    /// Goes on with the ops that were put off, as far as the lap allows.
-    #[cold]
-    fn resume_put_off(&mut self, reactor: &mut Reactor) {
-        for _ in 0..self.put_off.len() {
-            if self.lap.is_used_up() {
-                break;
-            }
-            match self.put_off.pop_front() {
-                Some((index, Postponed::Issue)) => self.issue(reactor, index),
-                Some((index, Postponed::Proceed)) => self.proceed(reactor, index),
-                Some((index, Postponed::Take(result))) => self.take_result(reactor, index, result),
-                None => {}
-            }
-        }
-        self.serve_buffer_waiters(reactor);
-    }
-
-    /// Issues the ops that are due. Returns the time until the next one.
-    fn retry_delayed(&mut self, reactor: &mut Reactor) -> Option<Duration> {
-        let now = Instant::now();
-        let mut pause: Option<Duration> = None;
-        for _ in 0..self.delayed.len() {
-            let (due, index) = self.delayed.pop_front()?;
-            if due <= now {
-                self.issue(reactor, index);
-            } else {
-                let left = due - now;
-                pause = Some(pause.map_or(left, |pause| pause.min(left)));
-                self.delayed.push_back((due, index));
-            }
-        }
-        pause
-    }
-
-    /// Drops the ops that have not started, and releases their range locks.
-    fn drop_waiting(&mut self) {
-        let delayed = std::mem::take(&mut self.delayed)
-            .into_iter()
-            .map(|(_, index)| index);
-        let mut waiting: Vec<u16> = delayed.collect();
-        waiting.extend(self.put_off.drain(..).map(|(index, _)| index));
-        for queue in [&mut self.hold_waiters, &mut self.buffer_waiters] {
-            waiting.extend(queue.drain(..));
-        }
-        waiting.extend(self.delegated.drain());
-        for leg in &mut self.legs {
-            waiting.extend(leg.syncs.waiting.drain(..));
-            waiting.extend(leg.syncs.followers.drain(..));
-        }
-        for index in waiting {
-            self.release_hold(index);
         }
     }
 

@@ -43,6 +43,17 @@ impl Portion {
     }
 }
 
+/// What an op does next that was put off to the next lap.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Postponed {
+    /// Submits its step.
+    Issue,
+    /// Begins its next step with a copy.
+    Proceed,
+    /// Takes the result of its step, and copies if that is a success.
+    Take(i32),
+}
+
 /// Which reads and writes of a leg threads of the kernel run, because the submitting thread would wait or work for long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Delegation {

@@ -10,7 +10,8 @@ use cleave_disk::Disk;
 use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
 
-use super::{Files, Postponed};
+use super::Files;
+use super::portion::Postponed;
 use crate::Reactor;
 use crate::ops::step::{FileOp, Method, Step};
 use crate::ops::table::Entry;
