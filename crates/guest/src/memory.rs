@@ -455,9 +455,9 @@ impl Memory {
         Err(Unmapped)
     }
 
-    /// Returns the host address of `len_bytes` bytes that lie in one region.
+    /// Returns the host address of `len_bytes` bytes that lie in one region. Only for engines, as [`Memory::resolve`].
     #[inline]
-    pub(crate) fn host_range(&self, addr: u64, len_bytes: u64) -> Option<*mut u8> {
+    pub fn host_range(&self, addr: u64, len_bytes: u64) -> Option<*mut u8> {
         let region = self.region_at(addr)?;
         let fits = region.left_at(addr)? >= len_bytes;
         (fits && !self.is_known_lost()).then(|| region.host_at(addr))

@@ -22,6 +22,26 @@ pub(crate) fn walk(
     lap: &mut LapBudget,
     mut piece: impl FnMut(*mut u8, usize),
 ) -> Result<(), i32> {
+    // Nearly all small ops are one range, which is not worth counting.
+    if let ([segment], None) = (op.segments, op.stripe)
+        && let Some(addr) = segment.addr.checked_add(u64::from(op.skip_bytes))
+        && op.len_bytes > 0
+        && u64::from(op.skip_bytes) + op.len_bytes <= u64::from(segment.len)
+        && let Some(start) = memory.host_range(addr, op.len_bytes)
+    {
+        piece(start, op.len_bytes as usize);
+        return Ok(());
+    }
+    walk_counted(memory, op, lap, piece)
+}
+
+/// Does what `walk` does, for an op of several ranges.
+fn walk_counted(
+    memory: &Memory,
+    op: &Op<'_>,
+    lap: &mut LapBudget,
+    mut piece: impl FnMut(*mut u8, usize),
+) -> Result<(), i32> {
     let mut ranges = 0;
     let counted = |start, len| {
         if ranges == RANGES_MAX {

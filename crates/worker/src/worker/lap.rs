@@ -62,10 +62,10 @@ impl<S: Store> Worker<S> {
         }
         if worked {
             self.waiting.empty_checks = 0;
-        }
-        if self.waiting.for_room {
-            // What completed in this lap made room, and nothing else may end the sleep.
-            self.look_for_room();
+            if self.waiting.for_room {
+                // What completed in this lap made room, and nothing else may end the sleep.
+                self.look_for_room();
+            }
         }
         let wait = self.pace(LapWork {
             arrived: accepted.awaited as u32,
