@@ -270,6 +270,8 @@ impl SessionState {
             enabled: settings.enabled || starts_enabled,
         });
         settings.has_left = false;
+        // The guest runs, so nobody waits for its state any more.
+        self.transfer = None;
         entry.kick = kick;
         (entry.running, entry.is_recorded) = (Some(layout), is_recorded);
         answer(started)?.map_err(|error| cannot(error.to_string()))
