@@ -130,6 +130,24 @@ fn bad_input_is_named_in_a_line() {
             400,
             "start the node with --ceph",
         ),
+        (
+            "d1",
+            r#"{"disk": ["rbd:rbd/web,conf=/etc/ceph/b.conf"]}"#,
+            400,
+            "start the node with --ceph",
+        ),
+        (
+            "d1",
+            r#"{"disk": ["rbd:rbd/web,conf=/tmp/a.conf"]}"#,
+            400,
+            "/tmp/a.conf is not in /etc/ceph",
+        ),
+        (
+            "d1",
+            r#"{"disk": ["rbd:rbd/web,conf=/etc/ceph/../../tmp/a.conf"]}"#,
+            400,
+            "is not in /etc/ceph",
+        ),
         // Nobody can make a file of a device: it would be a file in memory.
         (
             "d1",

@@ -1,11 +1,12 @@
 //! What the disks of a node have in common.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cleave_config::{DiskConfig, Names};
+use cleave_disk::DiskSpec;
 use cleave_session::Offload;
 use tokio::sync::{Semaphore, mpsc};
 
@@ -69,6 +70,22 @@ pub(super) struct Node {
     pub(super) takes_over: AtomicBool,
     /// Where the process is sent that has taken all disks of this node.
     pub(super) end_for: mpsc::Sender<Peer>,
+}
+
+/// Where configurations of Ceph clusters are, which only the host's administrator writes.
+const ETC_CEPH: &str = "/etc/ceph";
+
+/// Returns the configuration that a disk names.
+fn ceph_conf(spec: &DiskSpec) -> Option<&Path> {
+    match spec {
+        DiskSpec::Rbd(rbd) => rbd.place.conf.as_deref(),
+        _ => None,
+    }
+}
+
+fn is_in_etc_ceph(conf: &Path) -> bool {
+    let mut parts = conf.components();
+    conf.starts_with(ETC_CEPH) && !parts.any(|part| part == Component::ParentDir)
 }
 
 /// Why a disk was not taken over.
@@ -144,6 +161,14 @@ impl Node {
         let endpoint = Endpoint::Path(self.socket_path(id));
         let service = Service::new(config.clone(), endpoint, Names::Fields);
         let mut service = service.map_err(|failure| failure.to_string())?;
+        let mut confs = service.disk.specs().iter().filter_map(ceph_conf);
+        if let Some(conf) = confs.find(|conf| !is_in_etc_ceph(conf)) {
+            return Err(format!(
+                "disk: {} is not in {ETC_CEPH}: a node takes configurations of clusters from there alone, because Ceph's libraries do \
+                 what one says, such as to write logs and to load plugins",
+                conf.display()
+            ));
+        }
         if !self.ceph && service.disk.needs_ceph() {
             return Err(format!(
                 "disk: {} needs librbd, which only a node with --ceph loads: start the node with --ceph",
