@@ -133,17 +133,36 @@ fn a_signal_to_end_never_goes_to_the_log() {
         let threads = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
         let statuses = threads.filter_map(|thread| {
             let status = std::fs::read_to_string(thread.ok()?.path().join("status")).ok()?;
-            status.starts_with(&format!("Name:\t{name}\n")).then_some(status)
+            status
+                .starts_with(&format!("Name:\t{name}\n"))
+                .then_some(status)
         });
         let mask = |status: String| {
-            let line = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t"));
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix("SigBlk:\t"));
             u64::from_str_radix(line.unwrap(), 16).unwrap()
         };
         statuses.map(mask).collect()
     };
     let ends = [Signal::TERM, Signal::INT, Signal::HUP];
-    let ends = ends.map(|signal| 1 << (signal.as_raw() - 1)).iter().sum::<u64>();
-    assert_eq!(masks("log").iter().map(|mask| mask & ends).collect::<Vec<_>>(), [ends]);
-    assert_eq!(masks("cleave").iter().map(|mask| mask & ends).collect::<Vec<_>>(), [0]);
+    let ends = ends
+        .map(|signal| 1 << (signal.as_raw() - 1))
+        .iter()
+        .sum::<u64>();
+    assert_eq!(
+        masks("log")
+            .iter()
+            .map(|mask| mask & ends)
+            .collect::<Vec<_>>(),
+        [ends]
+    );
+    assert_eq!(
+        masks("cleave")
+            .iter()
+            .map(|mask| mask & ends)
+            .collect::<Vec<_>>(),
+        [0]
+    );
     daemon.finish();
 }
