@@ -6,6 +6,7 @@
 
 mod all_disks;
 mod disks;
+mod interrupted;
 mod killed;
 mod leaks;
 mod moving;
@@ -43,7 +44,16 @@ pub(crate) fn cases() -> Vec<Case> {
     ];
     own.into_iter()
         .chain(cleave_tests::cases_of![
-            all_disks, disks, killed, leaks, moving, obstacles, options, parcels, running,
+            all_disks,
+            disks,
+            interrupted,
+            killed,
+            leaks,
+            moving,
+            obstacles,
+            options,
+            parcels,
+            running,
             take_over
         ])
         .collect()

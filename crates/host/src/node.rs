@@ -19,14 +19,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cleave_engine::Reactor;
 use rustix::fs::{FlockOperation, flock};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::failure::Failure;
 use crate::handover::link::{Peer, TakenLink};
@@ -290,7 +290,7 @@ fn begin(
         manager: Some(manager.clone()).filter(|manager| manager.has_store()),
         inherits: !parcels.is_empty() || given.offer.is_some(),
         parcels: Mutex::new(parcels),
-        takes_over: AtomicBool::new(given.offer.is_some()),
+        takes_over: watch::Sender::new(given.offer.is_some()),
         end_for,
     }))
 }
@@ -333,7 +333,7 @@ async fn run(
                     Ok(taken) => link = taken,
                     Err(why) => return Ok((NodeEnd::Kept(why), None)),
                 }
-                node.takes_over.store(false, Ordering::Relaxed);
+                node.takes_over.send_replace(false);
                 servers = serve.take().map(|serve| serve()).transpose()?;
                 node.open_failed_again().await;
                 continue;

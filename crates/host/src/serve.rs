@@ -355,6 +355,23 @@ fn open_sockets(
     Ok((interfaces, door))
 }
 
+/// Returns how the disk is found and shown.
+fn naming(
+    service: &Service,
+    outside: &Outside<'_>,
+    events: Arc<Events>,
+) -> Result<Naming, Failure> {
+    Ok(Naming {
+        id: None,
+        endpoint: socket::name(&service.endpoint),
+        lock: PathLock::copy(outside.lock)?,
+        events,
+        manager: Some(outside.manager.clone()).filter(|manager| manager.has_store()),
+        // A session begins when the disk is taken, and the process that had it never takes it back.
+        until_alone: None,
+    })
+}
+
 /// From the socket on.
 async fn control(
     service: Service,
@@ -371,13 +388,7 @@ async fn control(
     let watchdog = outside.manager.watchdog().or(parcel.watchdog);
     let (mut interfaces, mut door) = open_sockets(&service, &mut parcel, &mut outside)?;
     let events = Arc::<Events>::default();
-    let naming = Naming {
-        id: None,
-        endpoint: socket::name(&service.endpoint),
-        lock: PathLock::copy(outside.lock)?,
-        events: events.clone(),
-        manager: Some(outside.manager.clone()).filter(|manager| manager.has_store()),
-    };
+    let naming = naming(&service, &outside, events.clone())?;
     let watches = SizeWatches::default();
     let watch = watches.watch(&disk);
     let watched = disk.clone();

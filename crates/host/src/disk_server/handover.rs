@@ -99,14 +99,23 @@ impl DiskServer {
         }
     }
 
-    /// Returns what keeps a session for the case that this process is killed.
+    /// Returns what keeps a session for the case that this process is killed. `None` as long as another process would go on then: the
+    /// manager would hold the connection, of which that process knows nothing, and the frontend would never see its end.
     pub(super) fn keeper(&self) -> Option<Box<dyn Keeper>> {
-        let manager = self
-            .manager
-            .as_ref()
-            .filter(|_| !is_in_memory(&self.disk))?;
+        let is_ours = self.until_alone.is_none() && !is_in_memory(&self.disk);
+        let manager = self.manager.as_ref().filter(|_| is_ours)?;
         let keeper = SessionKeeper::new(manager.clone(), self.record());
         Some(Box::new(keeper))
+    }
+
+    /// Has all sessions kept: no other process would go on with the disk any more.
+    pub(super) fn keep_sessions(&mut self) {
+        self.until_alone = None;
+        for guest in self.guests.iter() {
+            if let Some(keeper) = self.keeper() {
+                guest.remote.keep_with(keeper);
+            }
+        }
     }
 
     /// Goes on with what another process has left: the sessions, a sync that failed, and the limits where they were.

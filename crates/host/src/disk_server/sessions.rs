@@ -108,10 +108,9 @@ impl DiskServer {
         let config = self.service.session.clone();
         let (device, owners) = (Arc::clone(&self.device), Arc::clone(&self.owners));
         let (session, remote) = make(device, self.offload.clone(), owners, config)?;
-        let session = match self.keeper() {
-            Some(keeper) => session.kept_by(keeper),
-            None => session,
-        };
+        if let Some(keeper) = self.keeper() {
+            remote.keep_with(keeper);
+        }
         let (reply, ending) = oneshot::channel();
         let confinement = self.confinement.clone();
         thread::Builder::new()

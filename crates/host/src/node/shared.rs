@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cleave_config::{DiskConfig, Names};
 use cleave_session::Offload;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::files::StateFiles;
 use super::groups::Groups;
@@ -65,8 +65,8 @@ pub(super) struct Node {
     pub(super) inherits: bool,
     /// What it has left of them, until they are opened.
     pub(super) parcels: Mutex<Vec<Parcel>>,
-    /// A node that runs gives its disks to this one.
-    pub(super) takes_over: AtomicBool,
+    /// True while a node that runs gives its disks to this one: if this one dies before it has all of them, that one serves them again.
+    pub(super) takes_over: watch::Sender<bool>,
     /// Where the process is sent that has taken all disks of this node.
     pub(super) end_for: mpsc::Sender<Peer>,
 }
@@ -84,7 +84,7 @@ impl Node {
 
     /// Returns what a node that runs offers of a disk. `None`: none runs, or it does not serve that disk.
     pub(super) fn offered(&self, id: &str, service: &Service) -> Result<Option<Offer>, Failure> {
-        if !self.takes_over.load(Ordering::Relaxed) {
+        if !*self.takes_over.borrow() {
             return Ok(None);
         }
         let offered = offer::ask(&self.control, Some(id));
