@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use cleave_engine::Reactor;
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::timeout;
 
 use crate::failure::Failure;
 use crate::handover::link::{Peer, TakenLink};
@@ -60,6 +61,8 @@ const READY_TIME: Duration = Duration::from_secs(10);
 /// Longest wait for the folder of state, and the pause between two attempts to lock it.
 const STATE_TIME: Duration = Duration::from_secs(5);
 const STATE_PAUSE: Duration = Duration::from_millis(5);
+/// Longest wait for the end of the node before, if this one is told to end. The guests of disks that it has are served meanwhile.
+const GIVER_TIME: Duration = Duration::from_secs(5);
 
 /// Serves the disks of a node until a signal.
 pub fn serve_node(settings: &NodeSettings) -> Result<(), Failure> {
@@ -321,6 +324,9 @@ async fn run(
         let end = tokio::select! {
             biased;
             request = signals.next() => match request {
+                SignalRequest::Stop(signal) if serve.is_some() => {
+                    return Ok((told_early(signal, all_given).await, None));
+                }
                 SignalRequest::Stop(signal) => NodeEnd::Signal(signal),
                 SignalRequest::CheckSize => {
                     node.check_sizes().await;
@@ -343,6 +349,20 @@ async fn run(
             link.into_iter().for_each(TakenLink::outlive_giver);
         }
         return Ok((end, servers));
+    }
+}
+
+/// Returns the end of a node that is told to end while it takes over. If the service ends, the node before ends as well, and the manager
+/// gets what this one has. If that one goes on, it opens again what it had given, and whatever the manager had of that would keep it from
+/// doing so.
+async fn told_early(
+    signal: &'static str,
+    all_given: impl Future<Output = Result<Option<TakenLink>, String>>,
+) -> NodeEnd {
+    match timeout(GIVER_TIME, all_given).await {
+        Ok(Ok(_)) => NodeEnd::Signal(signal),
+        Ok(Err(why)) => NodeEnd::Kept(why),
+        Err(_) => NodeEnd::Kept(format!("{signal} received")),
     }
 }
 
@@ -432,7 +452,7 @@ async fn tell_when_ready(node: Arc<Node>, manager: Arc<Manager>) {
         }
     };
     // Ready all the same.
-    let _ = tokio::time::timeout(READY_TIME, settled).await;
+    let _ = timeout(READY_TIME, settled).await;
     let is_served = |disk: &&Arc<HostedDisk>| matches!(disk.state(), HostedState::Serving(_));
     let served = all.iter().filter(is_served).count();
     manager.ready(&format!("serving {served} of {} disks", all.len()));

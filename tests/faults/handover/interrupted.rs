@@ -1,4 +1,4 @@
-//! A node that takes over under a manager is killed before it has all disks. The one before serves them again, so the
+//! A node that takes over under a manager is killed, or told to end, before it has all disks. The one before serves them again, so the
 //! manager must keep nothing of the other: a frontend would wait for an end of its connection that never comes.
 
 use std::path::PathBuf;
@@ -12,11 +12,14 @@ use cleave_tests::{
 use serde_json::json;
 
 use super::node::{add, open};
-use super::service::Service;
+use super::service::{Service, terminate};
 
 /// The tests of this file.
 pub(super) fn cases() -> Vec<Case> {
-    cleave_tests::cases![the_end_of_the_next_node_is_the_end_of_its_connections,]
+    cleave_tests::cases![
+        the_end_of_the_next_node_is_the_end_of_its_connections,
+        a_service_that_ends_during_a_take_over_leaves_all_disks,
+    ]
 }
 
 /// How long a guest works.
@@ -108,23 +111,38 @@ impl Divided {
     }
 }
 
+/// How the next node ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Killed,
+    Told,
+}
+
 fn the_end_of_the_next_node_is_the_end_of_its_connections() {
     let mut random = seeded("interrupted-take-over");
     let mut all = Divided::new();
-    let before = all.node.daemon.0.id();
-    assert!(all.keeps_both(before));
-    all.replace_image();
-    let mut next = all.start_taking(&mut random);
-    let kept = all.node.manager.sessions_of(next.0.id());
-    assert_eq!(kept, 0, "the node before knows nothing of it");
-    next.kill();
-    all.node.manager.settle();
-    assert_eq!(all.node.manager.disks(), 0);
-    all.goes.reconnect();
-    all.goes.verify();
-    assert!(all.stays.client.frontend().features().is_ok());
-    all.stays.verify();
-    all.put_image_back();
+    for end in [End::Killed, End::Told] {
+        let before = all.node.daemon.0.id();
+        assert!(all.keeps_both(before));
+        all.replace_image();
+        let mut next = all.start_taking(&mut random);
+        let kept = all.node.manager.sessions_of(next.0.id());
+        assert_eq!(kept, 0, "the node before knows nothing of it");
+        match end {
+            End::Killed => next.kill(),
+            End::Told => {
+                terminate(&mut next);
+                assert_eq!(all.node.manager.awaits(&mut next).code(), Some(1));
+            }
+        }
+        all.node.manager.settle();
+        assert_eq!(all.node.manager.disks(), 0);
+        all.goes.reconnect();
+        all.goes.verify();
+        assert!(all.stays.client.frontend().features().is_ok());
+        all.stays.verify();
+        all.put_image_back();
+    }
     // A node that has all disks keeps their sessions, although no frontend sends it anything.
     all.node.take_over();
     let next = all.node.daemon.0.id();
@@ -132,6 +150,29 @@ fn the_end_of_the_next_node_is_the_end_of_its_connections() {
     all.goes.work(&mut random);
     all.stays.work(&mut random);
     all.node.daemon.kill();
+    all.node.start_again();
+    for disk in [&mut all.goes, &mut all.stays] {
+        disk.verify();
+        assert!(disk.client.frontend().features().is_ok());
+    }
+}
+
+/// Both nodes are told to end, as by the restart of a service.
+fn a_service_that_ends_during_a_take_over_leaves_all_disks() {
+    let mut random = seeded("interrupted-service");
+    let mut all = Divided::new();
+    all.replace_image();
+    let mut next = all.start_taking(&mut random);
+    all.put_image_back();
+    terminate(&mut all.node.daemon);
+    terminate(&mut next);
+    let Service {
+        manager, daemon, ..
+    } = &mut all.node;
+    assert_eq!(manager.awaits(daemon).code(), Some(0));
+    assert_eq!(manager.awaits(&mut next).code(), Some(0));
+    assert_eq!(manager.disks(), 2);
+    all.goes.guest.submit(&mut all.goes.client, &mut random);
     all.node.start_again();
     for disk in [&mut all.goes, &mut all.stays] {
         disk.verify();
