@@ -9,6 +9,7 @@ mod disks;
 mod interrupted;
 mod killed;
 mod leaks;
+mod left_twice;
 mod moving;
 mod node;
 mod obstacles;
@@ -49,6 +50,7 @@ pub(crate) fn cases() -> Vec<Case> {
             interrupted,
             killed,
             leaks,
+            left_twice,
             moving,
             obstacles,
             options,

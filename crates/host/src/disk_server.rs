@@ -36,6 +36,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::handover::link::{Giver, Peer};
+use crate::handover::merge::DiskUse;
 use crate::handover::parcel::Parcel;
 use crate::hosted::changes::PassingOn;
 use crate::possession::DiskPossession;
@@ -233,6 +234,8 @@ pub(crate) struct DiskServer {
     /// The manager that keeps sessions. `None` without the lock of the socket's path: the next process could not tell when the I/O of
     /// this one has ended.
     manager: Option<Arc<Manager>>,
+    /// What the next process has to know if there are sessions that this one has not found.
+    disk_use: DiskUse,
     /// False once the node before cannot take the disk back any more, which serves it if this process dies. `None`: nobody can.
     until_alone: Option<watch::Receiver<bool>>,
     /// Limits of log lines: about frontends that connect and leave, about parked ones, about rejected ones, and about faults. They
@@ -335,6 +338,7 @@ impl DiskServer {
             status: Arc::new(status),
             endpoint: naming.endpoint,
             manager: naming.manager.filter(|_| is_locked),
+            disk_use: DiskUse::Unused,
             until_alone: naming.until_alone,
             arrivals: Quota::new(ARRIVALS_MAX),
             parkings: Quota::new(ARRIVALS_MAX),

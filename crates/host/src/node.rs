@@ -31,6 +31,7 @@ use tokio::time::timeout;
 
 use crate::failure::Failure;
 use crate::handover::link::{Peer, TakenLink};
+use crate::handover::merge::{self, MergedParcels};
 use crate::handover::offer::{self, Offer};
 use crate::handover::parcel::Parcel;
 use crate::handover::store;
@@ -174,12 +175,14 @@ async fn control(
     let inherited = given.offer.as_ref().and_then(|offer| offer.parcel.watchdog);
     let watchdog = manager.watchdog().or(inherited);
     // A confined process cannot take descriptors over by their numbers. A node that runs has what it was left.
-    let parcels = match &given.offer {
-        Some(_) => Vec::new(),
-        None => store::take(&manager),
+    let MergedParcels { parcels, surplus } = match &given.offer {
+        Some(_) => MergedParcels::default(),
+        None => merge::by_disk(store::take(&manager)),
     };
     let (end_for, mut passed_on) = mpsc::channel(1);
     let node = begin(settings, files, &given, parcels, &manager, end_for, log)?;
+    // By threads that are confined.
+    merge::close(surplus);
     if given.offer.is_some() {
         node.judge_served(Next::TakesOver).await?;
     }

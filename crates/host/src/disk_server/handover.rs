@@ -11,9 +11,10 @@ use tokio::sync::mpsc;
 use super::terms::is_in_memory;
 use super::{DiskServer, Order};
 use crate::failure::Failure;
+use crate::handover::merge::DiskUse;
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::handover::store::{self, SessionKeeper};
-use crate::process::systemd::{self, Manager};
+use crate::process::systemd::Manager;
 use crate::socket::{Door, FileOwner};
 
 impl DiskServer {
@@ -68,8 +69,7 @@ impl DiskServer {
             ..self.parcel(&door).map_err(cannot)?
         };
         door.set_owner(FileOwner::Another);
-        let name = systemd::kept_name("disk");
-        if let Err(error) = store::keep(manager, &name, parcel).await {
+        if let Err(error) = store::keep(manager, self.disk_use, parcel).await {
             let name = self.disk.name();
             tracing::warn!(
                 "{name}: nothing is kept for the next process: {error}: a frontend has to connect again"
@@ -120,6 +120,9 @@ impl DiskServer {
 
     /// Goes on with what another process has left: the sessions, a sync that failed, and the limits where they were.
     pub(crate) fn resume(&mut self, parcel: Parcel) {
+        if parcel.disk != DiskRecord::default() {
+            self.disk_use = DiskUse::MaybeUsed;
+        }
         if let Some(failure) = parcel.sync_failure {
             self.disk.inherit_sync_failure(failure);
         }

@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::guests::{Guest, GuestKind};
 use super::{DiskServer, Order, until};
 use crate::failure::Failure;
+use crate::handover::merge::DiskUse;
 
 /// How long the end of a session may wait for its frontend, at most.
 const HANG_UP_AFTER: Duration = Duration::from_millis(500);
@@ -75,6 +76,7 @@ impl DiskServer {
             SessionConfig,
         ) -> io::Result<(Session, SessionHandle)>,
     ) -> io::Result<GuestKind> {
+        self.disk_use = DiskUse::MaybeUsed;
         let started = self.start(make);
         let (remote, ending) = match started {
             Ok(started) => started,
