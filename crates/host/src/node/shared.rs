@@ -2,13 +2,12 @@
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cleave_config::{DiskConfig, Names};
 use cleave_disk::DiskSpec;
-use cleave_session::Offload;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::files::StateFiles;
 use super::groups::Groups;
@@ -16,6 +15,7 @@ use super::pools::Pools;
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::handover::link::Peer;
+use crate::handover::merge;
 use crate::handover::offer::{self, Offer};
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::hosted::Disks;
@@ -64,10 +64,10 @@ pub(super) struct Node {
     pub(super) manager: Option<Arc<Manager>>,
     /// The process before has left disks to this one, or gives them to it.
     pub(super) inherits: bool,
-    /// What it has left of them, until they are opened.
+    /// What it has left of them, until they are opened: at most one parcel of each, so that nothing is left of a disk that was opened.
     pub(super) parcels: Mutex<Vec<Parcel>>,
-    /// A node that runs gives its disks to this one.
-    pub(super) takes_over: AtomicBool,
+    /// True while a node that runs gives its disks to this one: if this one dies before it has all of them, that one serves them again.
+    pub(super) takes_over: watch::Sender<bool>,
     /// Where the process is sent that has taken all disks of this node.
     pub(super) end_for: mpsc::Sender<Peer>,
 }
@@ -101,7 +101,7 @@ impl Node {
 
     /// Returns what a node that runs offers of a disk. `None`: none runs, or it does not serve that disk.
     pub(super) fn offered(&self, id: &str, service: &Service) -> Result<Option<Offer>, Failure> {
-        if !self.takes_over.load(Ordering::Relaxed) {
+        if !*self.takes_over.borrow() {
             return Ok(None);
         }
         let offered = offer::ask(&self.control, Some(id));
@@ -130,8 +130,7 @@ impl Node {
             .into_iter()
             .partition(|parcel| is_opened(&parcel.disk.id));
         *parcels = kept;
-        // It may wait for the server of a file.
-        Offload::default().close::<Vec<Parcel>>(left);
+        merge::close(left);
     }
 
     /// Removes the folder of a socket, unless a lock is held in it, or tells of an NBD disk whose daemon did not end in order. A node
