@@ -270,6 +270,11 @@ impl NbdClient {
         self.shared.has_untold_loss.load(Ordering::SeqCst) || self.shared.owed_bytes() > 0
     }
 
+    /// Returns true if a connection was lost, and none was made since. Always false for a server that has nothing to flush.
+    pub fn is_cut_off(&self) -> bool {
+        lock(&self.shared.attached).is_lossy()
+    }
+
     /// Records that the guest was answered that a flush failed.
     pub fn mark_loss_told(&self) {
         self.shared.has_untold_loss.store(false, Ordering::SeqCst);

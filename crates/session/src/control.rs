@@ -160,6 +160,9 @@ impl SessionState {
         }
         // A position would claim that nothing is in flight.
         if entry.settings.has_left {
+            if was_running && (self.is_leaving || self.is_logged()) {
+                self.settle_unlocked()?;
+            }
             return Err(MessageRefusal::connection(format!(
                 "vring {index} was stopped while requests are held: no position says where it continues"
             )));

@@ -200,6 +200,10 @@ impl Possession for Elsewhere {
         panic!("it is not here");
     }
 
+    fn hand_over_failed(&self) {
+        panic!("it is not here");
+    }
+
     fn take(&self) -> Result<bool, String> {
         Ok(false)
     }
