@@ -289,6 +289,7 @@ fn node(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::SandboxError> {
     )
 }
 
+#[allow(clippy::too_many_lines)] // a table
 fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
     let parent = || getppid().unwrap();
     let raw = |pid: Pid| nix::unistd::Pid::from_raw(pid.as_raw_nonzero().get());

@@ -833,10 +833,13 @@ fn a_guest_leaves_a_server_that_is_away_when_that_is_back() {
     assert_eq!(bench.hosts.failures.load(Ordering::SeqCst), 0);
 }
 
+/// What ends a session, and as what.
+type Summoned = (fn(&Bench), MessageRefusal);
+
 /// Requests wait long for the server, or not at all.
 #[test]
 fn a_session_that_waits_for_its_server_can_be_ended() {
-    let summons: [(fn(&Bench), MessageRefusal); 4] = [
+    let summons: [Summoned; 4] = [
         (|bench| bench.signals.hang_up(), MessageRefusal::Gone),
         (|bench| bench.signals.hand_over(), MessageRefusal::Gone),
         (
