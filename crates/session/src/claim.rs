@@ -25,9 +25,9 @@ const FLUSH_AGAIN: Duration = Duration::from_millis(100);
 /// The frontend of a guest that moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mover {
-    /// It waits for its answer, and the guest does not start elsewhere before that.
+    /// Waits for its answer, and the guest does not start elsewhere before that.
     Waits,
-    /// It has left, so the guest may run elsewhere already.
+    /// Has left, so the guest may run elsewhere already.
     HasLeft,
 }
 

@@ -107,8 +107,8 @@ async fn begin_all(host: Arc<Host>, request: Request) -> Answer {
 /// Waits until another process has all disks that were served, and has this node end then. If that process leaves before, the disks
 /// that it has taken are opened here again, as soon as each has been closed.
 ///
-/// If that process takes none of the disks that are left, they end here, so that it can open them. One that takes no disk at all gets
-/// none. Until this node ends, no disk can be changed, and those of the other process are not shown.
+/// If that process takes none of the disks that are left, they end here, so that it can open them. One that has not taken any disk by
+/// then gets none. Until this node ends, no disk can be changed, and those of the other process are not shown.
 async fn give_all(host: Arc<Host>, upgrade: OnUpgrade, parcel: Parcel, passing: PassingOn) {
     let (disks, runtime) = (host.disks.clone(), Handle::current());
     let all_given = link(upgrade, parcel, move |giver, peer| {
