@@ -6,8 +6,10 @@
 
 mod all_disks;
 mod disks;
+mod interrupted;
 mod killed;
 mod leaks;
+mod left_twice;
 mod moving;
 mod node;
 mod obstacles;
@@ -43,7 +45,17 @@ pub(crate) fn cases() -> Vec<Case> {
     ];
     own.into_iter()
         .chain(cleave_tests::cases_of![
-            all_disks, disks, killed, leaks, moving, obstacles, options, parcels, running,
+            all_disks,
+            disks,
+            interrupted,
+            killed,
+            leaks,
+            left_twice,
+            moving,
+            obstacles,
+            options,
+            parcels,
+            running,
             take_over
         ])
         .collect()

@@ -4,6 +4,8 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cleave_client::message::{self, FLAG_NEED_REPLY, RegionBytes, VERSION, request as number};
@@ -15,6 +17,7 @@ use cleave_tests::{
 use rustix::net::sockopt::set_socket_linger;
 use rustix::pipe::{SpliceFlags, pipe, splice};
 use rustix::process::Signal;
+use rustix::thread::gettid;
 
 use crate::attack::{
     check_both_vrings, check_other_vring, context, frontend, negotiated, open, open_with, polling,
@@ -415,16 +418,62 @@ fn pipes_and_sockets(rows: &mut Vec<Row>) {
 
 /// A pipe that another thread splices into without any data to splice: a write or close of it then waits in the
 /// kernel and cannot be interrupted.
+struct HeldPipe {
+    _reader: OwnedFd,
+    feed: UnixStream,
+    holder: JoinHandle<()>,
+}
+
+impl HeldPipe {
+    /// Makes one, and the end to write.
+    fn new() -> Result<(HeldPipe, OwnedFd), String> {
+        // One that does not block would not be waited for by the splice.
+        let (reader, writer) = pipe_of(true)?;
+        let (source, feed) = context(UnixStream::pair(), "pair")?;
+        let into = context(writer.try_clone(), "copy")?;
+        let (thread, holds) = channel();
+        let holder = std::thread::spawn(move || {
+            let _ = thread.send(gettid());
+            let _ = splice(source, None, &into, None, 4096, SpliceFlags::empty());
+        });
+        let thread = context(holds.recv(), "holder")?.as_raw_nonzero();
+        // It has nothing else to sleep for.
+        let file = format!("/proc/self/task/{thread}/stat");
+        let sleeps = || std::fs::read_to_string(&file).is_ok_and(|stat| stat.contains(") S "));
+        ensure(wait_until(sleeps), || "the pipe is not held".into())?;
+        let held = HeldPipe {
+            _reader: reader,
+            feed,
+            holder,
+        };
+        Ok((held, writer))
+    }
+
+    /// Data ends the splice, and with it the wait of everything that is blocked on the pipe.
+    fn let_go(self) -> Outcome {
+        let _ = (&self.feed).write_all(b"x");
+        drop(self.feed);
+        context(self.holder.join().map_err(|_| "panicked"), "holder")
+    }
+}
+
 fn held_pipes(rows: &mut Vec<Row>) {
+    rows.push(row("fresh pipes as call behind a blocked one", |daemon| {
+        let most = daemon.fds_at_rest() + 100;
+        let (pipe, writer) = HeldPipe::new()?;
+        let mut client = open_with(daemon, &polling())?;
+        let said = set(&mut client, "call", writer.as_fd());
+        context(said, "the blocked one")?;
+        let has_blocked = wait_until(|| is_any_thread_blocked(daemon));
+        ensure(has_blocked, || "the pipe blocks no thread".into())?;
+        let mut outcome = fresh_pipes(&mut client).and_then(|()| daemon.fds_settle_at(most));
+        outcome = outcome.and(check_other_vring(&mut client));
+        drop(client);
+        outcome.and(pipe.let_go())
+    }));
     for part in ["kick", "call", "err"] {
         rows.push(row(format!("a blocked pipe as {part}"), move |daemon| {
-            let (reader, writer) = pipe_of(false)?;
-            let (source, feed) = context(UnixStream::pair(), "pair")?;
-            let into = context(writer.try_clone(), "copy")?;
-            let holder = std::thread::spawn(move || {
-                let _ = splice(source, None, &into, None, 4096, SpliceFlags::empty());
-            });
-            std::thread::sleep(Duration::from_millis(20));
+            let (pipe, writer) = HeldPipe::new()?;
             let mut client = open_with(daemon, &polling())?;
             let said = set(&mut client, part, writer.as_fd());
             drop(writer);
@@ -442,12 +491,26 @@ fn held_pipes(rows: &mut Vec<Row>) {
             }
             drop(client);
             outcome = outcome.and(assert_serves(daemon));
-            // Data ends the splice, and with it the wait of everything that is blocked on the pipe.
-            let _ = (&feed).write_all(b"x");
-            drop(feed);
-            context(holder.join().map_err(|_| "panicked"), "holder")?;
-            drop(reader);
+            pipe.let_go()?;
             outcome
         }));
     }
+}
+
+/// Returns true if a thread of the daemon waits in the kernel and cannot be interrupted.
+fn is_any_thread_blocked(daemon: &Daemon) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", daemon.pid()));
+    threads.into_iter().flatten().flatten().any(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat"));
+        stat.is_ok_and(|stat| stat.contains(") D "))
+    })
+}
+
+/// Sends a thousand pipes, each of which takes the place of the one before.
+fn fresh_pipes(client: &mut Client) -> Outcome {
+    for _ in 0..1000 {
+        let (_reader, writer) = pipe_of(false)?;
+        context(set(client, "call", writer.as_fd()), "a fresh one")?;
+    }
+    Ok(())
 }

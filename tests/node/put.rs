@@ -1,12 +1,15 @@
 //! Disks are put: as the manual shows, by meaning, and bad input is named.
 
+use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cleave_client::Client;
-use cleave_tests::{Node, Scratch, exercise, program_path, small, wait_until};
+use cleave_tests::{
+    Killed, Node, Scratch, exercise, has_listener, program_path, small, wait_until,
+};
 use serde_json::{Value, json};
 
 use crate::{killed, ram};
@@ -129,6 +132,24 @@ fn bad_input_is_named_in_a_line() {
             r#"{"disk": ["rbd:rbd/web"]}"#,
             400,
             "start the node with --ceph",
+        ),
+        (
+            "d1",
+            r#"{"disk": ["rbd:rbd/web,conf=/etc/ceph/b.conf"]}"#,
+            400,
+            "start the node with --ceph",
+        ),
+        (
+            "d1",
+            r#"{"disk": ["rbd:rbd/web,conf=/tmp/a.conf"]}"#,
+            400,
+            "/tmp/a.conf is not in /etc/ceph",
+        ),
+        (
+            "d1",
+            r#"{"disk": ["rbd:rbd/web,conf=/etc/ceph/../../tmp/a.conf"]}"#,
+            400,
+            "is not in /etc/ceph",
         ),
         // Nobody can make a file of a device: it would be a file in memory.
         (
@@ -259,4 +280,28 @@ fn the_uptime_of_a_node_is_that_of_its_process() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     assert!(now.as_secs_f64() - line.unwrap().parse::<f64>().unwrap() > 0.3);
     node.daemon.finish();
+}
+
+/// A unit of `cleave serve` may have its socket in the same folder of all folders.
+#[test]
+fn the_folder_of_another_daemon_stays_as_it_is() {
+    let node = Node::start();
+    let socket = node.socket("d1");
+    let folder = socket.parent().unwrap();
+    std::fs::create_dir(folder).unwrap();
+    std::fs::set_permissions(folder, Permissions::from_mode(0o700)).unwrap();
+    let mode = || std::fs::metadata(folder).unwrap().mode() & 0o777;
+    let mut line = Command::new(program_path());
+    line.args(["serve", "--disk", "ram:1M", "--socket-path"])
+        .arg(&socket);
+    let other = Killed::start(&mut line);
+    assert!(wait_until(|| has_listener(&socket)));
+    let body = json!({"disk": ["ram:4M"], "persistent": false, "socket_mode": "0666"});
+    let refused = node.put("d1", &body);
+    assert_eq!(refused.status, 422, "{}", refused.body);
+    assert!(refused.error().contains("in use"), "{}", refused.body);
+    assert_eq!(mode(), 0o700);
+    drop(other);
+    node.add("d1", &body);
+    assert_eq!(mode(), 0o755);
 }

@@ -149,7 +149,7 @@ fn a_node_with_a_disk_whose_server_is_silent_is_not_taken_over() {
     assert!(stderr.contains(why), "{stderr}");
     // It may notice a moment later that the other process has left, and does not take orders until then.
     assert!(wait_until(|| {
-        let left = "a process that was to take over all disks of this node has left";
+        let left = "a process that was to take over all disks of this node has not";
         node.daemon.log_has(left)
     }));
     // With an obstacle too, which a restart would get past.

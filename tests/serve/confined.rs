@@ -276,6 +276,53 @@ fn a_node_opens_images_only_in_the_folders_that_are_named() {
     }
 }
 
+/// What a guest wrote must not become the description of another disk, nor a file elsewhere on the host.
+#[test]
+fn a_node_makes_snapshots_only_in_the_folders_that_are_named() {
+    let images = Scratch::new();
+    let elsewhere = Scratch::new();
+    let link = images.join("link");
+    std::os::unix::fs::symlink(elsewhere.path(), &link).unwrap();
+    let image = images.image("inside", 1 << 20);
+    let refusal = |node: &Node, to: &Path| {
+        let body = serde_json::json!({ "to": to }).to_string();
+        let refused = node.ask("POST", "/v1/disks/a/snapshot", &body);
+        match refused.status {
+            201 => String::new(),
+            _ => refused.error(),
+        }
+    };
+    let off = [Path::new("--sandbox"), Path::new("off")];
+    let named = [off[0], off[1], Path::new("--images"), images.path()];
+    for (options, outside) in [(&named[..], Some("--images")), (&off[..], None)] {
+        let node = node_with(options);
+        node.add(
+            "a",
+            &serde_json::json!({"disk": [image], "persistent": false}),
+        );
+        let own = node.daemon.scratch();
+        for (folder, option) in [
+            (own.join("state/disks"), "--state"),
+            (own.join("state"), "--state"),
+            (own.join("run/a"), "--run"),
+        ] {
+            let why = refusal(&node, &folder.join("b.toml"));
+            assert!(why.contains(option), "{}: {why}", folder.display());
+            assert!(!folder.join("b.toml").exists());
+        }
+        for folder in [elsewhere.path(), &link] {
+            let why = refusal(&node, &folder.join("copy"));
+            assert_eq!(why.contains("--images"), outside.is_some(), "{why}");
+            let _ = fs::remove_file(elsewhere.join("copy"));
+        }
+        // The file system may have no copies that share blocks.
+        let why = refusal(&node, &images.join("copy"));
+        assert!(!why.contains("--"), "{why}");
+        let _ = fs::remove_file(images.join("copy"));
+        node.daemon.finish();
+    }
+}
+
 #[test]
 fn a_node_gives_nothing_up_with_sandbox_off() {
     let node = node_with(&[Path::new("--sandbox"), Path::new("off")]).daemon;

@@ -124,3 +124,45 @@ fn a_demonstration_runs_as_the_first_process_of_a_container() {
     let args: Vec<&str> = line.split(' ').chain([program]).chain(demo).collect();
     run("unshare", &args).unwrap();
 }
+
+/// A handler is in force a moment before it can note a signal, and the thread of the log is there before it.
+#[test]
+fn a_signal_to_end_never_goes_to_the_log() {
+    let daemon = Daemon::serve(&["--disk", "ram:1M"]);
+    let masks = |name: &str| -> Vec<u64> {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+        let statuses = threads.filter_map(|thread| {
+            let status = std::fs::read_to_string(thread.ok()?.path().join("status")).ok()?;
+            status
+                .starts_with(&format!("Name:\t{name}\n"))
+                .then_some(status)
+        });
+        let mask = |status: String| {
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix("SigBlk:\t"));
+            u64::from_str_radix(line.unwrap(), 16).unwrap()
+        };
+        statuses.map(mask).collect()
+    };
+    let ends = [Signal::TERM, Signal::INT, Signal::HUP];
+    let ends = ends
+        .map(|signal| 1 << (signal.as_raw() - 1))
+        .iter()
+        .sum::<u64>();
+    assert_eq!(
+        masks("log")
+            .iter()
+            .map(|mask| mask & ends)
+            .collect::<Vec<_>>(),
+        [ends]
+    );
+    assert_eq!(
+        masks("cleave")
+            .iter()
+            .map(|mask| mask & ends)
+            .collect::<Vec<_>>(),
+        [0]
+    );
+    daemon.finish();
+}

@@ -127,6 +127,23 @@ fn it_is_ready_when_frontends_can_connect_and_gives_signs_of_life() {
     }
 }
 
+/// A thread that was taken over could write to a socket that is connected, and have systemd kill any process.
+#[test]
+fn its_socket_for_messages_is_connected_to_nothing() {
+    let scratch = Scratch::in_memory();
+    let [socket, notify] = ["own", "notify"].map(|name| scratch.join(name));
+    let path = socket.to_str().unwrap();
+    let args = ["serve", "--socket-path", path, "--disk", "ram:64M"];
+    let mut service = Service::start(notify.to_str().unwrap(), None, &args);
+    service.says("READY=1");
+    // Another socket at the same address: a connection would lead to the one before.
+    std::fs::remove_file(&notify).unwrap();
+    service.messages = UnixDatagram::bind(&notify).unwrap();
+    service.messages.set_read_timeout(Some(TIMEOUT)).unwrap();
+    service.says("WATCHDOG=1");
+    service.stop();
+}
+
 #[test]
 fn it_takes_the_socket_that_systemd_has_made() {
     let scratch = Scratch::in_memory();

@@ -70,6 +70,15 @@ impl ServiceManager {
         })
     }
 
+    /// Returns how many sessions are kept for the case that this process is killed.
+    pub fn sessions_of(&mut self, pid: u32) -> usize {
+        self.settle();
+        let name = format!("{SESSION}{pid}-");
+        let is_its =
+            |(kept, parcel): &&(String, OwnedFd)| kept.starts_with(&name) && is_whole(parcel);
+        self.kept.iter().filter(is_its).count()
+    }
+
     /// Fills its queue, as if it were busy: a service that does not wait cannot send it anything until it settles.
     pub fn fill(&self) {
         let sent = || {

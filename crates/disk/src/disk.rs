@@ -442,6 +442,11 @@ impl Disk {
         matches!(self.backing(), Backing::Nbd(_))
     }
 
+    /// Returns true if its store has lost its server, and has not connected to it again.
+    pub fn is_cut_off(&self) -> bool {
+        matches!(self.backing(), Backing::Nbd(nbd) if nbd.is_cut_off())
+    }
+
     /// Returns true if an NBD server may have lost what it answered and was not sent it again, and no flush of the guest has failed
     /// since.
     pub fn owes_changes(&self) -> bool {

@@ -3,7 +3,6 @@
 //! It calls `mmap` itself instead of using `vm_memory::MmapRegion`, because that keeps the file open (one descriptor
 //! per region, and a frontend can have 509), accepts unaligned hugetlb offsets, and does not check the file's size.
 
-use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::ptr::null_mut;
@@ -30,20 +29,26 @@ pub(crate) struct Origin {
     pub(crate) file_offset: u64,
 }
 
-/// A shared mapping; unmapped when dropped.
+/// A shared mapping. When it is dropped, its pages go to the thread that waits for that. If none does, they are unmapped at once.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     /// `None` only during drop.
+    pages: Option<MappedPages>,
+    /// The region's first byte.
+    start: *mut u8,
+    pub(crate) origin: Origin,
+    heir: Mutex<Option<Sender<MappedPages>>>,
+}
+
+/// The pages of a mapping, unmapped when dropped. That takes long: 5 ms and more for each GiB that was touched.
+#[derive(Debug)]
+pub(crate) struct MappedPages {
+    /// `None` until they are watched, and during drop.
     watch: Option<MappingWatch>,
     base: *mut u8,
     map_bytes: usize,
-    /// Offset of the region's first byte in the mapping.
-    delta_bytes: usize,
-    pub(crate) origin: Origin,
     /// Dropped after the `munmap`, because others have its room then.
     place: Place,
-    /// Dropped after the `munmap`, which notifies those who wait for it.
-    end_watchers: Mutex<Vec<Sender<Infallible>>>,
 }
 
 /// How much of a mapping becomes zeroes when a page is touched that is no longer in the file.
@@ -54,6 +59,11 @@ pub(crate) enum LostWith {
     /// The mapping, which is worth nothing without it. Page by page, each could cost the process two mappings more.
     Mapping,
 }
+
+// SAFETY: any thread may unmap them.
+unsafe impl Send for MappedPages {}
+// SAFETY: nothing in it changes after it was created.
+unsafe impl Sync for MappedPages {}
 
 // SAFETY: a mapping is plain memory at an address that any thread may use; the (racy) accesses through it are
 // responsible for its contents.
@@ -98,55 +108,69 @@ impl Mapping {
         // Guest secrets do not belong in a core dump. If the kernel refuses, nothing breaks.
         // SAFETY: our own fresh mapping; the advice does not change its contents.
         let _ = unsafe { madvise(base, map_bytes, Advice::LinuxDontDump) };
-        let mut mapping = Mapping {
+        let mut pages = MappedPages {
             watch: None,
             base: base.cast(),
             map_bytes,
-            delta_bytes: (spec.file_offset - map_offset) as usize,
-            origin,
             place,
-            end_watchers: Mutex::default(),
         };
-        // Watched before anything can touch it. If the watch is refused, `drop` unmaps it.
+        // Watched before anything can touch them. If the watch is refused, `drop` unmaps them.
         let lost_bytes = match lost {
             LostWith::Page => page_bytes as usize,
             LostWith::Mapping => map_bytes,
         };
         let watch = MappingWatch::new(base as usize, map_bytes, lost_bytes).map_err(refuse)?;
-        mapping.watch = Some(watch);
-        Ok(mapping)
+        pages.watch = Some(watch);
+        let within_bytes = (spec.file_offset - map_offset) as usize;
+        Ok(Mapping {
+            start: pages.base.wrapping_add(within_bytes),
+            pages: Some(pages),
+            origin,
+            heir: Mutex::default(),
+        })
     }
 
     /// Address of the region's first byte.
     #[inline]
     pub(crate) fn start(&self) -> *mut u8 {
-        self.base.wrapping_add(self.delta_bytes)
+        self.start
     }
 
     /// Returns the room that it takes.
     pub(crate) fn taken(&self) -> Taken {
-        self.place.taken()
+        let place = self.pages.as_ref().map(|pages| &pages.place);
+        place.map(Place::taken).unwrap_or_default()
     }
 
-    /// Drops `alive` once the mapping is unmapped.
-    pub(crate) fn watch_end(&self, alive: Sender<Infallible>) {
-        let watchers = self.end_watchers.lock();
-        watchers.unwrap_or_else(PoisonError::into_inner).push(alive);
+    /// Sends its pages to `heir` instead of another one when it is dropped.
+    pub(crate) fn leave_to(&self, heir: Sender<MappedPages>) {
+        *self.heir.lock().unwrap_or_else(PoisonError::into_inner) = Some(heir);
     }
 
     /// Returns true if a page of it was replaced by zeroes.
     pub(crate) fn is_lost(&self) -> bool {
         // As in `Memory::is_lost`: this thread's earlier reads are covered.
         fence(Ordering::Acquire);
-        self.watch.as_ref().is_some_and(MappingWatch::is_lost)
+        let watch = self.pages.as_ref().and_then(|pages| pages.watch.as_ref());
+        watch.is_some_and(MappingWatch::is_lost)
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        let heir = self.heir.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(heir), Some(pages)) = (heir.take(), self.pages.take()) {
+            // If nobody waits any more, they come back, and this thread unmaps them.
+            let _ = heir.send(pages);
+        }
+    }
+}
+
+impl Drop for MappedPages {
+    fn drop(&mut self) {
         // Removed from the handler's table before it is unmapped, because the address may be reused at once.
         self.watch = None;
-        // SAFETY: our own whole mapping; every holder of a pointer into it also held us.
+        // SAFETY: our own whole mapping; every holder of a pointer into it also held the `Mapping`, which is gone.
         let _ = unsafe { munmap(self.base.cast(), self.map_bytes) };
     }
 }

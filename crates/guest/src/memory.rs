@@ -1,18 +1,17 @@
 //! The guest's memory as an immutable snapshot.
 
-use std::convert::Infallible;
 use std::marker::PhantomData;
 use std::ops::{ControlFlow, Deref};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cleave_blk::Segment;
 use vm_memory::VolatileSlice;
 
-use crate::mapping::{LostWith, Mapping, Origin};
+use crate::mapping::{LostWith, MappedPages, Mapping, Origin};
 use crate::room::{Allowance, Taken};
 use crate::{MapError, RegionSpec, racy, sigbus};
 
@@ -73,18 +72,22 @@ impl Deref for Epoch {
     }
 }
 
-/// Waits until regions that have left a table are unmapped. See [`Memory::departing`].
+/// Waits for regions that have left a table, and unmaps them. See [`Memory::departing`].
 #[derive(Debug)]
-pub struct Departure(Receiver<Infallible>);
+pub struct Departure(Receiver<MappedPages>);
 
 impl Departure {
-    /// Waits for at most `time`. Returns whether they are unmapped.
+    /// Waits for at most `time` until nothing refers to them. Returns whether all are unmapped.
     pub fn is_over_within(&self, time: Duration) -> bool {
-        // Each mapping holds a sender that it never uses, so the channel closes with the last mapping.
-        matches!(
-            self.0.recv_timeout(time),
-            Err(RecvTimeoutError::Disconnected)
-        )
+        let until = Instant::now() + time;
+        loop {
+            // Each mapping holds a sender, so the channel closes with the last one.
+            let left = until.saturating_duration_since(Instant::now());
+            match self.0.recv_timeout(left) {
+                Ok(pages) => drop(pages),
+                Err(ended) => return ended == RecvTimeoutError::Disconnected,
+            }
+        }
     }
 }
 
@@ -261,17 +264,17 @@ impl Memory {
         }))
     }
 
-    /// Reports when the regions of this table that `next` does not share are unmapped, which is when the last
-    /// epoch, vring, request or op that refers to them has released them.
+    /// Waits for the regions of this table that `next` does not share: until the last epoch, vring, request or op that refers to them
+    /// has released them. Then the thread that waits unmaps them, because the one that released them may serve other guests.
     pub fn departing(&self, next: &Memory) -> Departure {
-        let (alive, gone) = channel();
+        let (heir, pages) = channel();
         for region in &self.regions {
             let stays = |other: &Region| Arc::ptr_eq(&region.mapping, &other.mapping);
             if !next.regions.iter().any(stays) {
-                region.mapping.watch_end(alive.clone());
+                region.mapping.leave_to(heir.clone());
             }
         }
-        Departure(gone)
+        Departure(pages)
     }
 
     /// Returns true if both tables map the same bytes of the same files at this range, even if twice. `false` unless each table
@@ -525,6 +528,8 @@ fn check_overlap(
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+    use std::thread;
 
     use rustix::fs::ftruncate;
 
@@ -773,6 +778,22 @@ mod tests {
         drop(other);
         assert!(departure.is_over_within(now));
         assert!(third.covers(segment(0x8000, 1)));
+    }
+
+    #[test]
+    fn a_region_is_unmapped_by_the_thread_that_waits_for_that() {
+        let spec = region(0x1000, 0x1000);
+        let inode = spec.file.metadata().unwrap().ino();
+        let is_mapped = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.contains(&format!(" {inode} "))
+        };
+        let memory = Memory::new(vec![spec]).unwrap();
+        let departure = memory.departing(&Memory::new(Vec::new()).unwrap());
+        thread::spawn(|| drop(Epoch::from(memory))).join().unwrap();
+        assert!(is_mapped(), "a worker's thread has unmapped a guest");
+        assert!(departure.is_over_within(Duration::ZERO));
+        assert!(!is_mapped());
     }
 
     #[test]

@@ -31,11 +31,12 @@ use cleave_worker::{Device, Incident, Totals};
 use rustix::fs::fstat;
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::handover::link::{Giver, Peer};
+use crate::handover::merge::DiskUse;
 use crate::handover::parcel::Parcel;
 use crate::hosted::changes::PassingOn;
 use crate::possession::DiskPossession;
@@ -198,6 +199,8 @@ pub(crate) struct Naming {
     pub(crate) events: Arc<Events>,
     /// The manager that keeps sessions of its frontends for the next process.
     pub(crate) manager: Option<Arc<Manager>>,
+    /// False once the node before cannot take the disk back any more. `None`: nobody can.
+    pub(crate) until_alone: Option<watch::Receiver<bool>>,
 }
 
 /// The state of the disk's loop.
@@ -231,6 +234,10 @@ pub(crate) struct DiskServer {
     /// The manager that keeps sessions. `None` without the lock of the socket's path: the next process could not tell when the I/O of
     /// this one has ended.
     manager: Option<Arc<Manager>>,
+    /// What the next process has to know if there are sessions that this one has not found.
+    disk_use: DiskUse,
+    /// False once the node before cannot take the disk back any more, which serves it if this process dies. `None`: nobody can.
+    until_alone: Option<watch::Receiver<bool>>,
     /// Limits of log lines: about frontends that connect and leave, about parked ones, about rejected ones, and about faults. They
     /// are separate so that many rejected frontends do not hide a fault.
     arrivals: Quota,
@@ -255,6 +262,8 @@ enum Event {
     SizeChecked(io::Result<Resized>),
     /// The disk has come from another host.
     Acquired,
+    /// The node before cannot take it back any more.
+    Alone,
 }
 
 impl DiskServer {
@@ -329,6 +338,8 @@ impl DiskServer {
             status: Arc::new(status),
             endpoint: naming.endpoint,
             manager: naming.manager.filter(|_| is_locked),
+            disk_use: DiskUse::Unused,
+            until_alone: naming.until_alone,
             arrivals: Quota::new(ARRIVALS_MAX),
             parkings: Quota::new(ARRIVALS_MAX),
             rejections: Quota::new(1),
@@ -423,6 +434,7 @@ impl DiskServer {
                 }
                 Event::SizeChecked(resized) => self.report_size(resized),
                 Event::Acquired => self.check_size(),
+                Event::Alone => self.keep_sessions(),
             }
         }
         self.offload.close(self.listener.take());
@@ -458,6 +470,7 @@ impl DiskServer {
             watch,
             size,
             possession,
+            until_alone,
             ..
         } = self;
         let have_place = guests.have_place();
@@ -475,6 +488,7 @@ impl DiskServer {
             () = possession.acquired() => Event::Acquired,
             () = watch.changed() => Event::Changed,
             () = until(rearm_at), if rearm_at.is_some() => Event::Rearm,
+            () = is_alone(until_alone) => Event::Alone,
         }
     }
 
@@ -571,6 +585,15 @@ fn telling(id: Arc<OnceLock<String>>, events: Arc<Events>) -> impl Fn(Incident) 
 async fn accept(listener: &Option<UnixListener>) -> io::Result<tokio::net::UnixStream> {
     match listener {
         Some(listener) => Ok(listener.accept().await?.0),
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the node before cannot take the disk back any more.
+async fn is_alone(until_alone: &mut Option<watch::Receiver<bool>>) {
+    match until_alone {
+        // The sender lives as long as the node.
+        Some(takes_over) => drop(takes_over.wait_for(|takes_over| !takes_over).await),
         None => std::future::pending().await,
     }
 }

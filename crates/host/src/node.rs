@@ -19,17 +19,19 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cleave_engine::Reactor;
 use rustix::fs::{FlockOperation, flock};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::timeout;
 
 use crate::failure::Failure;
 use crate::handover::link::{Peer, TakenLink};
+use crate::handover::merge::{self, MergedParcels};
 use crate::handover::offer::{self, Offer};
 use crate::handover::parcel::Parcel;
 use crate::handover::store;
@@ -60,6 +62,8 @@ const READY_TIME: Duration = Duration::from_secs(10);
 /// Longest wait for the folder of state, and the pause between two attempts to lock it.
 const STATE_TIME: Duration = Duration::from_secs(5);
 const STATE_PAUSE: Duration = Duration::from_millis(5);
+/// Longest wait for the end of the node before, if this one is told to end. The guests of disks that it has are served meanwhile.
+const GIVER_TIME: Duration = Duration::from_secs(5);
 
 /// Serves the disks of a node until a signal.
 pub fn serve_node(settings: &NodeSettings) -> Result<(), Failure> {
@@ -171,12 +175,14 @@ async fn control(
     let inherited = given.offer.as_ref().and_then(|offer| offer.parcel.watchdog);
     let watchdog = manager.watchdog().or(inherited);
     // A confined process cannot take descriptors over by their numbers. A node that runs has what it was left.
-    let parcels = match &given.offer {
-        Some(_) => Vec::new(),
-        None => store::take(&manager),
+    let MergedParcels { parcels, surplus } = match &given.offer {
+        Some(_) => MergedParcels::default(),
+        None => merge::by_disk(store::take(&manager)),
     };
     let (end_for, mut passed_on) = mpsc::channel(1);
     let node = begin(settings, files, &given, parcels, &manager, end_for, log)?;
+    // By threads that are confined.
+    merge::close(surplus);
     if given.offer.is_some() {
         node.judge_served(Next::TakesOver).await?;
     }
@@ -290,7 +296,7 @@ fn begin(
         manager: Some(manager.clone()).filter(|manager| manager.has_store()),
         inherits: !parcels.is_empty() || given.offer.is_some(),
         parcels: Mutex::new(parcels),
-        takes_over: AtomicBool::new(given.offer.is_some()),
+        takes_over: watch::Sender::new(given.offer.is_some()),
         end_for,
     }))
 }
@@ -321,6 +327,9 @@ async fn run(
         let end = tokio::select! {
             biased;
             request = signals.next() => match request {
+                SignalRequest::Stop(signal) if serve.is_some() => {
+                    return Ok((told_early(signal, all_given).await, None));
+                }
                 SignalRequest::Stop(signal) => NodeEnd::Signal(signal),
                 SignalRequest::CheckSize => {
                     node.check_sizes().await;
@@ -333,7 +342,7 @@ async fn run(
                     Ok(taken) => link = taken,
                     Err(why) => return Ok((NodeEnd::Kept(why), None)),
                 }
-                node.takes_over.store(false, Ordering::Relaxed);
+                node.takes_over.send_replace(false);
                 servers = serve.take().map(|serve| serve()).transpose()?;
                 node.open_failed_again().await;
                 continue;
@@ -343,6 +352,20 @@ async fn run(
             link.into_iter().for_each(TakenLink::outlive_giver);
         }
         return Ok((end, servers));
+    }
+}
+
+/// Returns the end of a node that is told to end while it takes over. If the service ends, the node before ends as well, and the manager
+/// gets what this one has. If that one goes on, it opens again what it had given, and whatever the manager had of that would keep it from
+/// doing so.
+async fn told_early(
+    signal: &'static str,
+    all_given: impl Future<Output = Result<Option<TakenLink>, String>>,
+) -> NodeEnd {
+    match timeout(GIVER_TIME, all_given).await {
+        Ok(Ok(_)) => NodeEnd::Signal(signal),
+        Ok(Err(why)) => NodeEnd::Kept(why),
+        Err(_) => NodeEnd::Kept(format!("{signal} received")),
     }
 }
 
@@ -432,7 +455,7 @@ async fn tell_when_ready(node: Arc<Node>, manager: Arc<Manager>) {
         }
     };
     // Ready all the same.
-    let _ = tokio::time::timeout(READY_TIME, settled).await;
+    let _ = timeout(READY_TIME, settled).await;
     let is_served = |disk: &&Arc<HostedDisk>| matches!(disk.state(), HostedState::Serving(_));
     let served = all.iter().filter(is_served).count();
     manager.ready(&format!("serving {served} of {} disks", all.len()));

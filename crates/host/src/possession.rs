@@ -77,6 +77,8 @@ struct Holding {
     absence: PossessionState,
     /// Why the locks are waited for, as it was told last.
     why: Option<String>,
+    /// The disk could not be handed over with a guest that moved, and has no lock that keeps the guest from running elsewhere.
+    is_doubtful: bool,
 }
 
 impl std::fmt::Debug for DiskPossession {
@@ -107,6 +109,7 @@ impl DiskPossession {
                 state,
                 absence: PossessionState::Inactive,
                 why: None,
+                is_doubtful: false,
             }),
             attempt: Mutex::default(),
             turn: Arc::new(Semaphore::new(1)),
@@ -127,16 +130,24 @@ impl DiskPossession {
         self.state() == PossessionState::Active
     }
 
-    /// Refuses what reads or writes the disk and is not for its guest, while the disk is another host's.
+    /// Refuses what reads or writes the disk and is not for its guest, while the disk is another host's, or may be.
     pub(crate) fn refuse_away(&self) -> Result<(), Refusal> {
         let name = self.disk.name();
-        let why = match self.state() {
+        let held = lock(&self.state);
+        let why = match held.state {
+            PossessionState::Active if held.is_doubtful => {
+                "could not be handed over with its guest, which may run on another host: start the guest here first, or remove the disk"
+            }
             PossessionState::Active => return Ok(()),
-            PossessionState::Inactive => "is inactive until a guest runs here",
-            PossessionState::HandedOver => "was handed over with its guest",
-            PossessionState::Waiting => "waits for its locks",
+            PossessionState::Inactive => {
+                "is inactive until a guest runs here: ask the host that has it"
+            }
+            PossessionState::HandedOver => {
+                "was handed over with its guest: ask the host that has it"
+            }
+            PossessionState::Waiting => "waits for its locks: ask the host that has it",
         };
-        let why = format!("disk {name} {why}: ask the host that has it");
+        let why = format!("disk {name} {why}");
         Err(Refusal(ProblemKind::NotActive, why))
     }
 
@@ -235,9 +246,17 @@ impl Possession for DiskPossession {
         self.tell_of(&lock(&self.state));
     }
 
+    fn hand_over_failed(&self) {
+        // Locks keep the guest from starting elsewhere.
+        if self.disk.reconnects() {
+            lock(&self.state).is_doubtful = true;
+        }
+    }
+
     fn take(&self) -> Result<bool, String> {
         let mut attempt = lock(&self.attempt);
         if self.is_active() {
+            lock(&self.state).is_doubtful = false;
             return Ok(true);
         }
         if attempt.is_none() {
@@ -259,6 +278,7 @@ impl Possession for DiskPossession {
             Ok(Ok(())) => {
                 let mut held = lock(&self.state);
                 held.state = PossessionState::Active;
+                held.is_doubtful = false;
                 self.tell_of(&held);
                 drop(held);
                 let name = self.disk.name();

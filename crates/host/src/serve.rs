@@ -20,6 +20,7 @@ use crate::disk_server::{self, DiskServer, Naming, Served, SizeAsker};
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::handover::link::TakenLink;
+use crate::handover::merge::{self, LeftParcel, MergedParcels};
 use crate::handover::offer::{self, NotOffered, Offer};
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::handover::store;
@@ -214,8 +215,8 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
         false => None,
     };
     let mut offer = settings.offer(&service)?;
-    let parcel = match &mut offer {
-        Some(offer) => Some(std::mem::take(&mut offer.parcel)),
+    let (parcel, surplus) = match &mut offer {
+        Some(offer) => (Some(std::mem::take(&mut offer.parcel)), Vec::new()),
         None => left_to_us(&manager, &service),
     };
     manager.tell("STATUS=waiting for the disk");
@@ -247,6 +248,7 @@ pub fn serve_disk(settings: &ServeSettings) -> Result<(), Failure> {
         inherited,
         signals,
         offer,
+        surplus,
         lock: lock.as_ref(),
         manager,
         log: &log,
@@ -274,13 +276,13 @@ fn end(served: &Result<Served, Failure>, disk: Arc<Disk>, lock: Option<PathLock>
     }
 }
 
-/// Returns what the process before has left to this one, if that served the same disk at the same socket. Whatever else it has left
-/// ends here.
-fn left_to_us(manager: &Manager, service: &Service) -> Option<Parcel> {
+/// Returns what the process before has left to this one, if that served the same disk at the same socket, and what has to be closed.
+/// Whatever else it has left ends here.
+fn left_to_us(manager: &Manager, service: &Service) -> (Option<Parcel>, Vec<Parcel>) {
     let (ours, others): (Vec<_>, Vec<_>) = store::take(manager)
         .into_iter()
-        .partition(|parcel| parcel.disk.is_of(service));
-    for parcel in others {
+        .partition(|left| left.parcel.disk.is_of(service));
+    for LeftParcel { parcel, .. } in others {
         let DiskRecord {
             storage, endpoint, ..
         } = parcel.disk.clone();
@@ -290,7 +292,8 @@ fn left_to_us(manager: &Manager, service: &Service) -> Option<Parcel> {
         drop(parcel);
         socket::remove_stale(Path::new(&endpoint));
     }
-    ours.into_iter().next()
+    let MergedParcels { parcels, surplus } = merge::of_disk(ours);
+    (parcels.into_iter().next(), surplus)
 }
 
 /// Opens the disk, and has the log say so if that takes long.
@@ -326,6 +329,8 @@ struct Outside<'a> {
     signals: Option<Signals>,
     /// What another process offers, which serves the disk until it is taken.
     offer: Option<Offer>,
+    /// What processes before have left and nobody goes on with.
+    surplus: Vec<Parcel>,
     lock: Option<&'a PathLock>,
     manager: Arc<Manager>,
     log: &'a log::Guard,
@@ -355,6 +360,23 @@ fn open_sockets(
     Ok((interfaces, door))
 }
 
+/// Returns how the disk is found and shown.
+fn naming(
+    service: &Service,
+    outside: &Outside<'_>,
+    events: Arc<Events>,
+) -> Result<Naming, Failure> {
+    Ok(Naming {
+        id: None,
+        endpoint: socket::name(&service.endpoint),
+        lock: PathLock::copy(outside.lock)?,
+        events,
+        manager: Some(outside.manager.clone()).filter(|manager| manager.has_store()),
+        // A session begins when the disk is taken, and the process that had it never takes it back.
+        until_alone: None,
+    })
+}
+
 /// From the socket on.
 async fn control(
     service: Service,
@@ -371,13 +393,7 @@ async fn control(
     let watchdog = outside.manager.watchdog().or(parcel.watchdog);
     let (mut interfaces, mut door) = open_sockets(&service, &mut parcel, &mut outside)?;
     let events = Arc::<Events>::default();
-    let naming = Naming {
-        id: None,
-        endpoint: socket::name(&service.endpoint),
-        lock: PathLock::copy(outside.lock)?,
-        events: events.clone(),
-        manager: Some(outside.manager.clone()).filter(|manager| manager.has_store()),
-    };
+    let naming = naming(&service, &outside, events.clone())?;
     let watches = SizeWatches::default();
     let watch = watches.watch(&disk);
     let watched = disk.clone();
@@ -391,6 +407,8 @@ async fn control(
     let deadline = service.stop_deadline();
     let server = DiskServer::new(service, disk, &door, naming, watch, confine);
     let mut server = server.map_err(|failure| refused(is_offered, failure))?;
+    // By threads that are confined.
+    merge::close(outside.surplus);
     server.serve_connected(&door)?;
     let sockets = interfaces.copies()?;
     // To the end: the process before takes the end of the link for the death of this one.

@@ -37,7 +37,7 @@ pub struct NbdClient {
 pub struct NbdState {
     /// Connections that stores use now.
     pub connected: u64,
-    /// Connections that stores wait for.
+    /// Connections that stores wait for, and those in whose place others are to come.
     pub waiting: u64,
     /// Connections that were lost.
     pub lost: u64,
@@ -114,6 +114,7 @@ impl NbdClient {
             spares: Mutex::new(links),
             attached: Mutex::default(),
             waiting: AtomicU64::new(0),
+            ending: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             reconnects: AtomicU64::new(0),
             fences: Mutex::default(),
@@ -182,8 +183,10 @@ impl NbdClient {
             held += waiting;
         }
         drop(ledger);
+        let ending = read(&self.shared.ending);
+        let attached = lock(&self.shared.attached).count as u64;
         NbdState {
-            connected: lock(&self.shared.attached).count as u64,
+            connected: attached.saturating_sub(ending),
             waiting: read(&self.shared.waiting),
             lost: read(&self.shared.lost),
             reconnects: read(&self.shared.reconnects),
@@ -265,6 +268,11 @@ impl NbdClient {
     /// Returns true if changes that the server had answered and not flushed were not written again, and the guest does not know.
     pub fn owes_changes(&self) -> bool {
         self.shared.has_untold_loss.load(Ordering::SeqCst) || self.shared.owed_bytes() > 0
+    }
+
+    /// Returns true if a connection was lost, and none was made since. Always false for a server that has nothing to flush.
+    pub fn is_cut_off(&self) -> bool {
+        lock(&self.shared.attached).is_lossy()
     }
 
     /// Records that the guest was answered that a flush failed.

@@ -37,7 +37,9 @@ enum Holding {
     Waits {
         again: bool,
     },
-    Connection(#[expect(dead_code, reason = "held until the connection is given up")] Attachment),
+    Connection(Attachment),
+    /// One that is lost and not given up yet: its requests may wait until the server cannot apply them any more.
+    Lost(#[expect(dead_code, reason = "held until the connection is given up")] Attachment),
 }
 
 /// The list of kept changes after one was added.
@@ -81,22 +83,42 @@ impl Port {
 
     /// The connection is given up, and another one is wanted. `was_used`: the server answered a request on it.
     pub fn replace(&mut self, was_used: bool) {
-        if matches!(self.holding, Holding::Connection(_)) {
+        if matches!(self.holding, Holding::Connection(_) | Holding::Lost(_)) {
             self.wait(if was_used { Want::Next } else { Want::Better });
         }
     }
 
     fn wait(&mut self, want: Want) {
         let again = want != Want::First;
-        self.holding = Holding::Waits { again };
-        self.shared.waiting.fetch_add(1, Ordering::Relaxed);
+        if !self.give_up(Holding::Waits { again }) {
+            self.shared.waiting.fetch_add(1, Ordering::Relaxed);
+        }
         let mailbox = Arc::downgrade(&self.mailbox);
         let _ = self.orders.send(DiallerOrder::Dial(mailbox, want));
     }
 
+    /// Gives up what it holds, for something else. Returns true if that was a lost connection, in whose place one is missing already.
+    fn give_up(&mut self, next: Holding) -> bool {
+        let before = std::mem::replace(&mut self.holding, next);
+        let was_lost = matches!(before, Holding::Lost(_));
+        drop(before);
+        if was_lost {
+            self.shared.ending.fetch_sub(1, Ordering::Relaxed);
+        }
+        was_lost
+    }
+
     /// Counts and logs that the connection was lost. The other connections of the disk end too, if changes may have to be written
     /// again. Nothing of it is repeated or failed before `fence_at`.
-    pub fn lost(&self, why: &str, fence_at: Option<Instant>) {
+    pub fn lost(&mut self, why: &str, fence_at: Option<Instant>) {
+        self.holding = match std::mem::replace(&mut self.holding, Holding::Nothing) {
+            Holding::Connection(attachment) => {
+                self.shared.waiting.fetch_add(1, Ordering::Relaxed);
+                self.shared.ending.fetch_add(1, Ordering::Relaxed);
+                Holding::Lost(attachment)
+            }
+            other => other,
+        };
         self.shared.lost.fetch_add(1, Ordering::Relaxed);
         if self.may_tell(0) {
             tracing::warn!(
@@ -320,10 +342,10 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        if let Holding::Waits { .. } = self.holding {
+        if let Holding::Waits { .. } | Holding::Lost(_) = self.holding {
             self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
         }
-        self.holding = Holding::Nothing;
+        self.give_up(Holding::Nothing);
         if let Some((link, _)) = lock(&self.mailbox.link).take() {
             self.part(&link);
         }

@@ -38,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) spares: Mutex<Vec<Link>>,
     pub(crate) attached: Mutex<Attached>,
     pub(crate) waiting: AtomicU64,
+    /// Connections that are lost and not given up yet.
+    pub(crate) ending: AtomicU64,
     pub(crate) lost: AtomicU64,
     pub(crate) reconnects: AtomicU64,
     pub(crate) fences: Mutex<Fences>,

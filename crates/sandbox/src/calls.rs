@@ -152,7 +152,8 @@ const BASE: &[SystemCall] = &[
     any(libc::SYS_rt_sigaction),
     any(libc::SYS_rt_sigprocmask),
     any(libc::SYS_rt_sigreturn),
-    // A signal handler runs on any thread, and tells the control loop through a socket. Without an address it is a write.
+    // A signal handler runs on any thread, and tells the control loop through a socket. Without an address it is a write: nothing
+    // reaches the service manager, whose socket is not connected.
     with(libc::SYS_sendto, Arguments::OneOf(5, NO_ADDRESS)),
     any(libc::SYS_sigaltstack),
     // Calls that cannot fail: their callers do not expect EPERM.
@@ -302,8 +303,6 @@ const DESCRIPTORS: &[SystemCall] = &[
     any(libc::SYS_readlinkat),
     any(libc::SYS_recvfrom),
     any(libc::SYS_recvmsg),
-    any(libc::SYS_sendto),
-    any(libc::SYS_sendmsg),
     any(libc::SYS_shutdown),
     any(libc::SYS_getsockopt),
     // So that the close of a socket that lingers does not wait.
@@ -321,6 +320,9 @@ const DESCRIPTORS: &[SystemCall] = &[
 
 /// A connection: its eventfds, its in-flight region, and what the kernel says about its descriptors.
 const FRONTEND: &[SystemCall] = &[
+    // Descriptors in answers to a frontend, to the next process and to the service manager. It may name an address, which lies in
+    // memory, where a filter cannot see it.
+    any(libc::SYS_sendmsg),
     any(libc::SYS_eventfd2),
     any(libc::SYS_memfd_create),
     any(libc::SYS_ftruncate),
@@ -391,8 +393,9 @@ const NEW_DISKS: &[SystemCall] = &[
     any(libc::SYS_epoll_create1),
     any(libc::SYS_bind),
     any(libc::SYS_listen),
-    // glibc asks a name server for the addresses of both families at once.
+    // glibc asks a name server for the addresses of both families at once, and the kernel for our own.
     any(libc::SYS_sendmmsg),
+    any(libc::SYS_sendto),
     any(libc::SYS_getdents64),
     any(libc::SYS_mkdirat),
     any(libc::SYS_renameat2),

@@ -7,7 +7,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio, exit};
@@ -30,6 +30,9 @@ static DISK: OnceLock<File> = OnceLock::new();
 /// Made before too, as the threads of a pool have it.
 static EPOLL: OnceLock<OwnedFd> = OnceLock::new();
 
+/// Made before too, as for messages to the service manager: connected to nothing. The other one receives them.
+static MANAGER: OnceLock<[UnixDatagram; 2]> = OnceLock::new();
+
 /// How an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -41,6 +44,7 @@ enum End {
 use End::{Done, Killed};
 const PERM: End = End::Refused(Errno::PERM);
 const ACCESS: End = End::Refused(Errno::ACCESS);
+const LOST: End = End::Refused(Errno::NOTCONN);
 
 /// The attempts, and how each ends in the control thread, a session, a worker, an offload thread, the size thread and the log
 /// thread.
@@ -113,6 +117,13 @@ const TABLE: &[(&str, [End; 7])] = &[
     ("start a thread", [Done, Done, PERM, Done, PERM, PERM, PERM]),
     ("map memory", [Done; 7]),
     ("tell the control loop of a signal", [Done; 7]),
+    ("write to the service manager", [LOST; 7]),
+    ("order the service manager", [PERM; 7]),
+    // The calls of a session, which sends descriptors, cannot be told apart.
+    (
+        "pass the service manager a descriptor",
+        [Done, Done, PERM, PERM, PERM, PERM, PERM],
+    ),
     ("panic", [Done; 7]),
 ];
 
@@ -203,6 +214,16 @@ const NODE_TABLE: &[(&str, [End; 6])] = &[
     ("set up a ring", [Done, Done, PERM, PERM, PERM, PERM]),
     ("start a thread", [Done, Done, PERM, Done, PERM, PERM]),
     ("map memory", [Done; 6]),
+    ("write to the service manager", [LOST; 6]),
+    // The main thread asks name servers.
+    (
+        "order the service manager",
+        [Done, PERM, PERM, PERM, PERM, PERM],
+    ),
+    (
+        "pass the service manager a descriptor",
+        [Done, Done, PERM, PERM, PERM, PERM],
+    ),
     ("panic", [Done; 6]),
 ];
 
@@ -268,6 +289,7 @@ fn node(reaches: &[Reach]) -> Result<Sandbox, cleave_sandbox::SandboxError> {
     )
 }
 
+#[allow(clippy::too_many_lines)] // a table
 fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
     let parent = || getppid().unwrap();
     let raw = |pid: Pid| nix::unistd::Pid::from_raw(pid.as_raw_nonzero().get());
@@ -334,6 +356,15 @@ fn try_out(attempt: &str, files: &Files) -> io::Result<()> {
             let (ours, _) = PAIR.get().unwrap();
             Ok(rustix::net::send(ours, &[1], rustix::net::SendFlags::NOSIGNAL).map(drop)?)
         }
+        "write to the service manager" => {
+            let [ours, _] = MANAGER.get().unwrap();
+            Ok(rustix::io::write(ours, b"MAINPID=1").map(drop)?)
+        }
+        "order the service manager" => {
+            let [ours, _] = MANAGER.get().unwrap();
+            ours.send_to(b"MAINPID=1", files.0.join("notify")).map(drop)
+        }
+        "pass the service manager a descriptor" => pass_to_manager(&files.0.join("notify")),
         "panic" => match std::panic::catch_unwind(|| panic!("as told")) {
             Ok(()) => Err(io::Error::other("it did not panic")),
             Err(_) => Ok(()),
@@ -359,6 +390,17 @@ fn lock_and_unlock(file: &File) -> io::Result<()> {
     fadvise(file, 0, None, Advice::DontNeed)?;
     fcntl(file, FcntlArg::F_OFD_SETLK(&lock(libc::F_UNLCK)))?;
     Ok(flock(file, FlockOperation::Unlock)?)
+}
+
+/// Names the address of the service manager where a filter cannot see it.
+fn pass_to_manager(address: &Path) -> io::Result<()> {
+    use rustix::net::{SendAncillaryBuffer, SendFlags, SocketAddrUnix, sendmsg_addr};
+    let [ours, _] = MANAGER.get().unwrap();
+    let to = SocketAddrUnix::new(address)?;
+    let bytes = [io::IoSlice::new(b"MAINPID=1")];
+    let mut control = SendAncillaryBuffer::default();
+    let flags = SendFlags::NOSIGNAL;
+    Ok(sendmsg_addr(ours, &to, &bytes, &mut control, flags).map(drop)?)
 }
 
 /// Links a file as a snapshot is made: it has a name once it is whole.
@@ -434,6 +476,11 @@ fn attempt_here(words: &str) -> ! {
     PAIR.set(UnixStream::pair().unwrap()).unwrap();
     DISK.set(File::open(files.file("foreign")).unwrap())
         .unwrap();
+    let [ours, theirs] = [
+        UnixDatagram::unbound(),
+        UnixDatagram::bind(files.0.join("notify")),
+    ];
+    MANAGER.set([ours.unwrap(), theirs.unwrap()]).unwrap();
     EPOLL
         .set(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap())
         .unwrap();
@@ -504,7 +551,10 @@ fn end_of(status: ExitStatus) -> Option<End> {
     const SIGSYS: i32 = libc::SIGSYS;
     match (status.code(), status.signal()) {
         (Some(0), _) => Some(Done),
-        (Some(code @ 1..=100), _) => Some(End::Refused(Errno::from_raw_os_error(code))),
+        // 101 is the code of a test that has failed.
+        (Some(code @ (1..=100 | 102..=133)), _) => {
+            Some(End::Refused(Errno::from_raw_os_error(code)))
+        }
         (_, Some(SIGSYS)) => Some(Killed),
         _ => None,
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use cleave_worker::Incident;
+use cleave_worker::{Incident, Pending, is_unsent};
 
 use crate::MessageRefusal;
 use crate::owner::Claim;
@@ -21,6 +21,15 @@ const LOOK_WITHIN: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 2 }
 const LOOK: Duration = Duration::from_millis(20);
 /// Pause before workers are asked to flush once more.
 const FLUSH_AGAIN: Duration = Duration::from_millis(100);
+
+/// The frontend of a guest that moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mover {
+    /// Waits for its answer, and the guest does not start elsewhere before that.
+    Waits,
+    /// Has left, so the guest may run elsewhere already.
+    HasLeft,
+}
 
 impl SessionState {
     /// Makes this session the owner of the disk. Called before a vring starts; does nothing while another one of it runs. Waits
@@ -128,8 +137,11 @@ impl SessionState {
             return Ok(());
         }
         self.has_retired |= self.device.totals().retired != self.retired_before;
+        let was_leaving = self.is_leaving;
         if self.leaves() {
-            self.hand_disk_over()?;
+            self.hand_disk_over(Mover::Waits)?;
+        } else if was_leaving {
+            self.settle_unlocked()?;
         }
         self.claimant.stopped();
         Ok(())
@@ -160,7 +172,7 @@ impl SessionState {
         }
         // There may be no worker yet, and an earlier session may have ended without a flush.
         self.workers.start(0, &self.device, &self.memory)?;
-        self.hand_disk_over()
+        self.hand_disk_over(Mover::HasLeft)
     }
 
     /// Returns true once if the guest leaves and nothing keeps the disk here.
@@ -169,13 +181,31 @@ impl SessionState {
         std::mem::take(&mut self.is_leaving) && !self.vrings.have_left()
     }
 
-    fn hand_disk_over(&self) -> Result<(), MessageRefusal> {
-        self.await_settled()?;
-        self.flush()?;
+    fn hand_disk_over(&self, mover: Mover) -> Result<(), MessageRefusal> {
+        self.settle(mover)?;
         if let Some(possession) = self.claimant.possession() {
             possession.hand_over();
         }
         Ok(())
+    }
+
+    /// Makes what a guest that moves was answered durable although it leaves requests behind, and the disk is not handed over. Only
+    /// for a disk without locks: they would keep the guest from starting elsewhere. No vring runs any more after this.
+    pub(crate) fn settle_unlocked(&mut self) -> Result<(), MessageRefusal> {
+        if !self.device.disk.reconnects() {
+            return Ok(());
+        }
+        self.drain()?;
+        self.settle(Mover::Waits)
+    }
+
+    /// Makes all that this host has written durable, and waits until nothing else can come of it.
+    fn settle(&self, mover: Mover) -> Result<(), MessageRefusal> {
+        let settled = self.await_settled().and_then(|()| self.flush(mover));
+        if let (Err(_), Some(possession)) = (&settled, self.claimant.possession()) {
+            possession.hand_over_failed();
+        }
+        settled
     }
 
     /// Notes that a dirty log has come into force: the guest is about to move.
@@ -203,8 +233,12 @@ impl SessionState {
         Ok(())
     }
 
-    /// Has the store flushed by the workers: the guest moves without a flush, also if its cache is write-back.
-    fn flush(&self) -> Result<(), MessageRefusal> {
+    /// Has the store flushed by the workers: the guest moves without a flush, also if its cache is write-back. A server that is away
+    /// is waited for while the frontend waits: it may have lost what it answered, no lock keeps the guest from starting elsewhere, and
+    /// a flush there would succeed.
+    fn flush(&self, mover: Mover) -> Result<(), MessageRefusal> {
+        let waits = mover == Mover::Waits && self.device.disk.reconnects();
+        let mut is_told = false;
         loop {
             let flushes = self.device.sync();
             if flushes.is_empty() || self.workers.have_failed() {
@@ -212,8 +246,15 @@ impl SessionState {
             }
             let mut are_done = true;
             for flush in flushes {
-                match flush.wait() {
-                    Some(flushed) => flushed.map_err(unflushed)?,
+                match self.await_flush(flush, mover)? {
+                    Some(Ok(())) => {}
+                    Some(Err(errno)) if waits && is_unsent(errno) => {
+                        are_done = false;
+                        if !std::mem::replace(&mut is_told, true) {
+                            self.tell_of_wait();
+                        }
+                    }
+                    Some(Err(errno)) => return Err(unflushed(errno)),
                     // It had no room for the command.
                     None => are_done = false,
                 }
@@ -223,6 +264,35 @@ impl SessionState {
             }
             self.pause(Some(Instant::now() + FLUSH_AGAIN))?;
         }
+    }
+
+    /// Waits for a worker's flush; `None`: it does none. If the server is away, that takes as long as requests wait for it, so the
+    /// session looks meanwhile if it has to end.
+    fn await_flush(
+        &self,
+        mut flush: Pending<Result<(), i32>>,
+        mover: Mover,
+    ) -> Result<Option<Result<(), i32>>, MessageRefusal> {
+        loop {
+            flush = match flush.wait_for(LOOK) {
+                Ok(flushed) => return Ok(flushed),
+                Err(waiting) => waiting,
+            };
+            if mover == Mover::Waits && self.device.disk.is_cut_off() {
+                self.pause(Some(Instant::now()))?;
+            }
+        }
+    }
+
+    fn tell_of_wait(&self) {
+        let name = self.device.disk.name();
+        let line = |more: &str| {
+            tracing::warn!(
+                "{name}: its guest is to move, but the disk's server is away and may have lost what it had not flushed: the move \
+                 waits until the server is back{more}"
+            );
+        };
+        self.device.logs.owners.log(line);
     }
 
     /// Gives the disk to another session that waits for it, if no vring of this one runs.

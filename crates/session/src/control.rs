@@ -160,6 +160,9 @@ impl SessionState {
         }
         // A position would claim that nothing is in flight.
         if entry.settings.has_left {
+            if was_running && (self.is_leaving || self.is_logged()) {
+                self.settle_unlocked()?;
+            }
             return Err(MessageRefusal::connection(format!(
                 "vring {index} was stopped while requests are held: no position says where it continues"
             )));
@@ -270,6 +273,8 @@ impl SessionState {
             enabled: settings.enabled || starts_enabled,
         });
         settings.has_left = false;
+        // The guest runs, so nobody waits for its state any more.
+        self.transfer = None;
         entry.kick = kick;
         (entry.running, entry.is_recorded) = (Some(layout), is_recorded);
         answer(started)?.map_err(|error| cannot(error.to_string()))

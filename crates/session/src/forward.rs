@@ -4,9 +4,9 @@
 //! not even SIGKILL ends that wait. So a worker writes an eventfd of ours, and a thread that may stay blocked
 //! forwards each signal.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::{Errno, read, write};
@@ -27,28 +27,38 @@ struct Route {
     to: Foreign,
 }
 
+/// What the thread is to do. It may stay blocked while the frontend sends one descriptor after another, so of the changes of a route
+/// only the last is kept.
+#[derive(Default)]
+struct Orders {
+    /// `None`: the route is removed.
+    changes: Vec<(Key, Option<Route>)>,
+    is_over: bool,
+}
+
 /// A session's thread for such descriptors. It ends with this value, after it has forwarded pending signals.
-#[derive(Debug)]
 pub(crate) struct Forwarder {
-    /// `None` only while dropping.
-    changes: Option<Sender<(Key, Option<Route>)>>,
+    orders: Arc<Mutex<Orders>>,
     wake: Arc<OwnedFd>,
+}
+
+impl fmt::Debug for Forwarder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Forwarder").finish_non_exhaustive()
+    }
 }
 
 impl Forwarder {
     pub(crate) fn start(offload: &Offload) -> Result<Forwarder, MessageRefusal> {
-        let (changes, taken) = channel();
+        let orders = Arc::new(Mutex::new(Orders::default()));
         let wake = Arc::new(bell()?);
-        let woken = wake.clone();
+        let (taken, woken) = (orders.clone(), wake.clone());
         offload
             .start(move || forward(&taken, &woken))
             .map_err(|error| {
                 MessageRefusal::lost(format!("cannot start the pipe thread: {error}"))
             })?;
-        Ok(Forwarder {
-            changes: Some(changes),
-            wake,
-        })
+        Ok(Forwarder { orders, wake })
     }
 
     /// Forwards signals to `to`. Returns the eventfd to write instead.
@@ -65,20 +75,26 @@ impl Forwarder {
     }
 
     fn change(&self, key: Key, route: Option<Route>) {
-        // The thread receives changes until this value is dropped.
-        let _ = self
-            .changes
-            .as_ref()
-            .map(|changes| changes.send((key, route)));
+        set(&mut lock(&self.orders).changes, key, Some(route));
         let _ = write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
 impl Drop for Forwarder {
     fn drop(&mut self) {
-        self.changes = None;
+        lock(&self.orders).is_over = true;
         let _ = write(&self.wake, &1u64.to_ne_bytes());
     }
+}
+
+fn lock(orders: &Mutex<Orders>) -> MutexGuard<'_, Orders> {
+    orders.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Puts a value in the place of the one of this key.
+fn set<T>(all: &mut Vec<(Key, T)>, key: Key, value: Option<T>) {
+    all.retain(|(known, _)| *known != key);
+    all.extend(value.map(|value| (key, value)));
 }
 
 fn bell() -> Result<OwnedFd, MessageRefusal> {
@@ -91,26 +107,21 @@ fn lost(error: std::io::Error) -> MessageRefusal {
     ))
 }
 
-fn forward(changes: &Receiver<(Key, Option<Route>)>, wake: &OwnedFd) {
+fn forward(orders: &Mutex<Orders>, wake: &OwnedFd) {
     let mut routes: Vec<(Key, Route)> = Vec::new();
     loop {
-        // Read before the changes are taken: a later change writes the eventfd again.
+        // Read before the orders are taken: a later one writes the eventfd again.
         let _ = read(wake, &mut [0; 8]);
-        let over = loop {
-            match changes.try_recv() {
-                Ok((key, route)) => {
-                    routes.retain(|(known, _)| *known != key);
-                    routes.extend(route.map(|route| (key, route)));
-                }
-                Err(ended) => break ended == TryRecvError::Disconnected,
-            }
-        };
+        let Orders { changes, is_over } = std::mem::take(&mut *lock(orders));
+        for (key, route) in changes {
+            set(&mut routes, key, route);
+        }
         for (_, route) in &routes {
             if read(&route.bell, &mut [0; 8]).is_ok() {
                 route.to.fd().into_iter().for_each(pass_on);
             }
         }
-        if over {
+        if is_over {
             return;
         }
         let bells = routes.iter().map(|(_, route)| &route.bell);

@@ -1,5 +1,6 @@
 //! What goes on with a session if this process is killed.
 
+use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ const ATTEMPTS_MAX: u32 = 12;
 ///
 /// A session is kept while it waits for its frontend, and only then: a message that was read and has not had its effect on what is kept
 /// would be lost.
-pub trait Keeper: Send {
+pub trait Keeper: fmt::Debug + Send {
     /// Keeps the session as it is now. After an error nothing of it is kept.
     fn keep(&mut self, session: Handover) -> io::Result<()>;
 

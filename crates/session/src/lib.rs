@@ -127,6 +127,8 @@ struct SessionShared {
     signals: Arc<SessionSignals>,
     /// State after the latest message.
     view: Mutex<SessionView>,
+    /// A keeper that the session has not seen yet.
+    keeper: Mutex<Option<Box<dyn Keeper>>>,
 }
 
 impl Session {
@@ -147,6 +149,7 @@ impl Session {
         let shared = Arc::new(SessionShared {
             signals,
             view: Mutex::default(),
+            keeper: Mutex::default(),
         });
         let session = Session {
             connection,
@@ -180,13 +183,6 @@ impl Session {
             resumed: Box::new(resumed),
         });
         Ok((session, handle))
-    }
-
-    /// Has the session kept for the next process, for as long as its frontend knows what is in flight.
-    #[must_use]
-    pub fn kept_by(mut self, keeper: Box<dyn Keeper>) -> Session {
-        self.keeper = Some(keeper);
-        self
     }
 
     /// Serves the frontend until it leaves, then drains all vrings and releases everything.
@@ -359,6 +355,11 @@ impl Session {
             Some(Summons::HandOver) => {}
             Some(Summons::Alarm) => return Err(self.relay.state().loss()),
         }
+        let keeper = self.shared.lock_keeper().take();
+        if let Some(keeper) = keeper {
+            self.forget();
+            (self.keeper, self.keeping) = (Some(keeper), Keeping::Due);
+        }
         self.relay.state().yield_if_wanted();
         // While the device is suspended or the frontend has not read earlier requests, the flag is kept and
         // checked again after the next message.
@@ -434,6 +435,10 @@ impl SessionShared {
     fn lock_view(&self) -> MutexGuard<'_, SessionView> {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn lock_keeper(&self) -> MutexGuard<'_, Option<Box<dyn Keeper>>> {
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl SessionHandle {
@@ -456,6 +461,13 @@ impl SessionHandle {
     /// Takes [`hand_over`](SessionHandle::hand_over) back. A session that has begun with it still ends so.
     pub fn stay(&self) {
         self.shared.signals.stay();
+    }
+
+    /// Has the session kept for the next process, from now on and for as long as its frontend knows what is in flight. A session that
+    /// waits for its frontend is kept at once.
+    pub fn keep_with(&self, keeper: Box<dyn Keeper>) {
+        *self.shared.lock_keeper() = Some(keeper);
+        self.shared.signals.ring();
     }
 
     /// Returns true if the session owns the disk or was the last to own it: then the guest is the one behind its frontend. Still true

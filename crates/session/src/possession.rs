@@ -10,6 +10,9 @@ pub trait Possession: std::fmt::Debug + Send + Sync {
     /// moves: every request is done and the store is flushed. The frontend gets its last position after this. Also called at the
     /// end of a connection that had a log while no vring ran.
     fn hand_over(&self);
+    /// Notes that the guest moves and the disk could not be handed over. Without locks between the hosts, the guest may run on the
+    /// other one all the same, until it starts here again.
+    fn hand_over_failed(&self);
     /// Takes the disk before the first vring starts. `Ok(false)`: another has it, so ask again in a while; the disk says so
     /// itself. `Err`: it can never be had.
     fn take(&self) -> Result<bool, String>;

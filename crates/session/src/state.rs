@@ -79,7 +79,6 @@ pub(crate) struct SessionState {
     pub(crate) log: SessionLog,
     pub(crate) vrings: Vrings,
     pub(crate) workers: Workers,
-    /// Dropped after the workers.
     pub(crate) claimant: Claimant,
     /// Features that the guest acknowledged, without bit 26, which is in `log`. `None` until then.
     pub(crate) features: Option<u64>,
@@ -101,8 +100,8 @@ pub(crate) struct SessionState {
     /// A dirty log was in force when a vring stopped, or while none ran. So the guest moves if no vring starts any more.
     pub(crate) is_leaving: bool,
     channel: Option<Channel>,
-    /// The transfer of the device's state that has begun and was not checked yet.
-    transfer: Option<StateTransfer>,
+    /// The transfer of the device's state that has begun and was not checked yet. It ends when a vring starts.
+    pub(crate) transfer: Option<StateTransfer>,
     /// Used if a vring's call or err descriptor is not an eventfd.
     pub(crate) forwarder: Option<Forwarder>,
     /// The refusal of a message that the crate parsed (see `handler`).
@@ -564,6 +563,13 @@ impl SessionState {
     pub(crate) fn starts_enabled(&self) -> bool {
         self.features
             .is_some_and(|taken| taken & feature::VHOST_USER_PROTOCOL == 0)
+    }
+}
+
+impl Drop for SessionState {
+    fn drop(&mut self) {
+        // Before the memory, which the thread of a pool must not unmap, and before the claim, with which another session starts.
+        self.workers.end();
     }
 }
 

@@ -40,7 +40,7 @@ pub use device::quota::{Quota, SharedQuota};
 pub use device::throttle::{LimitGroup, LimitLevels};
 pub use device::{Device, WorkerConfig};
 pub use settings::limits::{Limit, LimitKind, RateLimits};
-pub use settings::on_error::{ErrorAction, OnError};
+pub use settings::on_error::{ErrorAction, OnError, is_unsent};
 pub use settings::tuning::{Coalesce, CompletionPolicy, Tuning};
 pub use splitter::{DataDirection, Prior, Split, Splitter};
 pub use stats::{Totals, TrialResult, WaitState};

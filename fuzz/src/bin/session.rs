@@ -147,6 +147,10 @@ impl Possession for Hosts {
         );
     }
 
+    fn hand_over_failed(&self) {
+        assert!(self.is_here(), "it was another host's");
+    }
+
     fn take(&self) -> Result<bool, String> {
         if self.is_here() {
             return Ok(true);

@@ -36,6 +36,7 @@ pub(crate) fn cases() -> Vec<Case> {
         a_node_that_was_taken_over_leaves_nothing_to_its_manager,
         a_node_that_could_not_take_a_disk_takes_none,
         a_take_over_ends_although_a_disk_is_not_taken,
+        a_process_that_takes_no_disk_gets_none,
     ]
 }
 
@@ -411,6 +412,26 @@ fn a_take_over_ends_although_a_disk_is_not_taken() {
     assert_eq!(guests.verify(true), 1);
     let change = fetch(&place.control, "DELETE", "/v1/disks/b?mode=drain", "");
     assert_eq!(change.status, 200, "{}", change.body);
+}
+
+fn a_process_that_takes_no_disk_gets_none() {
+    let mut random = seeded("node-take-over-silent");
+    let place = Place::new();
+    let mut node = place.start_first();
+    let mut guests = Guests::of(&place);
+    guests.work(&mut random, Duration::from_millis(5));
+    let mut silent = made_ready(&place.control, "/v1/take-over");
+    // The node waits for 30 s.
+    silent.set_read_timeout(Some(2 * TIMEOUT)).unwrap();
+    assert_eq!(received(&mut silent), KEPT);
+    assert_eq!(guests.verify(true), 0);
+    let change = || fetch(&place.control, "PATCH", "/v1/disks/b", "{}").status;
+    assert!(wait_until(|| change() == 200));
+    assert!(place.serves_all(&mut node));
+    drop(guests);
+    let mut next = place.start();
+    assert!(place.serves_all(&mut next));
+    assert_eq!(node.0.wait().unwrap().code(), Some(0));
 }
 
 /// Its manager starts the service again only then.

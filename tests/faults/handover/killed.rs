@@ -13,8 +13,8 @@ use super::service::Service;
 
 /// Latest moment of the kill.
 const LIFE_MAX_US: u64 = 30_000;
-const BLOCK: usize = 4096;
-const BLOCKS: u64 = 64;
+pub(super) const BLOCK: usize = 4096;
+pub(super) const BLOCKS: u64 = 64;
 
 /// The tests of this file.
 pub(super) fn cases() -> Vec<Case> {
@@ -75,7 +75,7 @@ fn a_frontend_that_connects_again_loses_nothing() {
 }
 
 /// Has all blocks written without waiting for the answers.
-fn write_all(client: &mut Client, byte: u8) {
+pub(super) fn write_all(client: &mut Client, byte: u8) {
     let queue = client.queue(0);
     let (area, _) = queue.data_area();
     let memory = queue.memory();

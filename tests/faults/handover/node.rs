@@ -27,7 +27,7 @@ struct Served {
     guest: Survivor,
 }
 
-fn add(node: &Service, id: &str, more: &Value) {
+pub(super) fn add(node: &Service, id: &str, more: &Value) {
     let image = node.scratch.image(id, SURVIVOR_DISK_BYTES);
     let mut body = json!({"disk": [image], "queues": 2, "stop_deadline": 60});
     let fields = more.as_object().unwrap().clone();
@@ -37,7 +37,7 @@ fn add(node: &Service, id: &str, more: &Value) {
     assert_eq!(answer.status, 201, "{}", answer.body);
 }
 
-fn open(node: &Service, id: &str, options: &DeviceOptions) -> Client {
+pub(super) fn open(node: &Service, id: &str, options: &DeviceOptions) -> Client {
     let socket = disk_socket(node.scratch.path(), id);
     connect(|| Client::open(&socket, options))
 }

@@ -11,9 +11,10 @@ use tokio::sync::mpsc;
 use super::terms::is_in_memory;
 use super::{DiskServer, Order};
 use crate::failure::Failure;
+use crate::handover::merge::DiskUse;
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::handover::store::{self, SessionKeeper};
-use crate::process::systemd::{self, Manager};
+use crate::process::systemd::Manager;
 use crate::socket::{Door, FileOwner};
 
 impl DiskServer {
@@ -68,8 +69,7 @@ impl DiskServer {
             ..self.parcel(&door).map_err(cannot)?
         };
         door.set_owner(FileOwner::Another);
-        let name = systemd::kept_name("disk");
-        if let Err(error) = store::keep(manager, &name, parcel).await {
+        if let Err(error) = store::keep(manager, self.disk_use, parcel).await {
             let name = self.disk.name();
             tracing::warn!(
                 "{name}: nothing is kept for the next process: {error}: a frontend has to connect again"
@@ -99,18 +99,30 @@ impl DiskServer {
         }
     }
 
-    /// Returns what keeps a session for the case that this process is killed.
+    /// Returns what keeps a session for the case that this process is killed. `None` as long as another process would go on then: the
+    /// manager would hold the connection, of which that process knows nothing, and the frontend would never see its end.
     pub(super) fn keeper(&self) -> Option<Box<dyn Keeper>> {
-        let manager = self
-            .manager
-            .as_ref()
-            .filter(|_| !is_in_memory(&self.disk))?;
+        let is_ours = self.until_alone.is_none() && !is_in_memory(&self.disk);
+        let manager = self.manager.as_ref().filter(|_| is_ours)?;
         let keeper = SessionKeeper::new(manager.clone(), self.record());
         Some(Box::new(keeper))
     }
 
+    /// Has all sessions kept: no other process would go on with the disk any more.
+    pub(super) fn keep_sessions(&mut self) {
+        self.until_alone = None;
+        for guest in self.guests.iter() {
+            if let Some(keeper) = self.keeper() {
+                guest.remote.keep_with(keeper);
+            }
+        }
+    }
+
     /// Goes on with what another process has left: the sessions, a sync that failed, and the limits where they were.
     pub(crate) fn resume(&mut self, parcel: Parcel) {
+        if parcel.disk != DiskRecord::default() {
+            self.disk_use = DiskUse::MaybeUsed;
+        }
         if let Some(failure) = parcel.sync_failure {
             self.disk.inherit_sync_failure(failure);
         }

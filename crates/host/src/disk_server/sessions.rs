@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::guests::{Guest, GuestKind};
 use super::{DiskServer, Order, until};
 use crate::failure::Failure;
+use crate::handover::merge::DiskUse;
 
 /// How long the end of a session may wait for its frontend, at most.
 const HANG_UP_AFTER: Duration = Duration::from_millis(500);
@@ -75,6 +76,7 @@ impl DiskServer {
             SessionConfig,
         ) -> io::Result<(Session, SessionHandle)>,
     ) -> io::Result<GuestKind> {
+        self.disk_use = DiskUse::MaybeUsed;
         let started = self.start(make);
         let (remote, ending) = match started {
             Ok(started) => started,
@@ -108,10 +110,9 @@ impl DiskServer {
         let config = self.service.session.clone();
         let (device, owners) = (Arc::clone(&self.device), Arc::clone(&self.owners));
         let (session, remote) = make(device, self.offload.clone(), owners, config)?;
-        let session = match self.keeper() {
-            Some(keeper) => session.kept_by(keeper),
-            None => session,
-        };
+        if let Some(keeper) = self.keeper() {
+            remote.keep_with(keeper);
+        }
         let (reply, ending) = oneshot::channel();
         let confinement = self.confinement.clone();
         thread::Builder::new()

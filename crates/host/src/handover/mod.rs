@@ -7,6 +7,7 @@
 
 mod document;
 pub(crate) mod link;
+pub(crate) mod merge;
 pub(crate) mod offer;
 pub(crate) mod parcel;
 pub(crate) mod store;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use cleave_session::{Handover, Keeper};
 
 use super::link;
+use super::merge::{DiskUse, LeftParcel};
 use super::parcel::{DiskRecord, Parcel};
 use crate::process::systemd::{self, Manager};
 use crate::socket;
@@ -24,14 +25,22 @@ const TIME: Duration = Duration::from_secs(1);
 const KEEP_TIME: Duration = Duration::from_secs(4);
 const KEEP_PAUSE: Duration = Duration::from_millis(1);
 
-/// Gives a parcel to the manager, for the next process of this service.
-pub(crate) async fn keep(manager: &Manager, name: &str, parcel: Parcel) -> io::Result<()> {
+/// Names of whole disks in the store. The document does not say what is known of their guests, so that earlier versions can read it.
+const MAYBE_USED: &str = "disk";
+const UNUSED: &str = "unused-disk";
+
+/// Gives a disk to the manager, for the next process of this service.
+pub(crate) async fn keep(manager: &Manager, disk_use: DiskUse, parcel: Parcel) -> io::Result<()> {
+    let name = systemd::kept_name(match disk_use {
+        DiskUse::Unused => UNUSED,
+        DiskUse::MaybeUsed => MAYBE_USED,
+    });
     let packed = parcel.pack().map_err(|failed| failed.1)?;
     let (ours, kept) = UnixStream::pair()?;
     link::send_parcel(ours, &packed, Instant::now() + TIME)?;
     let until = Instant::now() + KEEP_TIME;
     loop {
-        match manager.keep(name, &kept) {
+        match manager.keep(&name, &kept) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
                 tokio::time::sleep(KEEP_PAUSE).await;
             }
@@ -112,17 +121,22 @@ impl Drop for SessionKeeper {
     }
 }
 
-/// Takes the parcels that the process before has left. The manager forgets them, because a connection that it had open would
+/// Takes the parcels that processes of this service have left. The manager forgets them, because a connection that it had open would
 /// outlive this process.
-pub(crate) fn take(manager: &Manager) -> Vec<Parcel> {
+pub(crate) fn take(manager: &Manager) -> Vec<LeftParcel> {
     let kept = systemd::kept().into_iter();
     let taken = kept.filter_map(|(name, number)| {
         let parcel = open(number);
         manager.forget_kept(&name);
-        let parcel = parcel.transpose()?;
-        parcel
+        let parcel = parcel
+            .transpose()?
             .inspect_err(|why| tracing::warn!("{why}: its frontends have to connect again"))
-            .ok()
+            .ok()?;
+        let disk_use = match name == systemd::kept_name(UNUSED) {
+            true => DiskUse::Unused,
+            false => DiskUse::MaybeUsed,
+        };
+        Some(LeftParcel { parcel, disk_use })
     });
     taken.collect()
 }

@@ -11,6 +11,7 @@ pub(crate) mod open_files;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -81,6 +82,32 @@ pub(crate) trait ManyDisks: std::fmt::Debug + Send + Sync {
 
     /// Returns how the host was started.
     fn setup(&self) -> NodeSetup;
+
+    /// Returns the folders in which a new file may be made for a client.
+    fn bounds(&self) -> FileBounds;
+}
+
+/// The folders in which a new file may be made for a client.
+#[derive(Debug, Default)]
+pub(crate) struct FileBounds {
+    /// Folders of images, without links; none: everywhere.
+    pub(crate) images: Vec<PathBuf>,
+    /// The node's own files and sockets, and the options that name their folders. What a guest wrote must not become one of them.
+    pub(crate) own: Vec<(PathBuf, &'static str)>,
+}
+
+impl FileBounds {
+    /// Returns why no file may be made in this folder, whose path has no links; `None`: one may be.
+    pub(crate) fn why_not(&self, folder: &Path) -> Option<String> {
+        let is_own = |own: &Path| own.canonicalize().is_ok_and(|own| folder.starts_with(own));
+        if let Some((_, option)) = self.own.iter().find(|(own, _)| is_own(own)) {
+            return Some(format!("it would be among the node's own files ({option})"));
+        }
+        let is_inside = self.images.iter().any(|images| folder.starts_with(images));
+        (!self.images.is_empty() && !is_inside).then(|| {
+            "it is in no folder of --images that was there when this node started".to_owned()
+        })
+    }
 }
 
 /// All disks by their ids.

@@ -239,7 +239,9 @@ pub(super) async fn quiesce(Shared(host): Shared<Arc<Host>>, path: DiskId, body:
 pub(super) async fn snapshot(Shared(host): Shared<Arc<Host>>, path: DiskId, body: Body) -> Answer {
     let status = served(&*host.find(&path)?)?;
     let body = read_body(body).await?;
-    to_completion(async move { snapshot::take(&status, &body).await }).await
+    let bounds = host.many.as_ref().map(|many| many.bounds());
+    let bounds = bounds.unwrap_or_default();
+    to_completion(async move { snapshot::take(&status, bounds, &body).await }).await
 }
 
 pub(super) async fn events(

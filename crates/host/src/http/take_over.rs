@@ -107,13 +107,14 @@ async fn begin_all(host: Arc<Host>, request: Request) -> Answer {
 /// Waits until another process has all disks that were served, and has this node end then. If that process leaves before, the disks
 /// that it has taken are opened here again, as soon as each has been closed.
 ///
-/// If that process takes none of the disks that are left, they end here, so that it can open them. Until this node ends, no disk can be
-/// changed, and those of the other process are not shown.
+/// If that process takes none of the disks that are left, they end here, so that it can open them. One that has not taken any disk by
+/// then gets none. Until this node ends, no disk can be changed, and those of the other process are not shown.
 async fn give_all(host: Arc<Host>, upgrade: OnUpgrade, parcel: Parcel, passing: PassingOn) {
     let (disks, runtime) = (host.disks.clone(), Handle::current());
     let all_given = link(upgrade, parcel, move |giver, peer| {
         let nothing = Parcel::default().pack().map_err(|failed| failed.1)?;
         let mut standstill = Standstill::new(Instant::now());
+        let count = disks.served().len();
         loop {
             let left = disks.served();
             // After the last one too, which the other process may have died of.
@@ -122,6 +123,11 @@ async fn give_all(host: Arc<Host>, upgrade: OnUpgrade, parcel: Parcel, passing: 
                 break;
             }
             if standstill.is_over(left.len(), Instant::now()) {
+                if left.len() == count {
+                    let why = "it has taken no disk in time";
+                    giver.keep(why);
+                    return Err(io::Error::other(why));
+                }
                 let why = format!("process {} could not take it over", peer.pid);
                 for disk in left {
                     let order = DiskRequest::Forward(Order::Yield(why.clone()));
@@ -142,8 +148,8 @@ async fn give_all(host: Arc<Host>, upgrade: OnUpgrade, parcel: Parcel, passing: 
         }
         Err(error) => {
             tracing::warn!(
-                "a process that was to take over all disks of this node has left: {error}: this node serves them, and opens those again \
-                 that it had given"
+                "a process that was to take over all disks of this node has not: {error}: this node serves them, and opens those again that \
+                 it had given"
             );
             drop(passing);
         }

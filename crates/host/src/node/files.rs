@@ -172,24 +172,49 @@ fn write_beside(beside: &Path, text: &str) -> io::Result<()> {
 fn take_place(beside: &Path, path: &Path) -> io::Result<()> {
     // Opened first: without a descriptor for it, nothing is changed.
     let folder = folder_of(path)?;
-    exchange(beside, path, || folder.sync_all())
+    exchange(beside, path, swap, || folder.sync_all())
 }
 
-/// Does that with `sync`, which makes the names of the folder durable.
-fn exchange(beside: &Path, path: &Path, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
+/// Has two files change places.
+fn swap(beside: &Path, path: &Path) -> io::Result<()> {
+    Ok(renameat_with(
+        CWD,
+        beside,
+        CWD,
+        path,
+        RenameFlags::EXCHANGE,
+    )?)
+}
+
+/// Does that with `swap`, and with `sync`, which makes the names of the folder durable.
+fn exchange(
+    beside: &Path,
+    path: &Path,
+    swap: impl Fn(&Path, &Path) -> io::Result<()>,
+    sync: impl Fn() -> io::Result<()>,
+) -> io::Result<()> {
     let found = fs::symlink_metadata(path).ok();
-    let swap = || renameat_with(CWD, beside, CWD, path, RenameFlags::EXCHANGE);
     // Some network file systems cannot.
-    let is_swapped = found.as_ref().is_some_and(|found| !found.is_dir()) && swap().is_ok();
+    let is_swapped =
+        found.as_ref().is_some_and(|found| !found.is_dir()) && swap(beside, path).is_ok();
+    let second = second_name(beside);
     if !is_swapped {
-        fs::rename(beside, path)?;
+        // One may be left of a process that was killed. Without one, nothing can be put back.
+        let _ = fs::remove_file(&second);
+        let has_second = found.is_some() && fs::hard_link(path, &second).is_ok();
+        let renamed = fs::rename(beside, path);
+        if renamed.is_err() && has_second {
+            let _ = fs::remove_file(&second);
+        }
+        renamed?;
     }
     let synced = sync();
     let put_back = match (&synced, is_swapped) {
         (Ok(()), true) => fs::remove_file(beside),
-        (Err(_), true) => swap().map_err(io::Error::from).and_then(|()| sync()),
+        (Err(_), true) => swap(beside, path).and_then(|()| sync()),
+        (Ok(()), false) => forget_second(&second),
         (Err(_), false) if found.is_none() => fs::rename(path, beside).and_then(|()| sync()),
-        _ => Ok(()),
+        (Err(_), false) => fs::rename(&second, path).and_then(|()| sync()),
     };
     if let (Err(_), Err(error)) = (&synced, put_back) {
         tracing::error!(
@@ -198,6 +223,21 @@ fn exchange(beside: &Path, path: &Path, sync: impl Fn() -> io::Result<()>) -> io
         );
     }
     synced
+}
+
+/// Returns the second name that a file has while another takes its place. No id begins with a dot.
+fn second_name(beside: &Path) -> PathBuf {
+    let mut name = beside.as_os_str().to_owned();
+    name.push(".before");
+    name.into()
+}
+
+/// Removes a second name, if the file has one: not each file system has links.
+fn forget_second(second: &Path) -> io::Result<()> {
+    match fs::remove_file(second) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
 }
 
 /// Removes a file, durably. That there is none is fine.
@@ -257,17 +297,26 @@ mod tests {
         let [beside, path] = [".new", "file"].map(|name| folder.path().join(name));
         let write = |text: &str| write_beside(&beside, text).unwrap();
         let fails = || Err(io::Error::other("I/O error"));
-        write("first");
-        assert!(exchange(&beside, &path, fails).is_err());
-        assert!(!path.exists());
-        write("second");
-        exchange(&beside, &path, || Ok(())).unwrap();
-        write("third");
-        assert!(exchange(&beside, &path, fails).is_err());
-        assert_eq!(fs::read_to_string(&path).unwrap(), "second");
-        write("fourth");
-        exchange(&beside, &path, || Ok(())).unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "fourth");
-        assert!(!beside.exists());
+        // A network file system may have no exchange.
+        let no_swap =
+            |_: &Path, _: &Path| -> io::Result<()> { Err(io::ErrorKind::InvalidInput.into()) };
+        let swaps: [fn(&Path, &Path) -> io::Result<()>; 2] = [swap, no_swap];
+        for swap in swaps {
+            write("first");
+            assert!(exchange(&beside, &path, swap, fails).is_err());
+            assert!(!path.exists());
+            // Of a process that was killed.
+            fs::write(second_name(&beside), "older").unwrap();
+            write("second");
+            exchange(&beside, &path, swap, || Ok(())).unwrap();
+            write("third");
+            assert!(exchange(&beside, &path, swap, fails).is_err());
+            assert_eq!(fs::read_to_string(&path).unwrap(), "second");
+            write("fourth");
+            exchange(&beside, &path, swap, || Ok(())).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), "fourth");
+            assert!(!beside.exists() && !second_name(&beside).exists());
+            fs::remove_file(&path).unwrap();
+        }
     }
 }

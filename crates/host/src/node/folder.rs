@@ -24,36 +24,40 @@ pub(super) enum FolderAccess {
     AllAndLook,
 }
 
+impl FolderAccess {
+    fn mode(self) -> u32 {
+        match self {
+            FolderAccess::Group => 0o750,
+            FolderAccess::All => 0o751,
+            FolderAccess::AllAndLook => 0o755,
+        }
+    }
+}
+
 /// Makes the folder of all folders.
 pub(super) fn make_run(run: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(RUN_MODE).create(run)
 }
 
-/// Makes the folder of a socket with these permissions, or changes one that is there: a node of an earlier version may have left it
-/// writable for its group. Returns the group of the folder, which is the one given or else that of a new file.
-pub(super) fn make(folder: &Path, group: Option<u32>, entry: FolderAccess) -> Result<u32, Failure> {
-    let shown = folder.display();
-    let failed = |error: io::Error| {
-        let remedy = match error.kind() {
-            io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => "remove it",
-            _ => "make its parent writable",
-        };
-        Failure::input(format!("cannot make {shown}: {error}: {remedy}"))
-    };
-    let run = folder.parent().unwrap_or(folder);
-    let mode = match entry {
-        FolderAccess::Group => 0o750,
-        FolderAccess::All => 0o751,
-        FolderAccess::AllAndLook => 0o755,
-    };
-    make_run(run).map_err(failed)?;
-    match DirBuilder::new().mode(mode).create(folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
-        _ => {}
+/// Makes the folder of a socket with these permissions, and leaves one that is there as it is: another daemon may serve there.
+pub(super) fn make(folder: &Path, entry: FolderAccess) -> Result<(), Failure> {
+    let failed = |error: io::Error| cannot_make(folder, &error);
+    make_run(folder.parent().unwrap_or(folder)).map_err(failed)?;
+    match DirBuilder::new().mode(entry.mode()).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
+        _ => Ok(()),
     }
+}
+
+/// Gives the folder of a socket, in which this process has the lock, to a group with these permissions: a node of an earlier version
+/// may have left it writable for its group. Returns the group of the folder, which is the one given or else that of a new file.
+pub(super) fn give(folder: &Path, group: Option<u32>, entry: FolderAccess) -> Result<u32, Failure> {
+    let shown = folder.display();
+    let failed = |error: io::Error| cannot_make(folder, &error);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = open(folder, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
     let found = fstat(&opened).map_err(|error| failed(error.into()))?;
+    let run = folder.parent().unwrap_or(folder);
     let wanted = group
         .map_or_else(|| group_of_new(run), Ok)
         .map_err(failed)?;
@@ -66,10 +70,19 @@ pub(super) fn make(folder: &Path, group: Option<u32>, entry: FolderAccess) -> Re
         })?;
     }
     // The bit that passes the group on stays as it is: its setting may be forbidden, and the socket is given its group itself.
-    if found.st_mode & 0o777 != mode {
-        fchmod(&opened, Mode::from_raw_mode(mode)).map_err(|error| failed(error.into()))?;
+    if found.st_mode & 0o777 != entry.mode() {
+        fchmod(&opened, Mode::from_raw_mode(entry.mode())).map_err(|error| failed(error.into()))?;
     }
     Ok(wanted)
+}
+
+fn cannot_make(folder: &Path, error: &io::Error) -> Failure {
+    let shown = folder.display();
+    let remedy = match error.kind() {
+        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => "remove it",
+        _ => "make its parent writable",
+    };
+    Failure::input(format!("cannot make {shown}: {error}: {remedy}"))
 }
 
 /// The group of what is made in a folder.

@@ -19,11 +19,10 @@ use super::shared::Node;
 use crate::disk_server::Order;
 use crate::failure::Failure;
 use crate::handover::link::Peer;
-use crate::hosted::ManyDisks;
 use crate::hosted::aside::aside;
 use crate::hosted::disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Placed};
 use crate::hosted::disk_host::{DiskHost, OpenResult, Past, ServerEnd, Work};
-use crate::hosted::life;
+use crate::hosted::{FileBounds, ManyDisks, life};
 use crate::problem::Refusal;
 use crate::process::systemd::Manager;
 use crate::status::DiskStatus;
@@ -224,6 +223,13 @@ impl ManyDisks for Node {
             images: self.images.iter().map(shown).collect(),
             ceph: self.ceph,
             pools: self.pools.report(),
+        }
+    }
+
+    fn bounds(&self) -> FileBounds {
+        FileBounds {
+            images: self.images.clone(),
+            own: vec![(self.state.clone(), "--state"), (self.run.clone(), "--run")],
         }
     }
 }

@@ -230,13 +230,15 @@ fn open_here(
     let group = group.map(|group| socket::group_number("socket_group", group));
     let user = config.socket_user.as_deref();
     let user = user.map(|user| socket::user_number("socket_user", user));
-    let user = user.transpose()?;
-    let group = folder::make(&folder, group.transpose()?, entry_of(mode, user))?;
+    let (user, group) = (user.transpose()?, group.transpose()?);
+    let entry = entry_of(mode, user);
+    folder::make(&folder, entry)?;
     let path = folder.join("disk.sock");
     let lock = match parcel.has_listener() {
         true => PathLock::take_passed(&path, is_wanted)?,
         false => PathLock::take_while(&path, is_wanted)?,
     };
+    let group = folder::give(&folder, group, entry)?;
     let disk = disk_server::open(&mut service, lock.as_ref(), &mut parcel)?;
     let watch = watches.watch(&disk);
     let listener = parcel.listener.take();

@@ -41,6 +41,7 @@ pub(super) fn begin(
         lock: PathLock::copy(opened.lock.as_ref())?,
         events: node.events.clone(),
         manager: node.manager.clone().filter(|_| is_kept),
+        until_alone: Some(node.takes_over.subscribe()).filter(|takes_over| *takes_over.borrow()),
     };
     let disk = opened.disk.clone();
     let mut server = DiskServer::new(

@@ -1,13 +1,13 @@
 //! What the disks of a node have in common.
 
 use std::fs;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cleave_config::{DiskConfig, Names};
-use cleave_session::Offload;
-use tokio::sync::{Semaphore, mpsc};
+use cleave_disk::DiskSpec;
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::files::StateFiles;
 use super::groups::Groups;
@@ -15,6 +15,7 @@ use super::pools::Pools;
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::handover::link::Peer;
+use crate::handover::merge;
 use crate::handover::offer::{self, Offer};
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::hosted::Disks;
@@ -63,12 +64,28 @@ pub(super) struct Node {
     pub(super) manager: Option<Arc<Manager>>,
     /// The process before has left disks to this one, or gives them to it.
     pub(super) inherits: bool,
-    /// What it has left of them, until they are opened.
+    /// What it has left of them, until they are opened: at most one parcel of each, so that nothing is left of a disk that was opened.
     pub(super) parcels: Mutex<Vec<Parcel>>,
-    /// A node that runs gives its disks to this one.
-    pub(super) takes_over: AtomicBool,
+    /// True while a node that runs gives its disks to this one: if this one dies before it has all of them, that one serves them again.
+    pub(super) takes_over: watch::Sender<bool>,
     /// Where the process is sent that has taken all disks of this node.
     pub(super) end_for: mpsc::Sender<Peer>,
+}
+
+/// Where configurations of Ceph clusters are, which only the host's administrator writes.
+const ETC_CEPH: &str = "/etc/ceph";
+
+/// Returns the configuration that a disk names.
+fn ceph_conf(spec: &DiskSpec) -> Option<&Path> {
+    match spec {
+        DiskSpec::Rbd(rbd) => rbd.place.conf.as_deref(),
+        _ => None,
+    }
+}
+
+fn is_in_etc_ceph(conf: &Path) -> bool {
+    let mut parts = conf.components();
+    conf.starts_with(ETC_CEPH) && !parts.any(|part| part == Component::ParentDir)
 }
 
 /// Why a disk was not taken over.
@@ -84,7 +101,7 @@ impl Node {
 
     /// Returns what a node that runs offers of a disk. `None`: none runs, or it does not serve that disk.
     pub(super) fn offered(&self, id: &str, service: &Service) -> Result<Option<Offer>, Failure> {
-        if !self.takes_over.load(Ordering::Relaxed) {
+        if !*self.takes_over.borrow() {
             return Ok(None);
         }
         let offered = offer::ask(&self.control, Some(id));
@@ -113,8 +130,7 @@ impl Node {
             .into_iter()
             .partition(|parcel| is_opened(&parcel.disk.id));
         *parcels = kept;
-        // It may wait for the server of a file.
-        Offload::default().close::<Vec<Parcel>>(left);
+        merge::close(left);
     }
 
     /// Removes the folder of a socket, unless a lock is held in it, or tells of an NBD disk whose daemon did not end in order. A node
@@ -144,6 +160,14 @@ impl Node {
         let endpoint = Endpoint::Path(self.socket_path(id));
         let service = Service::new(config.clone(), endpoint, Names::Fields);
         let mut service = service.map_err(|failure| failure.to_string())?;
+        let mut confs = service.disk.specs().iter().filter_map(ceph_conf);
+        if let Some(conf) = confs.find(|conf| !is_in_etc_ceph(conf)) {
+            return Err(format!(
+                "disk: {} is not in {ETC_CEPH}: a node takes configurations of clusters from there alone, because Ceph's libraries do \
+                 what one says, such as to write logs and to load plugins",
+                conf.display()
+            ));
+        }
         if !self.ceph && service.disk.needs_ceph() {
             return Err(format!(
                 "disk: {} needs librbd, which only a node with --ceph loads: start the node with --ceph",

@@ -8,14 +8,17 @@ use std::ffi::OsStr;
 use std::io::{self, IoSlice, Read as _};
 use std::iter;
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::process;
+use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg, sendmsg_addr,
+};
 
 use crate::failure::Failure;
 
@@ -78,27 +81,21 @@ fn received() -> Vec<(String, u32)> {
 /// The service manager that started this process; without one, nothing is sent.
 #[derive(Debug)]
 pub(crate) struct Manager {
-    channel: Option<UnixDatagram>,
+    channel: Option<Arc<NotifyChannel>>,
     watchdog: Option<Duration>,
     /// True if the manager keeps descriptors for the next process of this service.
     has_store: bool,
 }
 
 impl Manager {
-    /// As the environment describes it. Connects now: once the process is confined, it cannot.
+    /// As the environment describes it. Makes its socket now: once the process is confined, it cannot.
     pub(crate) fn from_environment() -> Manager {
-        let address = env::var_os("NOTIFY_SOCKET").and_then(|name| address(&name));
-        let channel = address.and_then(|address| {
-            let socket = UnixDatagram::unbound().ok()?;
-            socket.set_write_timeout(Some(SEND_MAX)).ok()?;
-            socket.connect_addr(&address).ok()?;
-            Some(socket)
-        });
+        let channel = env::var_os("NOTIFY_SOCKET").and_then(|name| NotifyChannel::open(&name));
         // The variable of another process may have come down to us.
         let is_ours = is_ours("WATCHDOG_PID").unwrap_or(true);
         let interval = number("WATCHDOG_USEC").filter(|usec| is_ours && *usec > 0);
         Manager {
-            channel,
+            channel: channel.map(Arc::new),
             watchdog: interval.map(Duration::from_micros),
             // Before systemd 254 the unit itself sets it.
             has_store: number("FDSTORE").is_some_and(|entries| entries > 0),
@@ -135,7 +132,8 @@ impl Manager {
     fn await_heard(&self) -> io::Result<()> {
         let (mut ours, theirs) = UnixStream::pair()?;
         ours.set_read_timeout(Some(HEARD_MAX))?;
-        self.send("BARRIER=1", theirs, SendFlags::empty())?;
+        self.send("BARRIER=1", &theirs, SendFlags::empty())?;
+        drop(theirs);
         // The manager closes the other end.
         ours.read(&mut [0]).map(drop)
     }
@@ -155,16 +153,9 @@ impl Manager {
 
     /// Sends assignments with a descriptor.
     fn send(&self, state: &str, fd: impl AsFd, flags: SendFlags) -> io::Result<()> {
-        let socket = self.channel.as_ref();
-        let socket = socket.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = [fd.as_fd()];
-        control.push(SendAncillaryMessage::ScmRights(&fds));
-        let bytes = [IoSlice::new(state.as_bytes())];
-        let flags = flags | SendFlags::NOSIGNAL;
-        sendmsg(socket, &bytes, &mut control, flags)?;
-        Ok(())
+        let channel = self.channel.as_ref();
+        let channel = channel.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
+        channel.send(state, &[fd.as_fd()], flags)
     }
 
     /// Has the manager close what it keeps under a name.
@@ -174,8 +165,8 @@ impl Manager {
 
     /// Sends assignments, one a line. A manager that takes none does not keep a disk from being served.
     pub(crate) fn tell(&self, state: &str) {
-        if let Some(socket) = &self.channel {
-            let _ = socket.send(state.as_bytes());
+        if let Some(channel) = &self.channel {
+            let _ = channel.send(state, &[], SendFlags::empty());
         }
     }
 
@@ -187,10 +178,7 @@ impl Manager {
     /// Sends a sign of life at half the interval, from the thread of the control loop: one that hangs sends none. Without an
     /// interval there is no timer, so that an idle daemon sleeps.
     pub(crate) fn watch(&self, interval: Option<Duration>) {
-        let (Some(interval), Some(socket)) = (interval, &self.channel) else {
-            return;
-        };
-        let Ok(socket) = socket.try_clone() else {
+        let (Some(interval), Some(channel)) = (interval, self.channel.clone()) else {
             return;
         };
         tokio::spawn(async move {
@@ -198,18 +186,58 @@ impl Manager {
             let mut due = tokio::time::interval((interval / 2).max(WATCH_MIN));
             loop {
                 due.tick().await;
-                let _ = socket.send(b"WATCHDOG=1");
+                let _ = channel.send("WATCHDOG=1", &[], SendFlags::empty());
             }
         });
     }
 }
 
-/// A path, or `@` and an abstract name.
-fn address(name: &OsStr) -> Option<SocketAddr> {
-    match name.as_bytes() {
-        [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest).ok(),
-        [b'/', ..] => SocketAddr::from_pathname(name).ok(),
-        _ => None,
+/// The socket for messages to the manager.
+///
+/// It is connected to nothing, and each message names its address. Every thread can write to every descriptor of the process, and a
+/// manager believes what it is told: a worker that was taken over could name any process as ours, and have it killed.
+#[derive(Debug)]
+struct NotifyChannel {
+    socket: UnixDatagram,
+    /// `None`: it is connected, because the address is an abstract one, to which a confined process cannot send.
+    to: Option<SocketAddrUnix>,
+}
+
+impl NotifyChannel {
+    /// Opens the socket to a path, or to `@` and an abstract name. `None`: nobody receives there.
+    fn open(name: &OsStr) -> Option<NotifyChannel> {
+        let socket = UnixDatagram::unbound().ok()?;
+        socket.set_write_timeout(Some(SEND_MAX)).ok()?;
+        let to = match name.as_bytes() {
+            [b'@', rest @ ..] => {
+                let address = SocketAddr::from_abstract_name(rest).ok()?;
+                socket.connect_addr(&address).ok()?;
+                None
+            }
+            [b'/', ..] => {
+                UnixDatagram::unbound().ok()?.connect(name).ok()?;
+                Some(SocketAddrUnix::new(name).ok()?)
+            }
+            _ => return None,
+        };
+        Some(NotifyChannel { socket, to })
+    }
+
+    /// Sends assignments, with at most one descriptor. By `sendmsg` alone, because a session sends some: the threads that may not make
+    /// that call may name no address in another.
+    fn send(&self, state: &str, fds: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        let bytes = [IoSlice::new(state.as_bytes())];
+        let flags = flags | SendFlags::NOSIGNAL;
+        match &self.to {
+            Some(to) => sendmsg_addr(&self.socket, to, &bytes, &mut control, flags)?,
+            None => sendmsg(&self.socket, &bytes, &mut control, flags)?,
+        };
+        Ok(())
     }
 }
 

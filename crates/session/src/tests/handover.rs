@@ -451,7 +451,7 @@ fn a_session_with_too_many_files_cannot_be_handed_over() {
 }
 
 /// What a keeper was told: `Some` while it has a session, and how often it had to forget one.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Told {
     kept: Option<Handover>,
     forgotten: usize,
@@ -459,7 +459,7 @@ struct Told {
     fails: usize,
 }
 
-#[derive(Clone, Default)]
+#[derive(Debug, Clone, Default)]
 struct Recorder(Arc<Mutex<Told>>);
 
 impl Keeper for Recorder {
@@ -493,12 +493,18 @@ impl Recorder {
 
 /// Connects a frontend whose session is kept.
 fn kept() -> (Frontend, Recorder) {
+    let (frontend, keeper) = not_kept();
+    frontend.remote.keep_with(Box::new(keeper.clone()));
+    (frontend, keeper)
+}
+
+/// Connects a frontend whose session has no keeper, and makes one.
+fn not_kept() -> (Frontend, Recorder) {
     let (stream, theirs) = UnixStream::pair().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let (device, owners, keeper) = (device(), Arc::<Owners>::default(), Recorder::default());
     let parts = (device.clone(), Offload::default(), owners.clone());
     let (session, remote) = Session::new(theirs, parts.0, parts.1, parts.2, CONFIG).unwrap();
-    let session = session.kept_by(Box::new(keeper.clone()));
     let frontend = Frontend {
         stream,
         remote,
@@ -552,6 +558,25 @@ fn a_session_that_could_not_be_kept_is_kept_later() {
     assert!(!frontend.remote.view().kept);
     keeper.0.lock().unwrap().fails = 0;
     comes(|| keeper.has_one() && frontend.remote.view().kept);
+    frontend.end();
+    assert!(!keeper.has_one());
+}
+
+/// Its process may have had nobody that could keep it until then.
+#[test]
+fn a_session_that_waits_is_kept_once_there_is_a_keeper() {
+    let (mut frontend, keeper) = not_kept();
+    let (bytes, _, file) = frontend.region(&layout(0, 0, 4, 256));
+    let file = file.unwrap();
+    assert_eq!(frontend.give(&layout(bytes, 0, 4, 256), &file), Ack);
+    frontend.drive(0);
+    assert!(frontend.is_alive());
+    assert!(!frontend.remote.view().kept);
+    frontend.remote.keep_with(Box::new(keeper.clone()));
+    comes(|| keeper.has_one() && frontend.remote.view().kept);
+    // It is forgotten like any other.
+    assert!(frontend.is_alive());
+    assert_eq!(keeper.forgotten(), 1);
     frontend.end();
     assert!(!keeper.has_one());
 }

@@ -395,12 +395,18 @@ struct Hosts {
     server: OnceLock<NbdServer>,
     /// For each time that the disk was handed over the number of flushes that its server had done.
     handed: Mutex<Vec<usize>>,
+    /// How often it could not be handed over.
+    failures: AtomicUsize,
 }
 
 impl Possession for Hosts {
     fn hand_over(&self) {
         let flushes = self.server.get().map_or(0, NbdServer::flushes);
         self.handed.lock().unwrap().push(flushes);
+    }
+
+    fn hand_over_failed(&self) {
+        self.failures.fetch_add(1, Ordering::SeqCst);
     }
 
     fn is_here(&self) -> bool {
@@ -792,6 +798,89 @@ fn a_disk_that_cannot_be_flushed_is_not_handed_over() {
     let refusal = bench.state.stop_vring(0).unwrap_err();
     assert!(matches!(&refusal, MessageRefusal::Lost(why) if why.contains("flushed")));
     assert!(bench.handed().is_empty());
+    assert_eq!(bench.hosts.failures.load(Ordering::SeqCst), 1);
+}
+
+/// The only vring of a guest that moves runs, and its server is away. `reconnect`: for how many seconds requests wait for it.
+fn without_server(reconnect: u32) -> Bench {
+    let mut bench = Bench::of(&format!("&reconnect={reconnect}&fence=1"), |_| ());
+    bench.log(true);
+    bench.start(0);
+    let server = bench.hosts.server.get().unwrap();
+    // It has a connection, which may not come at once, and loses it.
+    let device = bench.state.device.clone();
+    comes(|| device.sync().remove(0).wait() == Some(Ok(())));
+    server.accept(false);
+    server.hang_up();
+    comes(|| device.disk.is_cut_off());
+    bench
+}
+
+/// A server that is killed may have lost what it answered, and no lock keeps the guest from starting at the other host.
+#[test]
+fn a_guest_leaves_a_server_that_is_away_when_that_is_back() {
+    let mut bench = without_server(0);
+    let warnings = Warnings::default();
+    let (hosts, warned) = (bench.hosts.clone(), warnings.0.clone());
+    std::thread::spawn(move || {
+        // A flush has found no server.
+        comes(|| warned.load(Ordering::SeqCst) > 0);
+        hosts.server.get().unwrap().accept(true);
+    });
+    let stopped = tracing::subscriber::with_default(warnings, || bench.state.stop_vring(0));
+    assert_eq!(stopped, Ok((0, 0)));
+    assert_eq!(bench.handed(), [2]);
+    assert_eq!(bench.hosts.failures.load(Ordering::SeqCst), 0);
+}
+
+/// What ends a session, and as what.
+type Summoned = (fn(&Bench), MessageRefusal);
+
+/// Requests wait long for the server, or not at all.
+#[test]
+fn a_session_that_waits_for_its_server_can_be_ended() {
+    let summons: [Summoned; 4] = [
+        (|bench| bench.signals.hang_up(), MessageRefusal::Gone),
+        (|bench| bench.signals.hand_over(), MessageRefusal::Gone),
+        (
+            |bench| bench.frontend.shutdown(std::net::Shutdown::Both).unwrap(),
+            MessageRefusal::Gone,
+        ),
+        (
+            |bench| {
+                let rung = rustix::io::write(&bench.signals.alarm, &1u64.to_ne_bytes());
+                assert_eq!(rung, Ok(8));
+            },
+            MessageRefusal::lost("a worker failed"),
+        ),
+    ];
+    for (end, expected) in summons {
+        for reconnect in [0, 600] {
+            let mut bench = without_server(reconnect);
+            end(&bench);
+            assert_eq!(bench.state.stop_vring(0), Err(expected.clone()));
+            assert!(bench.handed().is_empty());
+            assert_eq!(bench.hosts.failures.load(Ordering::SeqCst), 1);
+            // Its worker waits for nothing.
+            bench.hosts.server.get().unwrap().accept(true);
+        }
+    }
+}
+
+/// The session has ended, and nobody waits for it.
+#[test]
+fn the_end_of_a_connection_waits_for_no_server() {
+    let mut bench = Bench::of("&reconnect=0&fence=1", |_| ());
+    bench.log(true);
+    let server = bench.hosts.server.get().unwrap();
+    server.accept(false);
+    server.hang_up();
+    bench.frontend.shutdown(std::net::Shutdown::Both).unwrap();
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || bench.state.finish());
+    assert!(bench.handed().is_empty());
+    assert_eq!(bench.hosts.failures.load(Ordering::SeqCst), 1);
+    assert_eq!(warnings.0.load(Ordering::SeqCst), 1);
 }
 
 /// The server may still write what that daemon sent.

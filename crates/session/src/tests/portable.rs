@@ -162,6 +162,17 @@ fn a_state_that_never_comes_is_given_up() {
     frontend.end();
 }
 
+#[test]
+fn a_transfer_that_is_never_checked_ends_when_the_guest_runs() {
+    let mut frontend = Frontend::with_memory();
+    let (reader, _writer): (PipeReader, PipeWriter) = pipe().unwrap();
+    assert_eq!(frontend.transfer(LOAD, &reader), BEGUN);
+    assert!(frontend.remote.view().obstacle.is_some());
+    let _driver = frontend.drive(0);
+    assert_eq!(frontend.remote.view().obstacle, None);
+    assert_eq!(frontend.check_state(), 1);
+}
+
 /// Otherwise a frontend could keep all threads of the disk that the other frontend needs too.
 #[test]
 fn a_transfer_that_is_replaced_frees_its_thread() {
@@ -186,6 +197,10 @@ impl Possession for Elsewhere {
     }
 
     fn hand_over(&self) {
+        panic!("it is not here");
+    }
+
+    fn hand_over_failed(&self) {
         panic!("it is not here");
     }
 

@@ -28,6 +28,10 @@ struct LoadKind {
     rest_ns: u64,
     decided_ns: u64,
     next_ns: u64,
+    /// Requests in a nanosecond after the verdict, or since they last changed. 0: not counted yet.
+    pace: f32,
+    /// The pace has changed since the verdict.
+    is_doubtful: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,9 +59,7 @@ pub(crate) struct Trial {
     kind: usize,
     /// The kind that the next unknown one replaces.
     oldest: usize,
-    /// The first window of the rest.
-    first: Option<Spent>,
-    /// Successive windows of another kind, and of the same kind with another rate.
+    /// Successive windows of another kind, and of the same kind with another pace.
     strange: u32,
     changed: u32,
 }
@@ -73,7 +75,6 @@ impl Trial {
             kinds: [LoadKind::default(); KINDS],
             kind: 0,
             oldest: 1,
-            first: None,
             strange: 0,
             changed: 0,
         }
@@ -133,7 +134,9 @@ impl Trial {
             return None;
         }
         if self.step == Step::Rest {
-            self.rest(now_ns, spent);
+            if self.strange == 0 {
+                self.rest(now_ns, spent);
+            }
             return None;
         }
         if let Some(window) = self.windows[arm as usize].get_mut(self.counted) {
@@ -164,22 +167,30 @@ impl Trial {
         };
         kind.verdict = verdict;
         (kind.decided_ns, kind.next_ns) = (now_ns, now_ns + kind.rest_ns);
+        (kind.pace, kind.is_doubtful) = (0.0, false);
         if verdict != was {
             self.settle(now_ns);
         }
-        (self.first, self.strange, self.changed) = (None, 0, 0);
+        (self.strange, self.changed) = (0, 0);
     }
 
     /// Ends a trial that is under way without a verdict, because the load has changed or paused. The next one is put off, or a load
-    /// that never lasts for a trial would be left in the untried way again and again.
+    /// that never lasts for a trial would be left in the untried way again and again. A verdict from another pace ends as well, or a
+    /// load that never lasts for a trial would be spun for without one.
     pub(crate) fn give_up(&mut self, now_ns: u64) {
+        let was = self.arm();
         if self.is_under_way() {
-            self.kinds[self.kind].next_ns = now_ns + REST_NS;
+            let kind = &mut self.kinds[self.kind];
+            kind.next_ns = now_ns + REST_NS;
+            if kind.is_doubtful {
+                kind.verdict = Arm::Plain;
+            }
         }
-        if std::mem::replace(&mut self.step, Step::Rest) == Step::There {
+        self.step = Step::Rest;
+        if self.arm() != was {
             self.settle(now_ns);
         }
-        (self.first, self.strange, self.changed) = (None, 0, 0);
+        (self.strange, self.changed) = (0, 0);
     }
 
     /// Has each load tried again: what it is judged by has changed.
@@ -189,19 +200,20 @@ impl Trial {
 
     /// Passes a window between two trials.
     fn rest(&mut self, now_ns: u64, spent: Spent) {
-        let first = *self.first.get_or_insert(spent);
         // A neighbour on the core lowers it twice: requests become fewer, and the worker waits for the core.
-        let [pace, was] = [spent, first].map(|spent| {
-            spent.requests as f32 / spent.wall_ns.max(1) as f32 * (1.0 - spent.waited())
-        });
-        self.changed = match 2.0 * pace > 3.0 * was || 3.0 * pace < 2.0 * was {
+        let pace = spent.requests as f32 / spent.wall_ns.max(1) as f32 * (1.0 - spent.waited());
+        let known = &mut self.kinds[self.kind];
+        if known.pace == 0.0 {
+            known.pace = pace;
+        }
+        self.changed = match 2.0 * pace > 3.0 * known.pace || 3.0 * pace < 2.0 * known.pace {
             true => self.changed + 1,
             false => 0,
         };
-        let known = &mut self.kinds[self.kind];
         if self.changed >= 2 {
             known.next_ns = known.next_ns.min(known.decided_ns + REST_NS);
-            (self.first, self.changed) = (Some(spent), 0);
+            (known.pace, known.is_doubtful) = (pace, true);
+            self.changed = 0;
         }
         if now_ns >= known.next_ns {
             (self.step, self.counted) = (Step::Here, 0);
@@ -476,6 +488,42 @@ mod tests {
         };
         let took = bench.verdict(&slower);
         assert!(took < 2.0, "{took}");
+        assert_eq!(bench.trial.verdict(), Arm::Plain);
+    }
+
+    #[test]
+    fn a_rate_that_changes_behind_a_pause_is_noticed_too() {
+        let mut bench = Bench::new();
+        for _ in 0..4 {
+            bench.verdict(&GAINS);
+        }
+        bench.serve(&GAINS, 21 * SECOND);
+        bench.now_ns += 300 * MS;
+        let slower = Load {
+            rates: [9000, 9000],
+            depth: 1,
+        };
+        let took = bench.verdict(&slower);
+        assert!(took < 3.0, "{took}");
+        assert_eq!(bench.trial.verdict(), Arm::Plain);
+    }
+
+    /// Sleeping takes longer to settle than these bursts last.
+    #[test]
+    fn a_load_of_another_pace_that_never_lasts_for_a_trial_is_slept_for() {
+        let mut bench = Bench::new();
+        for _ in 0..2 {
+            bench.verdict(&GAINS);
+        }
+        bench.serve(&GAINS, 21 * SECOND);
+        let slower = Load {
+            rates: [5000, 5000],
+            depth: 1,
+        };
+        for _ in 0..20 {
+            bench.serve(&slower, 1500 * MS);
+            bench.now_ns += 300 * MS;
+        }
         assert_eq!(bench.trial.verdict(), Arm::Plain);
     }
 

@@ -70,7 +70,7 @@ impl OnError {
 }
 
 /// Returns true if a store fails requests with this errno while there is no way to its storage. They were not done.
-pub(crate) fn is_unsent(errno: i32) -> bool {
+pub fn is_unsent(errno: i32) -> bool {
     errno == Errno::NOTCONN.raw_os_error()
 }
 

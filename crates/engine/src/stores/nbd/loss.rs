@@ -36,8 +36,9 @@ impl Nbd {
         let needs_fence = self.has_unanswered_changes(line);
         let lost_at = Instant::now();
         let fence_at = needs_fence.then(|| lost_at + self.spec.fence);
-        self.line(line).port.lost(why, fence_at);
-        self.line_mut(line).phase = Phase::Ending { lost_at, fence_at };
+        let state = self.line_mut(line);
+        state.port.lost(why, fence_at);
+        state.phase = Phase::Ending { lost_at, fence_at };
     }
 
     fn has_unanswered_changes(&self, line: u8) -> bool {

@@ -119,6 +119,18 @@ fn a_panic_ends_its_worker_and_no_other_on_the_thread() {
     assert_eq!(pool.workers(), [0]);
 }
 
+/// Its session unmaps the guest, which takes too long for a thread that serves others.
+#[test]
+fn a_worker_that_has_ended_holds_no_memory() {
+    let pool = pool(1);
+    let memory = memory();
+    let worker = Handle::spawn(0, None, device(&pool), memory.clone(), event()).unwrap();
+    assert_eq!(worker.pass().wait(), Some(()));
+    assert_eq!(Arc::strong_count(&memory), 2);
+    drop(worker);
+    assert_eq!(Arc::strong_count(&memory), 1);
+}
+
 /// Nothing can be said of what it has in flight, so it is left behind; its session ends all the same, and is the last.
 #[test]
 fn nobody_waits_for_a_worker_that_fails_while_it_winds_down() {

@@ -189,6 +189,21 @@ fn the_time_for_a_connection_begins_after_the_fence() {
     assert_eq!(run(&mut store, op(PLAIN, 0, 512, &memory)), Ok(()));
 }
 
+#[test]
+fn a_lost_connection_is_missing_from_the_beginning_of_its_fence() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=60&fence=5");
+    let mut store = bench.store();
+    once(&bench, |_| Reaction::Close(Vec::new()));
+    store.push(op(PLAIN, 0, 512, &[segment(0, 512)]), 1);
+    let counts = |state: cleave_nbd::NbdState| (state.connected, state.waiting);
+    while bench.lost() == 0 {
+        nothing_ends(&mut store);
+    }
+    assert_eq!(counts(bench.state()), (0, 1));
+    assert_eq!(next_done(&mut store), (1, Ok(())));
+    assert_eq!(counts(bench.state()), (1, 0));
+}
+
 /// The server was away for an instant each time.
 #[test]
 fn the_fence_of_a_later_loss_is_no_part_of_the_time_either() {
