@@ -14,6 +14,9 @@ impl<S: Store> Worker<S> {
     /// Sends calls that were held back and repeats stalled requests, if any are due.
     #[inline]
     pub(crate) fn run_due(&mut self) {
+        if self.waiting.for_room {
+            self.look_for_room();
+        }
         if self.waiting.due_ns.is_some() {
             self.check_due();
         }
