@@ -27,6 +27,7 @@ pub(crate) fn cases() -> Vec<Case> {
 
 /// What the log says while a move waits.
 const WAITS: &str = "the move waits until the server is back";
+
 /// The guest has negotiated all that the file offers.
 fn a_guest_of_a_file_moves_to_its_export_and_back() {
     let scratch = Scratch::new();

@@ -234,7 +234,7 @@ pub(crate) struct DiskServer {
     /// The manager that keeps sessions. `None` without the lock of the socket's path: the next process could not tell when the I/O of
     /// this one has ended.
     manager: Option<Arc<Manager>>,
-    /// What the next process has to know if there are sessions that this one has not found.
+    /// Use of the disk by guests until now. The next process is told of it, which may find a session that this one did not get.
     disk_use: DiskUse,
     /// False once the node before cannot take the disk back any more, which serves it if this process dies. `None`: nobody can.
     until_alone: Option<watch::Receiver<bool>>,

@@ -329,7 +329,7 @@ struct Outside<'a> {
     signals: Option<Signals>,
     /// What another process offers, which serves the disk until it is taken.
     offer: Option<Offer>,
-    /// What processes before have left and nobody goes on with.
+    /// Parcels of earlier processes that are out of date. They are only closed.
     surplus: Vec<Parcel>,
     lock: Option<&'a PathLock>,
     manager: Arc<Manager>,

@@ -27,8 +27,8 @@ struct Route {
     to: Foreign,
 }
 
-/// What the thread is to do. It may stay blocked while the frontend sends one descriptor after another, so of the changes of a route
-/// only the last is kept.
+/// Orders to the thread. Of the changes of a route only the last is kept: the thread may be blocked while the frontend sends one
+/// descriptor after another.
 #[derive(Default)]
 struct Orders {
     /// `None`: the route is removed.

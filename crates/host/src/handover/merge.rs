@@ -12,8 +12,9 @@ use cleave_session::Offload;
 
 use super::parcel::Parcel;
 
-/// What a process that leaves a disk knows of its guests. A session of which it knew nothing is one of the main process before, since
-/// each main process takes all that the manager has.
+/// Use of a disk by guests in the process that leaves it.
+///
+/// A session in another parcel comes from the main process before that one, because each main process takes all that the manager has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DiskUse {
     /// The process got nothing from one before, and no frontend has had a session since.

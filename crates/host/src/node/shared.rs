@@ -64,7 +64,7 @@ pub(super) struct Node {
     pub(super) manager: Option<Arc<Manager>>,
     /// The process before has left disks to this one, or gives them to it.
     pub(super) inherits: bool,
-    /// What it has left of them, until they are opened: at most one parcel of each, so that nothing is left of a disk that was opened.
+    /// The parcels that it has left, until their disks are opened. There is at most one of each disk.
     pub(super) parcels: Mutex<Vec<Parcel>>,
     /// True while a node that runs gives its disks to this one: if this one dies before it has all of them, that one serves them again.
     pub(super) takes_over: watch::Sender<bool>,

@@ -194,8 +194,8 @@ impl Manager {
 
 /// The socket for messages to the manager.
 ///
-/// It is connected to nothing, and each message names its address. Every thread can write to every descriptor of the process, and a
-/// manager believes what it is told: a worker that was taken over could name any process as ours, and have it killed.
+/// The socket is connected to nothing, and each message names its address. Otherwise a worker that was taken over could write to it. A
+/// manager believes what it is told: it would kill any process that is named as ours.
 #[derive(Debug)]
 struct NotifyChannel {
     socket: UnixDatagram,

@@ -43,7 +43,7 @@ impl Portion {
     }
 }
 
-/// What an op does next that was put off to the next lap.
+/// The next action of an op that waits for the next lap.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Postponed {
     /// Submits its step.

@@ -63,7 +63,7 @@ fn marks(parcels: &[Parcel]) -> Vec<u8> {
     marks
 }
 
-/// What is left, the sessions that go on, the second since which their guests wait, and the sessions that end.
+/// The parcels; the sessions that go on, and since which second their guests wait; the sessions that end.
 type Row = (
     fn() -> Vec<LeftParcel>,
     &'static [u8],
