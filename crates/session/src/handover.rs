@@ -178,11 +178,7 @@ impl SessionState {
     pub(crate) fn take_over(&mut self, handover: &Handover) {
         self.cache_mode = handover.writeback;
         self.allowance = Allowance::Rest;
-        let is_start =
-            |one: &RecordedMessage| one.request == u32::from(FrontendReq::SET_VRING_KICK);
-        let serves = handover.messages.iter().any(is_start);
-        self.claimant
-            .resume(handover.has_owned, handover.owns && !serves);
+        self.claimant.resume(handover.has_owned, handover.owns);
     }
 
     /// Returns the messages that make vrings which were reset: they begin at 0, and their positions can still be asked for.

@@ -255,6 +255,7 @@ impl Session {
             let message = message.into_message(&offload);
             filter::serve(&mut self.relay, message).outcome?;
         }
+        self.relay.state().claimant.resumed();
         self.relay.state().allowance = Allowance::Share;
         // Now, because one of them may have reset the device.
         self.relay.state().has_retired |= inherited.needs_reset;

@@ -14,6 +14,9 @@
 //!       the owner ends, or it is idle and another session waits
 //! ```
 //!
+//! An owner that comes from another process has the disk from the beginning: it is *resuming* until its vrings are started again, and
+//! then serving, or free if it had none.
+//!
 //! What one of them is:
 //!
 //! ```text
@@ -106,6 +109,8 @@ enum Hold {
     Idle,
     /// A vring is started, or will be at once.
     Serving,
+    /// What it had in another process, once the messages that make it have been served.
+    Resuming,
 }
 
 /// How a session got the disk.
@@ -177,15 +182,25 @@ impl Claimant {
         }
     }
 
-    /// Makes the session what it was in another process. One that serves vrings claims the disk again.
-    pub(crate) fn resume(&self, has_owned: bool, is_idle_owner: bool) {
+    /// Makes the session what it was in another process. An owner claims the disk again if it serves vrings, and no other session gets
+    /// it before [`resumed`](Claimant::resumed). One that finds the disk taken is parked.
+    pub(crate) fn resume(&self, has_owned: bool, owns: bool) {
         let mut sessions = self.owners.lock();
         if let Some(own) = sessions.member(&self.signals) {
             own.has_owned = has_owned;
         }
-        if is_idle_owner {
+        if owns && sessions.hold == Hold::Free {
             sessions.owner = Some(self.signals.clone());
+            sessions.hold = Hold::Resuming;
             self.signals.set_owns(true);
+        }
+    }
+
+    /// Notes that all messages have been served which make the session what it was.
+    pub(crate) fn resumed(&self) {
+        let mut sessions = self.owners.lock();
+        if sessions.hold == Hold::Resuming && sessions.is_owner(&self.signals) {
+            sessions.free();
         }
     }
 
@@ -230,7 +245,7 @@ impl Claimant {
         let is_first = |first: &Member| Arc::ptr_eq(&first.signals, &self.signals);
         let claim = if is_owner {
             let is_alone = sessions.others(&self.signals).next().is_none();
-            if is_alone {
+            if is_alone || sessions.hold == Hold::Resuming {
                 Claim::First
             } else {
                 Claim::Defended

@@ -26,6 +26,7 @@ mod memory;
 mod messages;
 mod owner;
 mod portable;
+mod possession;
 mod running;
 mod storm;
 mod vrings;

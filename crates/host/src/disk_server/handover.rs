@@ -152,9 +152,11 @@ impl DiskServer {
     /// Goes on with sessions. `resumed`: called with the place of each when its vrings are served again.
     fn go_on_with(
         &mut self,
-        sessions: Vec<Handover>,
+        mut sessions: Vec<Handover>,
         resumed: impl Fn(usize) + Clone + Send + 'static,
     ) {
+        // The owner before another that could claim the disk.
+        sessions.sort_by_key(|session| !session.owns);
         for (at, session) in sessions.into_iter().enumerate() {
             let resumed = resumed.clone();
             let resumed = move || resumed(at);
