@@ -3,6 +3,8 @@
 # Starts such a driver with the options $@. It works until its input ends, or a daemon closes a connection.
 begin_drive() {
     rm -f "$work.input"
+    # It begins its file a moment later, and the words of the last one would be taken for its own.
+    : >"$work.drive"
     mkfifo "$work.input"
     inside /drive "$@" --mix 50 --depth 8 --rate 1000 --verify --until-eof \
         <"$work.input" >"$work.drive" 2>&1 &
