@@ -416,10 +416,15 @@ impl Pacer {
         now_ns.saturating_sub(self.since_ns)
     }
 
+    /// Returns how long the spin has lasted. A process that was stopped meanwhile did not spin all the time.
+    fn spun_ns(&self, now_ns: u64) -> u64 {
+        self.gap_ns(now_ns).min(SPIN_MAX_NS)
+    }
+
     /// Ends a spin that found no work.
     fn end_vain_spin(&mut self, now_ns: u64, context: PacerContext<'_>) {
         if self.phase == GapPhase::Spin {
-            let spun_ns = self.gap_ns(now_ns);
+            let spun_ns = self.spun_ns(now_ns);
             add(&context.stats.spin_wasted_ns, spun_ns);
             context
                 .budget
@@ -433,8 +438,9 @@ impl Pacer {
         match self.phase {
             GapPhase::Busy => {}
             GapPhase::Spin => {
-                add(&context.stats.spin_hit_ns, gap_ns);
-                context.budget.spend(now_ns, gap_ns, 0, context.tuning);
+                let spun_ns = self.spun_ns(now_ns);
+                add(&context.stats.spin_hit_ns, spun_ns);
+                context.budget.spend(now_ns, spun_ns, 0, context.tuning);
                 self.length().note(gap_ns, true);
             }
             GapPhase::Asleep => self.length().note(gap_ns, false),

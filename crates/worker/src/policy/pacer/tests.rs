@@ -550,6 +550,29 @@ fn a_tight_budget_is_kept_and_an_empty_one_never_spins() {
 }
 
 /// Else a slow load would be served now and then by the verdict on one that always has as much in flight.
+/// It would otherwise owe the budget for all that time.
+#[test]
+fn a_process_that_was_stopped_in_a_spin_may_spin_again_soon() {
+    let tuning = Tuning {
+        spin_cpu_total: Some(50),
+        ..tuning()
+    };
+    let (stats, budget) = (Stats::default(), Budget::default());
+    let context = PacerContext {
+        tuning: &tuning,
+        budget: &budget,
+        stats: &stats,
+    };
+    for ends in [Pacer::end_vain_spin, Pacer::end_gap] {
+        let mut pacer = Pacer::new();
+        pacer.phase = GapPhase::Spin;
+        pacer.since_ns = SECOND;
+        ends(&mut pacer, 3600 * SECOND, context);
+        let left_ns = budget.left_ns(3601 * SECOND, &tuning);
+        assert_eq!(left_ns, Budget::size_ns(&tuning));
+    }
+}
+
 #[test]
 fn a_stall_of_the_disk_is_no_other_depth() {
     let mut pacer = Pacer::new();
