@@ -67,14 +67,21 @@ pub(crate) fn cut_files(rows: &mut Vec<Row>) {
                 cleave_client::Buffer::writable(status, 1),
             ];
             context(memory.truncate(1, 0), "cut")?;
-            let used = if part == 2 {
-                client.queue(0).chain_through(far + 4096, &chain)
-            } else {
-                client.queue(0).chain(&chain)
+            let ring = client.queue(0).ring();
+            let added = match part {
+                2 => ring.add_indirect(far + 4096, &chain),
+                _ => ring.add(&chain),
             };
-            // The status byte would be written to missing memory, so the guest cannot be misled.
-            let lie = part != 1 && used.as_ref().is_ok_and(|used| used.len > 0);
-            after_the_cut(used.map(|_| u8::from(!lie)), &mut client)
+            ensure(added.is_some(), || "the ring is full".into())?;
+            ring.publish();
+            client.queue(0).ring_kick();
+            // A guest takes what stands in the status byte for the answer, also if that was not written.
+            while client.frontend().features().is_ok() {
+                let used = client.queue(0).ring().reap();
+                ensure(used.is_none(), || format!("it was answered: {used:?}"))?;
+            }
+            let used = client.queue(0).ring().reap();
+            ensure(used.is_none(), || format!("it was answered: {used:?}"))
         }));
     }
     for (name, part) in [

@@ -618,6 +618,11 @@ impl Vring {
     /// others stay [`added`](Vring::added), and the guest does not see them yet.
     #[inline]
     pub fn publish_within(&mut self, budget: &mut MarkingBudget) -> bool {
+        let place = self.place.as_ref();
+        if place.is_some_and(|place| place.epoch.is_lost()) {
+            // What the guest sees may be another page than the one that was written.
+            return false;
+        }
         match self.log {
             None => self.show(),
             Some(_) => self.log_and_show(budget),
@@ -631,7 +636,7 @@ impl Vring {
 
     #[inline]
     fn show(&mut self) -> bool {
-        let Some(RingPlace { parts, .. }) = &self.place else {
+        let Some(RingPlace { epoch, parts }) = &self.place else {
             return false;
         };
         let Some((old, new)) = self.positions.publish() else {
@@ -642,6 +647,10 @@ impl Vring {
         };
         journal.show();
         let call = self.signals.publish(parts, old, new);
+        if epoch.is_lost() {
+            // The index may be in the page that is. The guest has seen nothing then.
+            return false;
+        }
         journal.shown(new.wrapping_sub(old), new);
         call
     }

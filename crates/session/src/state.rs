@@ -154,7 +154,7 @@ impl SessionState {
     /// Returns why the session must end after an alarm.
     pub(crate) fn loss(&self) -> MessageRefusal {
         MessageRefusal::lost(if self.memory.is_lost() {
-            "the frontend truncated a memory file that it shares"
+            "a page of guest memory is not there: the frontend has cut its file, or the host has lost it or has none left"
         } else {
             "a worker failed"
         })

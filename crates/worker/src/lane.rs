@@ -58,7 +58,7 @@ pub(crate) struct Lane {
     pub(crate) state: LaneState,
     /// Requests that the disk failed and that will be repeated.
     pub(crate) stalls: Stalls,
-    /// Stalled requests were left in the in-flight region.
+    /// Requests stay unanswered, and in the in-flight region if there is one: stalled ones, or all because memory is lost.
     pub(crate) left: bool,
     pub(crate) intake: LaneIntake,
     /// Its next request waits for the disk's limits.
@@ -355,6 +355,15 @@ impl Lane {
     pub(crate) fn keep_rest(&mut self) {
         self.pushed = self.vring.added().into();
         self.dirty = self.pushed > 0;
+    }
+
+    /// Answers a request. `None`: its memory is lost, so it is left.
+    #[inline]
+    pub(crate) fn answer(&mut self, head: u16, used_bytes: Option<u32>) {
+        match used_bytes {
+            Some(used_bytes) => self.push_used(head, used_bytes),
+            None => self.left = true,
+        }
     }
 
     #[inline]

@@ -40,7 +40,10 @@ enum Base {
 
 impl Guest {
     fn new() -> Guest {
-        let memory: Arc<Memory> = memory(1 << 20);
+        Guest::of(memory(1 << 20))
+    }
+
+    fn of(memory: Arc<Memory>) -> Guest {
         let driver = Driver::new(&memory, 0, SIZE, BASE);
         for head in 0..SIZE {
             driver.set(head, Desc(0x8_0000 + 16 * u64::from(head), 16, 0, 0));
@@ -120,6 +123,30 @@ fn work(vring: &mut Vring, turn: usize) {
         vring.publish();
     }
     // The last one stays out.
+}
+
+/// The guest does not see what is written to a page that is not there.
+#[test]
+fn answers_in_a_ring_whose_memory_is_lost_leave_their_requests_in_flight() {
+    let _alone = crate::rig::alone();
+    let spec = crate::rig::region(0, 1 << 20);
+    let file = spec.file.try_clone().unwrap();
+    let mut guest = Guest::of(Memory::new(vec![spec]).unwrap());
+    guest.offer(3);
+    let mut vring = guest.serve(BASE);
+    let heads = take_all(&mut vring);
+    file.set_len(0).unwrap();
+    for head in &heads {
+        vring.push_used(*head, 1);
+    }
+    assert!(!vring.publish());
+    // The ring as the guest knows it.
+    let mut whole = Guest {
+        region: guest.region,
+        ..Guest::new()
+    };
+    whole.offer(3);
+    assert_eq!(take_all(&mut whole.serve_again(Base::Junk)), heads);
 }
 
 /// Every store that a daemon makes is its last, and then every store of the daemon that comes after it, whatever the frontend

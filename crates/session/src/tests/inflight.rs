@@ -261,3 +261,35 @@ fn a_vring_stops_without_its_ring_although_an_earlier_daemon_left_requests() {
         assert_eq!(in_flight, [1], "the next daemon does it");
     }
 }
+
+/// A guest takes what stands in the status byte, which may be that of an earlier request, for the answer. So none is shown to it.
+#[test]
+fn requests_whose_memory_is_lost_are_left_to_the_next_connection() {
+    const DATA: u64 = 0x8_0000;
+    let mut frontend = Frontend::with_memory();
+    let (bytes, _, file) = frontend.region(&layout(0, 0, 4, 256));
+    let file = file.unwrap();
+    let region = layout(bytes, 0, 4, 256);
+    assert_eq!(frontend.give(&region, &file), Ack);
+    let mut driver = frontend.drive(0);
+    driver.request();
+    // The first of two requests reads into a page that is not there.
+    driver.make_two();
+    rustix::fs::ftruncate(&frontend.memory, DATA).unwrap();
+    driver.kick();
+    assert_eq!(frontend.reply(), None);
+    let ending = frontend.thread.join().unwrap();
+    assert!(matches!(ending, Ending::Lost(_)), "{ending:?}");
+    assert_eq!(driver.used(), 1);
+    rustix::fs::ftruncate(&frontend.memory, MEM_BYTES).unwrap();
+    let mut next = Frontend {
+        memory: frontend.memory,
+        ..Frontend::negotiated()
+    };
+    next = next.share_memory();
+    assert_eq!(next.give(&region, &file), Ack);
+    next.configure_at(&driver, 1);
+    assert_eq!(next.request(Req::SET_VRING_ENABLE, &words(&[0, 1])), Ack);
+    driver.finish();
+    assert_eq!(driver.used(), 3);
+}

@@ -38,6 +38,19 @@ impl Driver {
 
     /// Makes a request available without a kick.
     pub(super) fn make(&mut self) {
+        self.add(0, 0x8_0000);
+        self.put(0x2002, &self.made.to_le_bytes());
+    }
+
+    /// Makes two available at once. The second one reads into memory beside the rings.
+    pub(super) fn make_two(&mut self) {
+        self.add(0, 0x8_0000);
+        self.add(3, 0x7_0000);
+        self.put(0x2002, &self.made.to_le_bytes());
+    }
+
+    /// Adds the request whose descriptors begin with this one, and which reads into memory at `data`.
+    fn add(&mut self, head: u16, data: u64) {
         let at = u64::from(self.index) * RING;
         let descriptor = |addr: u64, len: u32, flags: u16, next: u16| {
             let mut bytes = addr.to_le_bytes().to_vec();
@@ -46,14 +59,14 @@ impl Driver {
             bytes.extend(next.to_le_bytes());
             bytes
         };
-        self.put(0, &descriptor(at + 0x3000, 16, 1, 1));
-        self.put(16, &descriptor(0x8_0000, 512, 3, 2));
-        self.put(32, &descriptor(at + 0x3010, 1, 2, 0));
-        self.put(0x3000, &[0; 16]);
-        self.put(0x3010, &[0xff]);
-        self.put(0x2004 + 2 * u64::from(self.made % 8), &0u16.to_le_bytes());
+        let (header, table) = (0x3000 + 0x20 * u64::from(head), 16 * u64::from(head));
+        self.put(table, &descriptor(at + header, 16, 1, head + 1));
+        self.put(table + 16, &descriptor(data, 512, 3, head + 2));
+        self.put(table + 32, &descriptor(at + header + 16, 1, 2, 0));
+        self.put(header, &[0; 16]);
+        self.put(header + 16, &[0xff]);
+        self.put(0x2004 + 2 * u64::from(self.made % 8), &head.to_le_bytes());
         self.made += 1;
-        self.put(0x2002, &self.made.to_le_bytes());
     }
 
     pub(super) fn kick(&self) {

@@ -107,16 +107,19 @@ impl<S: Store> Acceptance<'_, S> {
             .status_addr()
             .and_then(|addr| Some((addr, self.epoch.spot(addr)?)));
         let Some((status_addr, spot)) = status else {
-            // The chain has no status byte to report the error in. It still goes back to the guest.
-            lane.record.broken();
-            lane.push_used(taken.head, 0);
+            // In memory that is lost its status byte is not found, and all of the vring's requests are left.
+            if !self.epoch.is_lost() {
+                // The chain has no status byte to report the error in. It still goes back to the guest.
+                lane.record.broken();
+                lane.push_used(taken.head, 0);
+            }
             return Begun::Yes;
         };
         let cut = self.device.cut(lane.features);
         match self.parse(lane, taken, chain) {
             Ok(request) if request.verb == Verb::GetId => {
                 let outcome = self.identify(lane, &request, chain);
-                lane.push_used(taken.head, write_status_at(self.epoch, spot, outcome));
+                lane.answer(taken.head, write_status_at(self.epoch, spot, outcome));
             }
             Ok(request) => {
                 if self.is_limited && self.is_over_limit(lane, &request) {
@@ -126,12 +129,12 @@ impl<S: Store> Acceptance<'_, S> {
                 if pushed == Pushed::Ended {
                     self.ended += 1;
                     let outcome = Outcome::ended(&request, Ok(()));
-                    lane.push_used(taken.head, write_status_at(self.epoch, spot, outcome));
+                    lane.answer(taken.head, write_status_at(self.epoch, spot, outcome));
                 }
             }
             Err(status) => {
                 lane.record.refused(status);
-                lane.push_used(
+                lane.answer(
                     taken.head,
                     write_status_at(self.epoch, spot, Outcome::refused(status)),
                 );

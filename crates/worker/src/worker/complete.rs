@@ -119,7 +119,10 @@ impl<S: Store> Worker<S> {
         );
         // Through the epoch in which the request was taken: the table in force may have other memory at this
         // address.
-        let used = write_status(&ended.epoch, ended.status_addr, ended.outcome);
+        let Some(used) = write_status(&ended.epoch, ended.status_addr, ended.outcome) else {
+            // The table in force may have other memory, which is not lost.
+            return self.lose_memory();
+        };
         lane.vring.log_answer(&ended.epoch);
         lane.push_used(token.head, used);
     }

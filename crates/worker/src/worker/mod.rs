@@ -254,14 +254,17 @@ impl<S: Store> Worker<S> {
         device.logs.others.log(|_| line(device.disk.name()))
     }
 
-    /// Notes that the frontend truncated memory that we read. Reads returned zeroes, so nothing of this connection can be
-    /// trusted; the session ends it.
+    /// Notes that a page of guest memory is not there: the frontend cut its file, or the host has lost it or has none. Reads returned
+    /// zeroes, so nothing of this connection can be trusted; the session ends it. No request is answered any more.
     fn lose_memory(&mut self) {
         if std::mem::replace(&mut self.lost, true) {
             return;
         }
         for slot in 0..self.lanes.len() {
-            self.retire(slot, &"guest memory was cut off");
+            if let Some(Some(lane)) = self.lanes.get_mut(slot) {
+                lane.left = true;
+            }
+            self.retire(slot, &"a page of guest memory is not there");
         }
         signal(&self.alarm);
     }

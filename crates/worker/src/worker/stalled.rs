@@ -74,9 +74,13 @@ impl<S: Store> Worker<S> {
         };
         let laps = &mut self.meters.laps;
         lane.record.ended(head, ended, None, &ended.epoch, laps);
-        let used_bytes = write_status(&ended.epoch, ended.status_addr, ended.outcome);
-        lane.vring.log_answer(&ended.epoch);
-        lane.push_used(head, used_bytes);
+        match write_status(&ended.epoch, ended.status_addr, ended.outcome) {
+            Some(used_bytes) => {
+                lane.vring.log_answer(&ended.epoch);
+                lane.push_used(head, used_bytes);
+            }
+            None => lane.left = true,
+        }
         let disk = &self.device.disk;
         let is_flush = ended.verb == Verb::Flush || self.device.is_write_through(lane.features);
         if is_flush && ended.verb != Verb::Read && disk.sync_failed() {
@@ -97,14 +101,15 @@ impl<S: Store> Worker<S> {
     /// exits). Called when it ends, and whenever another request stalls later. Control must not wait for them.
     /// If the frontend keeps the requests in flight, they stay there unanswered for the next daemon or
     /// connection. Otherwise nobody could repeat them, so they fail with I/O errors. So do those of a vring
-    /// that its guest broke. If the ring is not in memory there is no place for an answer: they stay open, so that nobody takes
-    /// them for answered.
+    /// that its guest broke. If the ring is not in memory, or memory is lost, there is no place for an answer: they stay open, so that
+    /// nobody takes them for answered.
     pub(crate) fn abandon(&mut self, number: usize) {
         let Some(Some(lane)) = self.lanes.get_mut(number) else {
             return;
         };
         let (index, waiting) = (lane.index, lane.stalls.waiting());
-        if waiting > 0 && lane.vring.is_kept() && !matches!(lane.state, LaneState::Retired) {
+        let is_broken = matches!(lane.state, LaneState::Retired) && !self.lost;
+        if waiting > 0 && lane.vring.is_kept() && !is_broken {
             lane.left = true;
             lane.stalls.leave();
             lane.record.show_stalled(None);
@@ -114,17 +119,14 @@ impl<S: Store> Worker<S> {
                      were held or waited for a retry are left to the next daemon or connection"
                 );
             });
-        } else if waiting > 0
-            && lane.vring.is_detached()
-            && !matches!(lane.state, LaneState::Retired)
-        {
+        } else if waiting > 0 && (lane.vring.is_detached() || self.lost) && !is_broken {
             lane.left = true;
             lane.stalls.leave();
             lane.record.show_stalled(None);
             self.log_rarely(|name| {
                 tracing::warn!(
-                    "{name}: vring {index} was stopped while the disk failed and its ring was not in memory: its guest never gets \
-                     an answer to {waiting} requests that were held or waited for a retry; reset it"
+                    "{name}: vring {index} was stopped while the disk failed and there was no memory for answers: its guest never \
+                     gets one to {waiting} requests that were held or waited for a retry; reset it"
                 );
             });
         } else if waiting > 0 {

@@ -122,6 +122,15 @@ impl Driver {
         }
     }
 
+    /// Cuts its memory, so that the pages of this part and of what follows are not there.
+    pub(crate) fn lose(&self, part: Part) {
+        let left_bytes = match part {
+            Part::Rings => 0,
+            Part::Requests => AREAS,
+        };
+        self.file.set_len(left_bytes).unwrap();
+    }
+
     /// Returns a copy of its memory.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; MEMORY_BYTES as usize];

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cleave_blk::spec::status;
-use cleave_guest::Memory;
+use cleave_guest::{Memory, Vring};
 use cleave_tests::Stopwatch;
 use cleave_worker::record::StalledRequests;
 use cleave_worker::{CompletionPolicy, Lap, Stopped, Tuning, VringStart};
@@ -819,6 +819,31 @@ fn held_requests_that_fail_while_their_ring_is_away_are_answered_when_it_is_back
     // The vring continues.
     mend_disk(&bench);
     assert_eq!(bench.ask(&write(7, 7)).status, status::OK);
+}
+
+/// An answer without a status would pass for a success, as would a request that is done again.
+#[test]
+fn held_requests_whose_memory_is_lost_stay_in_the_region() {
+    for part in [Part::Requests, Part::Rings] {
+        let region = inflight_region();
+        let mut bench = bench(19, "hold");
+        assert_eq!(bench.restart_from(&region), Stopped::At(0));
+        hold_writes(&mut bench, 3);
+        mend_disk(&bench);
+        watch_pushes(&bench);
+        bench.driver.lose(part);
+        // It reads their headers again.
+        bench.device.resume();
+        settle(&mut bench);
+        assert!(crate::is_rung(&bench.alarm));
+        let stopped = bench.control.stop(0);
+        assert_eq!(bench.carry_out(stopped), Stopped::Left);
+        assert!(pushed(&bench).is_empty());
+        let whole = Driver::new();
+        let mut next = Vring::new(whole.memory(), Driver::layout(), FEATURES, 0).unwrap();
+        next.keep(region.journal(0).unwrap());
+        assert_eq!(next.again(), 3);
+    }
 }
 
 /// Without a region nobody can repeat them. A position would claim that they were answered.
