@@ -142,11 +142,12 @@ impl SessionState {
             )?);
         }
         all.extend(self.reset_messages(has_status)?);
-        all.extend(self.kept.messages(by_slot)?);
+        // Before the memory: that of an earlier move, in which nothing is marked now, may have no bits for all of it.
         if let Some(source) = self.log.source() {
             let payload = longs([source.len_bytes, source.file_offset]);
             all.push(record(FrontendReq::SET_LOG_BASE, payload, [&source.file])?);
         }
+        all.extend(self.kept.messages(by_slot)?);
         if let Some(features) = self.features {
             let marks = if self.log.marks_all {
                 feature::LOG_ALL

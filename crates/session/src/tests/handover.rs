@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use cleave_guest::RegionSpec;
 
+use super::dirty::Log;
 use super::inflight::layout;
 use super::owner::comes;
 use super::running::Driver;
@@ -429,6 +430,28 @@ fn a_vring_that_was_reset_begins_anew() {
         assert_eq!(frontend.base(1), Some((1, 1)));
         frontend.end();
     }
+}
+
+/// The guest of a move that failed may have got more memory since then, for which the log of that move has no bits.
+#[test]
+fn a_log_that_is_too_short_and_not_in_force_is_handed_over() {
+    let mut frontend = Frontend::with_memory();
+    let mut driver = frontend.drive(0);
+    frontend.put(&Log::new());
+    for features in [FEATURES | 1 << 26, FEATURES] {
+        assert_eq!(
+            frontend.request(Req::SET_FEATURES, &longs(&[features])),
+            Ack
+        );
+    }
+    let more = frontend.add_memory(MEM_BYTES << 8, MEM_BYTES, USER + (MEM_BYTES << 8));
+    assert_eq!(more, Ack);
+    let mut frontend = frontend.move_on();
+    driver.request();
+    let again = frontend.request(Req::SET_FEATURES, &longs(&[FEATURES | 1 << 26]));
+    assert_eq!(again, Nack, "it is still there");
+    driver.request();
+    frontend.end();
 }
 
 #[test]
