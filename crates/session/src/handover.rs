@@ -141,6 +141,11 @@ impl SessionState {
                 [channel],
             )?);
         }
+        if self.features.is_none() && self.takes_enable {
+            // QEMU before 8.1 pauses a guest by status 0, and disables each vring after that.
+            let bit = longs([feature::VHOST_USER_PROTOCOL]);
+            all.push(bare(FrontendReq::SET_FEATURES, bit)?);
+        }
         all.extend(self.reset_messages(has_status)?);
         // Before the memory: that of an earlier move, in which nothing is marked now, may have no bits for all of it.
         if let Some(source) = self.log.source() {

@@ -82,6 +82,8 @@ pub(crate) struct SessionState {
     pub(crate) claimant: Claimant,
     /// Features that the guest acknowledged, without bit 26, which is in `log`. `None` until then.
     pub(crate) features: Option<u64>,
+    /// The frontend has taken bit 30. A reset does not take that back, as in the `vhost` crate.
+    pub(crate) takes_enable: bool,
     /// Protocol features that the frontend acknowledged.
     protocol: VhostUserProtocolFeatures,
     /// The frontend has seen bit 30. The `vhost` crate acknowledges nothing before that, and our answers must
@@ -131,6 +133,7 @@ impl SessionState {
             workers: Workers::new(workers_max, claimant.alarm()),
             claimant,
             features: None,
+            takes_enable: false,
             protocol: VhostUserProtocolFeatures::empty(),
             features_seen: false,
             status: 0,
@@ -232,6 +235,7 @@ impl SessionState {
             return Err(refusal);
         }
         self.features = Some(taken);
+        self.takes_enable = taken & feature::VHOST_USER_PROTOCOL != 0;
         if self.is_logged() && !was_logged {
             self.begin_move();
         }

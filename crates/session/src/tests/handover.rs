@@ -410,6 +410,10 @@ fn a_vring_that_was_reset_begins_anew() {
         };
         assert_eq!(reset, Ack);
         let mut frontend = frontend.move_on();
+        for index in 0..2 {
+            let disabled = frontend.request(Req::SET_VRING_ENABLE, &words(&[index, 0]));
+            assert_eq!(disabled, Ack, "{by_status}");
+        }
         assert_eq!(frontend.base(0), Some((0, 1)));
         assert_eq!(
             frontend.request(Req::SET_FEATURES, &longs(&[FEATURES])),
