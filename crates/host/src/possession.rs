@@ -79,6 +79,8 @@ struct Holding {
     why: Option<String>,
     /// The disk could not be handed over with a guest that moved, and has no lock that keeps the guest from running elsewhere.
     is_doubtful: bool,
+    /// How often a guest has moved to another host.
+    departures: u64,
 }
 
 impl std::fmt::Debug for DiskPossession {
@@ -110,6 +112,7 @@ impl DiskPossession {
                 absence: PossessionState::Inactive,
                 why: None,
                 is_doubtful: false,
+                departures: 0,
             }),
             attempt: Mutex::default(),
             turn: Arc::new(Semaphore::new(1)),
@@ -123,6 +126,11 @@ impl DiskPossession {
 
     pub(crate) fn state(&self) -> PossessionState {
         lock(&self.state).state
+    }
+
+    /// Returns how often the guest has moved away. In between the disk was this host's all the time.
+    pub(crate) fn departures(&self) -> u64 {
+        lock(&self.state).departures
     }
 
     /// Returns true if the disk may be read and written here.
@@ -226,6 +234,7 @@ impl Possession for DiskPossession {
             // Before the locks are released: from now on the operator is refused.
             held.state = PossessionState::HandedOver;
             held.absence = PossessionState::HandedOver;
+            held.departures += 1;
         }
         let (reply, released) = sync_channel(1);
         let disk = self.disk.clone();
@@ -249,7 +258,9 @@ impl Possession for DiskPossession {
     fn hand_over_failed(&self) {
         // Locks keep the guest from starting elsewhere.
         if self.disk.reconnects() {
-            lock(&self.state).is_doubtful = true;
+            let mut held = lock(&self.state);
+            held.is_doubtful = true;
+            held.departures += 1;
         }
     }
 

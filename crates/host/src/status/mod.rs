@@ -38,6 +38,8 @@ pub(crate) use tests::{connect as connect_for_tests, ram as ram_for_tests};
 struct Quiet {
     name: String,
     until: Instant,
+    /// How often the guest had moved away when it began.
+    departures: u64,
     /// Ends it then.
     timer: AbortHandle,
 }

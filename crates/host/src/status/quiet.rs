@@ -71,7 +71,8 @@ impl DiskStatus {
         Ok(Flushed { took_ms })
     }
 
-    /// Ends the quiet, and has held requests done again, or one of these alone, as the body says.
+    /// Ends the quiet, and has held requests done again, or one of these alone, as the body says. A disk whose guest has moved away
+    /// meanwhile may have been written by the other host, so it does not count as quiesced.
     pub(crate) fn resume(&self, body: &[u8]) -> Result<Resumed, Refusal> {
         let bad = |why: String| Refusal(ProblemKind::InvalidRequest, why);
         let wanted: ResumeRequest = match body.trim_ascii() {
@@ -104,7 +105,7 @@ impl DiskStatus {
         self.device.go_on();
         self.tell(EventName::Resumed, Value::Null);
         tracing::info!("{}: goes on", self.device.disk.name());
-        true
+        quiet.departures == self.possession.departures()
     }
 
     /// The disk has ended, and so does the wait for the end of its quiet. A client that asked for one may still be sending its
@@ -178,8 +179,10 @@ impl DiskStatus {
     /// Fails if this quiet has ended meanwhile, or the guest has moved to another host: then it may have written.
     fn refuse_resumed(&self, id: Id) -> Result<(), Refusal> {
         self.possession.refuse_away()?;
+        let departures = self.possession.departures();
         let quiet = self.lock_quiet();
-        match quiet.as_ref().is_some_and(|quiet| quiet.timer.id() == id) {
+        let lasts = |quiet: &Quiet| quiet.timer.id() == id && quiet.departures == departures;
+        match quiet.as_ref().is_some_and(lasts) {
             true => Ok(()),
             false => {
                 let why = "the disk was resumed meanwhile: send the request again".to_owned();
@@ -226,6 +229,7 @@ impl DiskStatus {
         *quiet = Some(Quiet {
             name: name.clone(),
             until,
+            departures: self.possession.departures(),
             timer: timer.abort_handle(),
         });
         self.device.quiesce();

@@ -8,7 +8,7 @@ use cleave_api::{EventName, ProblemKind, RequestDirection, RequestVerb, SizeClas
 use cleave_blk::Face;
 use cleave_config::DiskConfig;
 use cleave_disk::{Disk, DiskSpec, Locking, OpenOptions, StripeKind};
-use cleave_session::{Offload, Session, SessionConfig};
+use cleave_session::{Offload, Possession, Session, SessionConfig};
 use cleave_worker::record::{Kind, Recording};
 use cleave_worker::splitter::{SplitResult, SplitState};
 use cleave_worker::{DataDirection, Device, LegTotals, Split, TrialResult, Tuning, WorkerConfig};
@@ -142,6 +142,20 @@ async fn a_disk_that_another_host_may_have_is_shown_and_left_alone() {
     );
     let sample = "cleave_disk_possession{disk=\"a\",state=\"inactive\"} 1\n";
     assert!(text_of(report).contains(sample));
+}
+
+/// The other host may have written by then, so a copy that was made here may be torn.
+#[tokio::test]
+async fn a_disk_whose_guest_has_moved_away_was_not_quiesced_until_it_is_resumed() {
+    let status = ram("a");
+    for moves in [false, true] {
+        status.quiesce(b"").await.unwrap();
+        if moves {
+            status.possession.hand_over();
+        }
+        assert_eq!(status.resume(b"").unwrap().quiesced, !moves);
+        assert!(status.quiet_left().is_none());
+    }
 }
 
 #[test]

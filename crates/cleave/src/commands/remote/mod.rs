@@ -95,7 +95,8 @@ fn unquiet(id: &str, asked: &Value, body: &Value) -> Option<String> {
     let is_over = body.get("quiesced") == Some(&Value::Bool(false));
     (is_over && !is_for_held).then(|| {
         format!(
-            "{id}: was not quiesced any more: its time was over, or something else ended it: take copies made meanwhile again"
+            "{id}: was not quiesced any more: its time was over, its guest has moved, or something else ended it: take copies made \
+             meanwhile again"
         )
     })
 }
