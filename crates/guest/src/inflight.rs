@@ -278,6 +278,11 @@ impl Journal {
         ring_size <= self.size
     }
 
+    /// Returns true if requests are noted here, most likely in flight: the guest may have seen some of them as used.
+    pub fn has_requests(&self) -> bool {
+        self.word(VERSION_AT) != 0 && (0..self.size).any(|head| self.is_in_flight(head))
+    }
+
     /// Marks the part as that of a vring which it has no room for. Returns true if the mark is there already: a daemon that
     /// served the vring has died, and nobody knows which requests it had taken.
     ///

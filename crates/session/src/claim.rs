@@ -1,7 +1,6 @@
 //! How a session gets the disk before its first vring starts, and what it does when its last one has stopped.
 
 use std::io;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -53,10 +52,38 @@ impl SessionState {
             self.device.begin_session();
         }
         self.retired_before = self.device.totals().retired;
-        if let Some(writeback) = self.cache_mode.take() {
-            self.device.writeback.store(writeback, Ordering::Relaxed);
-        }
+        self.adopt_cache_mode();
         Ok(())
+    }
+
+    /// Puts the cache mode of this session in force: the one that it was told; or off, if the guest goes on which was seen to switch
+    /// its cache off by an earlier process; or else the mode that the frontend has read.
+    fn adopt_cache_mode(&mut self) {
+        let was_off = self.device.take_cache_note();
+        let told = self.cache_mode.take();
+        if let Some(writeback) = told {
+            self.device.set_writeback(writeback);
+        } else if was_off && self.goes_on() {
+            let name = self.device.disk.name();
+            tracing::info!(
+                "{name}: its guest goes on, which has switched its write cache off: a write is durable when it completes"
+            );
+            self.device.set_writeback(false);
+        }
+        self.is_cache_note_due = self.is_writeback();
+    }
+
+    /// Returns true for a driver that may have met an earlier process. QEMU and Cloud Hypervisor read the configuration before the
+    /// driver starts, and not again when they connect to another process.
+    fn goes_on(&mut self) -> bool {
+        let inflight = self.inflight.as_ref();
+        let is_in_flight = |index| {
+            let journal = inflight.and_then(|region| region.journal(index));
+            journal.is_some_and(|journal| journal.has_requests())
+        };
+        let mut vrings = self.vrings.iter_mut();
+        !self.has_read_config
+            || vrings.any(|(index, entry)| entry.settings.base != 0 || is_in_flight(index))
     }
 
     fn await_claim(&self) -> Result<Claim, MessageRefusal> {
@@ -212,6 +239,16 @@ impl SessionState {
     pub(crate) fn begin_move(&mut self) {
         self.is_leaving |= !self.vrings.any_running();
         let disk = &self.device.disk;
+        if self.device.has_cache() && !self.is_writeback() {
+            let name = disk.name();
+            let line = |more: &str| {
+                tracing::warn!(
+                    "{name}: its guest begins to move, and has switched its write cache off, which QEMU does not tell the other host: \
+                     serve the disk there with --cache writethrough{more}"
+                );
+            };
+            self.device.logs.owners.log(line);
+        }
         if disk.is_direct() == Some(false) && !disk.limits().read_only {
             let name = disk.name();
             let line = |more: &str| {

@@ -140,7 +140,9 @@ impl VhostUserBackendReqHandlerMut for SessionState {
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
         // The crate answers an error without any bytes, as the specification wants, and the connection stays.
-        self.read_config(offset, size).ok_or(Error::InvalidParam)
+        let space = self.read_config(offset, size).ok_or(Error::InvalidParam)?;
+        self.has_read_config = true;
+        Ok(space)
     }
 
     /// Writes the configuration space. The one writable byte has the same effect for a guest and for a migration, so the flag is

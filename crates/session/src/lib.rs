@@ -255,6 +255,7 @@ impl Session {
             let message = message.into_message(&offload);
             filter::serve(&mut self.relay, message).outcome?;
         }
+        self.relay.state().note_cache_on();
         self.relay.state().claimant.resumed();
         self.relay.state().allowance = Allowance::Share;
         // Now, because one of them may have reset the device.
@@ -419,6 +420,7 @@ impl Session {
         let signals = &self.shared.signals;
         self.connection
             .write(&reply, fd, &signals.wake, || signals.is_hung_up())?;
+        self.relay.state().note_cache_on();
         let why = match outcome {
             Err(MessageRefusal::Message(why)) if has_reply => why,
             Err(MessageRefusal::Vring(why)) => why,

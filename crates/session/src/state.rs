@@ -97,6 +97,10 @@ pub(crate) struct SessionState {
     pub(crate) has_retired: bool,
     /// The cache mode that the frontend wants when a vring starts. `None`: the one in force.
     pub(crate) cache_mode: Option<bool>,
+    /// The frontend has asked this process for the configuration, so its driver need not know another mode.
+    pub(crate) has_read_config: bool,
+    /// The cache is on, and the note for the next process may say that it is off until the frontend has its answer.
+    pub(crate) is_cache_note_due: bool,
     /// This session has owned the disk.
     pub(crate) has_owned: bool,
     /// A dirty log was in force when a vring stopped, or while none ran. So the guest moves if no vring starts any more.
@@ -140,6 +144,8 @@ impl SessionState {
             retired_before: 0,
             has_retired: false,
             cache_mode: None,
+            has_read_config: false,
+            is_cache_note_due: false,
             has_owned: false,
             is_leaving: false,
             channel: None,
@@ -461,15 +467,27 @@ impl SessionState {
     }
 
     fn set_writeback(&mut self, on: bool) -> Result<(), MessageRefusal> {
+        self.is_cache_note_due = on;
         if !self.vrings.any_running() {
             // The disk may be another session's.
             self.cache_mode = Some(on);
+            if !on {
+                self.device.note_cache_off();
+            }
             return Ok(());
         }
-        self.device.writeback.store(on, Ordering::Relaxed);
+        self.device.set_writeback(on);
         // Writes that complete from here on are synced first. A completion that was decided before is published
         // before the guest's write is acknowledged.
         self.workers.pass()
+    }
+
+    /// Has the next process know that the cache is on, now that the frontend has its answer: one that gets none may believe that the
+    /// cache is still off.
+    pub(crate) fn note_cache_on(&mut self) {
+        if std::mem::take(&mut self.is_cache_note_due) && self.is_writeback() {
+            self.device.note_cache_on();
+        }
     }
 
     // The state that moves to another host.
@@ -572,6 +590,9 @@ impl SessionState {
 
 impl Drop for SessionState {
     fn drop(&mut self) {
+        if self.is_cache_note_due {
+            self.device.reopen_cache_note();
+        }
         // Before the memory, which the thread of a pool must not unmap, and before the claim, with which another session starts.
         self.workers.end();
     }

@@ -18,6 +18,7 @@ use super::*;
 use cleave_blk::Face;
 use cleave_blk::spec::feature;
 
+mod cache;
 mod dirty;
 mod features;
 mod handover;

@@ -34,6 +34,7 @@ mod worker;
 pub use cleave_engine::LegTotals;
 pub use command::{Stopped, VringStart};
 pub use control::{Commands, Control, Pending};
+pub use device::cache_note::CacheNote;
 pub use device::incident::Incident;
 pub use device::logs::Logs;
 pub use device::quota::{Quota, SharedQuota};

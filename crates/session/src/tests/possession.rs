@@ -584,3 +584,25 @@ fn a_move_of_a_disk_behind_the_page_cache_is_warned_of_once() {
         assert_eq!(warnings.0.load(Ordering::SeqCst), expected, "{what}");
     }
 }
+
+/// QEMU does not take the mode along.
+#[test]
+fn a_move_of_a_guest_that_has_switched_its_cache_off_is_warned_of_once() {
+    for (mode, runs, expected) in [(1, true, 0), (0, true, 1), (0, false, 1)] {
+        let disk = Disk::open(&DiskSpec::Null(CAPACITY), &OpenOptions::default()).unwrap();
+        let mut bench = Bench::on(disk, Arc::default(), Scratch::new());
+        bench.log(false);
+        if runs {
+            bench.start(0);
+        }
+        bench.state.write_config(32, &[mode]).unwrap();
+        let warnings = Warnings::default();
+        tracing::subscriber::with_default(warnings.clone(), || {
+            for _ in 0..2 {
+                bench.log(true);
+            }
+        });
+        let warned = warnings.0.load(Ordering::SeqCst);
+        assert_eq!(warned, expected, "{mode} {runs}");
+    }
+}

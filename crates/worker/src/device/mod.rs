@@ -1,5 +1,6 @@
 //! State that all workers of a device share.
 
+pub(crate) mod cache_note;
 pub(crate) mod incident;
 pub(crate) mod logs;
 pub(crate) mod quota;
@@ -15,6 +16,7 @@ use cleave_blk::SPLIT_OPS_MAX;
 use cleave_blk::spec::{ID_BYTES, feature};
 use cleave_disk::Disk;
 
+use self::cache_note::CacheNote;
 use self::incident::{Incident, IncidentHook};
 use self::logs::Logs;
 use self::registry::Registry;
@@ -65,6 +67,11 @@ pub struct Device {
     pub serial: [u8; ID_BYTES],
     /// True if the cache is write-back now. The guest can change it with CONFIG_WCE.
     pub writeback: AtomicBool,
+    /// True if it is write-back for a guest that starts anew.
+    has_cache: bool,
+    cache_note: Option<Arc<dyn CacheNote>>,
+    /// A guest that comes may rely on what is noted: none has come yet, or one was not told that its cache is on.
+    is_cache_note_open: AtomicBool,
     /// Settings of its workers.
     pub config: WorkerConfig,
     /// Outlives the workers, so that what they learn is kept.
@@ -106,6 +113,9 @@ impl Device {
             disk,
             serial,
             writeback: AtomicBool::new(writeback),
+            has_cache: writeback,
+            cache_note: None,
+            is_cache_note_open: AtomicBool::new(true),
             config,
             splitter: Mutex::new(Arc::new(Splitter::new(tuning.split.clone()))),
             records: Records::new(Recording::On),
@@ -139,6 +149,12 @@ impl Device {
     /// Tells the operator of something that a session did.
     pub fn tell(&self, incident: Incident) {
         self.incidents.call(incident);
+    }
+
+    /// Has it noted for the next process when a guest switches the cache off.
+    pub fn noting_cache(mut self, note: Option<Arc<dyn CacheNote>>) -> Device {
+        self.cache_note = note;
+        self
     }
 
     /// Lets it share the limits of a group. If it has limits of its own, they are those of the group from now on.
@@ -329,6 +345,44 @@ impl Device {
             chunk_bytes: None,
             stripe: self.disk.stripe(),
         }
+    }
+
+    /// Puts a cache mode in force. That the cache is off is noted before; that it is on again is for the caller to note
+    /// ([`note_cache_on`](Device::note_cache_on)), once the guest has been told.
+    pub fn set_writeback(&self, on: bool) {
+        if !on {
+            self.note_cache_off();
+        }
+        self.writeback.store(on, Ordering::Relaxed);
+    }
+
+    /// Notes that a guest relies on a cache that is off, although another may be served with one that is on.
+    pub fn note_cache_off(&self) {
+        self.cache_note.iter().for_each(|note| note.set_off(true));
+    }
+
+    /// Takes the note back if the cache is on and no guest may rely on what an earlier process noted.
+    pub fn note_cache_on(&self) {
+        let is_on = self.writeback.load(Ordering::Relaxed);
+        if is_on && !self.is_cache_note_open.load(Ordering::Relaxed) {
+            self.cache_note.iter().for_each(|note| note.set_off(false));
+        }
+    }
+
+    /// Has the next guest get the mode that is noted, if it goes on.
+    pub fn reopen_cache_note(&self) {
+        self.is_cache_note_open.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true once, if a guest that goes on relies on a cache that is off although it is on here.
+    pub fn take_cache_note(&self) -> bool {
+        self.is_cache_note_open.swap(false, Ordering::Relaxed)
+            && self.cache_note.as_ref().is_some_and(|note| note.is_off())
+    }
+
+    /// Returns true if the cache is on for a guest that starts anew.
+    pub fn has_cache(&self) -> bool {
+        self.has_cache
     }
 
     /// Returns true if a write must be on stable storage before it completes: the cache is write-through, or the guest did not
