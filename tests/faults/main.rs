@@ -6,6 +6,7 @@
     clippy::too_many_lines
 )] // a mistake in the test ends the test
 
+mod cache;
 mod crash;
 mod handover;
 mod kill;
@@ -20,6 +21,6 @@ use cleave_tests::{cases_of, run_cases};
 
 fn main() -> ExitCode {
     run_cases(cases_of![
-        kill, storage, on_error, crash, recovery, migration, handover
+        kill, storage, on_error, cache, crash, recovery, migration, handover
     ])
 }

@@ -44,6 +44,8 @@ struct Flags {
     holds: AtomicBool,
     lets_go: AtomicBool,
     held: AtomicUsize,
+    /// Flushes that were answered.
+    syncs: AtomicUsize,
     /// The next flush is an I/O error.
     fails: AtomicBool,
     over: AtomicBool,
@@ -123,6 +125,11 @@ impl UnresponsiveFs {
         self.let_go();
     }
 
+    /// Number of flushes that were answered.
+    pub fn syncs(&self) -> usize {
+        self.flags.syncs.load(Ordering::SeqCst)
+    }
+
     /// Number of queued reads, writes and flushes.
     pub fn held(&self) -> usize {
         self.flags.held.load(Ordering::SeqCst)
@@ -192,7 +199,11 @@ fn judged(
     cached: (u64, u32),
     flags: &Flags,
 ) -> Option<Vec<u8>> {
-    match input.opcode() == FSYNC && flags.fails.swap(false, Ordering::SeqCst) {
+    let is_sync = input.opcode() == FSYNC;
+    if is_sync {
+        flags.syncs.fetch_add(1, Ordering::SeqCst);
+    }
+    match is_sync && flags.fails.swap(false, Ordering::SeqCst) {
         true => Some(fuse::answer(input.unique(), Err(IO_ERROR))),
         false => answer(input, content, cached),
     }

@@ -173,6 +173,7 @@ fn complete(
     service.tuning.split = split_for(&service.config, &disk, service.names)?;
     if let Some(lock) = lock {
         lock.record(&service.disk, disk.is_loss_untold());
+        service.cache_note = lock.cache_note(&service.disk);
     }
     Ok(disk)
 }
@@ -281,13 +282,7 @@ impl DiskServer {
         let loops = loop_device::attached_to_legs(&disk);
         let (confinement, watch) = confine(disk.name(), watch)?;
         confinement.confine_dialler(&disk);
-        let device = Device::new(
-            Arc::clone(&disk),
-            service.config.serial.get().padded(),
-            service.config.cache.get() == Cache::Writeback,
-            service.worker.clone(),
-            service.tuning.clone(),
-        );
+        let device = device_of(&service, &disk);
         let device = device.at_worker_start(confinement.narrowing(Role::Worker));
         // Known when the disk can be shown.
         let id = Arc::new(OnceLock::new());
@@ -538,6 +533,19 @@ impl DiskServer {
             );
         });
     }
+}
+
+fn device_of(service: &Service, disk: &Arc<Disk>) -> Device {
+    let has_cache = service.config.cache.get() == Cache::Writeback;
+    let device = Device::new(
+        Arc::clone(disk),
+        service.config.serial.get().padded(),
+        has_cache,
+        service.worker.clone(),
+        service.tuning.clone(),
+    );
+    // A guest that starts with its cache off finds it off at the next daemon too.
+    device.noting_cache(service.cache_note.clone().filter(|_| has_cache))
 }
 
 fn recording(service: &Service) -> Recording {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use cleave_config::{CpuList, DiskConfig, Names, Storage};
 use cleave_disk::{ContentOrigin, DiskSpec, OpenOptions};
 use cleave_session::{MEMORY_FILES_MAX, SessionConfig};
-use cleave_worker::{LimitGroup, Pool, Split, Tuning, WorkerConfig};
+use cleave_worker::{CacheNote, LimitGroup, Pool, Split, Tuning, WorkerConfig};
 
 use crate::failure::Failure;
 use crate::process::cpus;
@@ -52,6 +52,8 @@ pub(crate) struct Service {
     pub(crate) tuning: Tuning,
     /// Other disks share its limits.
     pub(crate) limit_group: Option<LimitGroup>,
+    /// Where it is noted that a guest has switched its write cache off, once the disk is open.
+    pub(crate) cache_note: Option<Arc<dyn CacheNote>>,
     /// True if the disk ends when a frontend has left.
     pub(crate) once: bool,
 }
@@ -104,6 +106,7 @@ impl Service {
             tuning: tuning(&config, Split::Off),
             disk,
             limit_group: None,
+            cache_note: None,
             once: false,
             config,
         })

@@ -1,5 +1,6 @@
 //! The socket that frontends come through: made at a path, or inherited.
 
+mod cache_line;
 pub(crate) mod hang_up;
 mod knock;
 pub(crate) mod path_lock;

@@ -133,8 +133,8 @@ impl Node {
         merge::close(left);
     }
 
-    /// Removes the folder of a socket, unless a lock is held in it, or tells of an NBD disk whose daemon did not end in order. A node
-    /// that was killed leaves a socket and a lock behind.
+    /// Removes the folder of a socket, unless a lock is held in it, or tells of an NBD disk whose daemon did not end in order or of a
+    /// guest that has switched its write cache off. A node that was killed leaves a socket and a lock behind.
     pub(super) fn remove_folder(&self, id: &str) {
         // Refused, instead of waited for, where another holds it.
         if let Ok(Some(lock)) = PathLock::take_while(&self.socket_path(id), &|| false) {
@@ -144,7 +144,7 @@ impl Node {
             ] {
                 let _ = fs::remove_file(stale);
             }
-            if !lock.left_a_server() {
+            if !lock.left_a_server() && !lock.tells_of_cache_off() {
                 lock.remove();
             }
         }

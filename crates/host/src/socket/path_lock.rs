@@ -5,14 +5,17 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cleave_config::Storage;
 use cleave_disk::{Disk, DiskSpec};
+use cleave_worker::CacheNote;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open};
 
 use crate::failure::Failure;
+use crate::socket::cache_line::{CacheLine, CacheWord, write_word};
 use crate::socket::knock::{knock, refuse_live};
 
 /// Pause between two attempts to lock a path, and the number of attempts before the wait is logged.
@@ -23,7 +26,7 @@ const INHERIT_PAUSE: Duration = Duration::from_micros(200);
 
 /// Begins the line of a lock file, and the most that is read of one.
 const SERVED: &str = "served ";
-/// The next line of a lock file, if changes may be lost and the guest may not know: a sync failed, or a server may lack them.
+/// The last line of a lock file, if changes may be lost and the guest may not know: a sync failed, or a server may lack them.
 const LOST: &str = "changes are lost\n";
 const LOCK_BYTES_MAX: u64 = 1 << 20;
 
@@ -70,6 +73,8 @@ enum Predecessor {
     None,
     /// The daemon died, or left a message for its successor: the text of the file.
     Died(String),
+    /// The daemon ended in order, and its guest had switched the write cache off.
+    Ended,
     /// The file was not made for this; it stays as it is.
     Foreign,
     /// There is one that has the lock until this one has taken its disk.
@@ -221,17 +226,38 @@ impl PathLock {
     /// Has failed syncs of this disk noted in the file, by whatever thread sees them, so that they are known after a kill too.
     pub(crate) fn note_failures_of(&self, disk: &mut Disk) {
         // A description of its own, because a line is written at the position of `file`, and threads of the disk can only write.
-        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = open(&self.path, flags | OFlags::NONBLOCK, Mode::empty());
-        match opened.map(fs::File::from) {
-            Ok(file) if self.predecessor != Predecessor::Foreign && is_same(&file, &self.file) => {
-                disk.note_sync_failure(file, LOST);
-            }
-            _ => tracing::warn!(
-                "{}: cannot be written to: after a kill, the next daemon will not know of a failed sync",
+        match self.open_again(OFlags::WRONLY | OFlags::APPEND) {
+            Some(file) => disk.note_sync_failure(file, LOST),
+            None => tracing::warn!(
+                "{}: cannot be written to: the next daemon will not know of a failed sync after a kill, nor of a guest that has \
+                 switched its write cache off",
                 self.path.display()
             ),
         }
+    }
+
+    /// Returns the note about the write cache of the guest, once the file tells of this disk. `None`: it has no place for one.
+    pub(crate) fn cache_note(&self, disk: &Storage) -> Option<Arc<dyn CacheNote>> {
+        let at = served(disk).len();
+        CacheWord::first_of(self.text()?.get(at..)?)?;
+        let file = self.open_again(OFlags::RDWR)?;
+        let shown = self.path.display().to_string();
+        Some(Arc::new(CacheLine::new(file, at as u64, shown)))
+    }
+
+    fn open_again(&self, flags: OFlags) -> Option<fs::File> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = fs::File::from(open(&self.path, flags, Mode::empty()).ok()?);
+        let is_ours = self.predecessor != Predecessor::Foreign && is_same(&file, &self.file);
+        is_ours.then_some(file)
+    }
+
+    /// Returns true if the guest of the daemon that had this file had switched its write cache off, whether or not that daemon runs.
+    pub(crate) fn tells_of_cache_off(&self) -> bool {
+        let text = self
+            .text()
+            .filter(|_| self.predecessor != Predecessor::Foreign);
+        text.is_some_and(|text| CacheWord::within(&text).is_some_and(CacheWord::is_off))
     }
 
     /// The disk that the daemon which ended here was serving, unless that was a stripe.
@@ -246,18 +272,37 @@ impl PathLock {
     /// Records that this disk is open, and whether its guest does not know of a loss, for a successor. A failure, as on a full file system,
     /// leaves the successor without that knowledge. A death in between leaves the end of an older line after this one.
     pub(crate) fn record(&self, disk: &Storage, is_loss_untold: bool) {
-        if self.predecessor != Predecessor::Foreign {
-            let line = served(disk);
-            let mut file = &self.file;
-            let _ = file.rewind().and_then(|()| file.write_all(line.as_bytes()));
-        }
-        // The line of one that runs is the same, and what it may have noted after that is not for this one to remove.
-        if self.predecessor != Predecessor::Running {
-            self.record_loss(is_loss_untold);
+        let line = served(disk);
+        match self.predecessor {
+            Predecessor::Foreign => {}
+            Predecessor::Running => self.find_place(&line),
+            _ => {
+                let cache = match self.tells_of_cache_off() {
+                    true => CacheWord::IsOff,
+                    false => CacheWord::AsSet,
+                };
+                let text = [&line, cache.line(), lost_line(is_loss_untold)].concat();
+                let ends = line.len() + CacheWord::BYTES;
+                let mut file = &self.file;
+                let _ = file.rewind().and_then(|()| file.write_all(text.as_bytes()));
+                let _ = file.set_len(text.len() as u64);
+                let _ = file.seek(io::SeekFrom::Start(ends as u64));
+            }
         }
     }
 
-    /// Ends the file after the line of its disk, where the file's position is and stays, or after the line that tells of a loss. No
+    /// Finds the place for a line about a loss, after the line of the disk, which is the same for a daemon that runs, and that about the
+    /// cache. What that daemon may note is not for this one to change.
+    fn find_place(&self, disk: &str) {
+        let mut file = &self.file;
+        let _ = file.rewind().and_then(|()| file.write_all(disk.as_bytes()));
+        let text = self.text().unwrap_or_default();
+        let cache = text.get(disk.len()..).and_then(CacheWord::first_of);
+        let ends = disk.len() + cache.map_or(0, |_| CacheWord::BYTES);
+        let _ = file.seek(io::SeekFrom::Start(ends as u64));
+    }
+
+    /// Ends the file after the line about the cache, where the file's position is and stays, or after the line that tells of a loss. No
     /// order of these steps loses that line while the loss is owed.
     fn record_loss(&self, is_loss_untold: bool) {
         if self.predecessor == Predecessor::Foreign {
@@ -267,7 +312,7 @@ impl PathLock {
         let Ok(end) = file.stream_position() else {
             return;
         };
-        let lost = if is_loss_untold { LOST } else { "" };
+        let lost = lost_line(is_loss_untold);
         let _ = file.write_all(lost.as_bytes());
         let _ = file.set_len(end + lost.len() as u64);
         let _ = file.seek(io::SeekFrom::Start(end));
@@ -283,9 +328,22 @@ impl PathLock {
     /// Removes the file, because the daemon ends in order, unless it tells the successor of something.
     pub(crate) fn end(self, left: Left) {
         let tells = left.is_loss_untold || !left.is_settled && self.left_a_server();
-        match tells {
-            true => self.leave_to_rings(),
+        match tells || self.tells_of_cache_off() {
+            true => {
+                if !tells {
+                    self.note_end();
+                }
+                self.leave_to_rings();
+            }
             false => self.remove(),
+        }
+    }
+
+    /// Notes that the daemon ends in order, where the file stays for the sake of a guest that has switched its write cache off.
+    fn note_end(&self) {
+        let ends = (&self.file).stream_position().unwrap_or_default();
+        if let Some(at) = ends.checked_sub(CacheWord::BYTES as u64) {
+            let _ = write_word(&self.file, at, CacheWord::WasOff);
         }
     }
 
@@ -370,6 +428,11 @@ pub fn lock_record(socket: &Path) -> Option<LockRecord> {
     Some(LockRecord { lock, disk })
 }
 
+/// What a lock file ends with.
+fn lost_line(is_loss_untold: bool) -> &'static str {
+    if is_loss_untold { LOST } else { "" }
+}
+
 /// The line of a lock file.
 fn served(disk: &Storage) -> String {
     format!("{SERVED}{}\n", disk.line())
@@ -415,7 +478,9 @@ impl Predecessor {
         match file.take(LOCK_BYTES_MAX).read_to_string(&mut text) {
             // Its daemon never had the disk open, or has only just created the file.
             Ok(_) if text.is_empty() => Predecessor::None,
-            Ok(_) if text.starts_with(SERVED) => Predecessor::Died(text),
+            Ok(_) if !text.starts_with(SERVED) => Predecessor::Foreign,
+            Ok(_) if CacheWord::within(&text) == Some(CacheWord::WasOff) => Predecessor::Ended,
+            Ok(_) => Predecessor::Died(text),
             _ => Predecessor::Foreign,
         }
     }
@@ -546,6 +611,59 @@ mod tests {
         next.end(left);
         let last = PathLock::take(&path).unwrap().unwrap();
         assert!(!last.left_lost_changes(&storage));
+    }
+
+    /// A guest is the same whichever disk its next daemon has.
+    #[test]
+    fn a_cache_that_is_off_is_in_the_file_until_it_is_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let beside = folder.path().join("s.lock");
+        let [storage, other] = [20, 1].map(|bytes| Storage::One(DiskSpec::Null(1 << bytes)));
+        let take = || PathLock::take(&path).unwrap().unwrap();
+        let lock = take();
+        assert!(lock.cache_note(&storage).is_none(), "there is no line yet");
+        lock.record(&storage, false);
+        let note = lock.cache_note(&storage).unwrap();
+        assert!(!note.is_off() && !lock.tells_of_cache_off());
+        note.set_off(true);
+        note.set_off(true);
+        // One that takes over finds it, and leaves it as it is.
+        let next = PathLock::of_running(&path).unwrap();
+        next.record(&storage, true);
+        let its_note = next.cache_note(&storage).unwrap();
+        assert!(its_note.is_off() && next.tells_of_cache_off());
+        its_note.set_off(false);
+        assert!(!note.is_off());
+        note.set_off(true);
+        drop(next);
+        // The first one dies, and the next has a failed sync too.
+        lock.leave_to_rings();
+        let lock = take();
+        assert!(lock.was_serving(&storage) && lock.tells_of_cache_off());
+        lock.record(&other, true);
+        assert!(lock.tells_of_cache_off() && lock.tells_of_loss());
+        assert!(lock.cache_note(&storage).is_none());
+        let left = |is_loss_untold| Left {
+            is_loss_untold,
+            is_settled: true,
+        };
+        lock.end(left(true));
+        let lock = take();
+        assert!(lock.left_lost_changes(&other) && lock.tells_of_cache_off());
+        lock.record(&storage, false);
+        lock.end(left(false));
+        // That one has ended in order.
+        let lock = take();
+        assert!(lock.tells_of_cache_off() && !lock.was_serving(&storage));
+        drop(lock);
+        let lock = take();
+        lock.record(&storage, false);
+        let note = lock.cache_note(&storage).unwrap();
+        assert!(note.is_off());
+        note.set_off(false);
+        lock.end(left(false));
+        assert!(!beside.exists());
     }
 
     /// The daemon has removed the file, and another one may have made a new file.
