@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_client::{Base, Client, Error};
@@ -29,6 +31,8 @@ pub(crate) fn cases() -> Vec<Case> {
         a_loss_is_kept_until_a_flush_has_failed,
         a_loss_is_of_one_export_whatever_its_options,
         a_failed_flush_of_which_no_guest_knows_is_kept,
+        a_flush_fails_if_the_daemon_before_gave_up_a_server_that_hangs,
+        a_flush_that_is_answered_before_the_daemon_ends_leaves_nothing,
         a_loss_that_the_server_refused_to_mend_is_kept,
     ]
 }
@@ -176,10 +180,19 @@ fn the_next_daemon_waits_for_the_fence() {
 }
 
 /// Ends it as an operator does.
-fn end(mut daemon: Killed) {
+fn end(daemon: Killed) {
+    ends_with(daemon, 0);
+}
+
+/// Ends it as an operator does, and it exits with this code.
+fn ends_with(mut daemon: Killed, code: i32) {
+    terminate(&daemon);
+    assert_eq!(daemon.0.wait().unwrap().code(), Some(code));
+}
+
+fn terminate(daemon: &Killed) {
     let pid = Pid::from_raw(daemon.0.id() as i32).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
-    assert_eq!(daemon.0.wait().unwrap().code(), Some(0));
 }
 
 /// A guest that was reset brings no list of what it had asked for. And a daemon that ends in order before the fence of its predecessor
@@ -249,7 +262,21 @@ impl Losing {
 
     /// Serves this disk, and returns when it is open.
     fn serve(&self, disk: &str) -> Killed {
-        let words = ["serve", "--serial", "disk", "--disk", disk].map(str::as_ref);
+        self.serve_until(disk, "2")
+    }
+
+    /// Serves this disk with this stop deadline.
+    fn serve_until(&self, disk: &str, deadline: &str) -> Killed {
+        let words = [
+            "serve",
+            "--serial",
+            "disk",
+            "--stop-deadline",
+            deadline,
+            "--disk",
+            disk,
+        ]
+        .map(str::as_ref);
         let paths = [
             "--socket-path".as_ref(),
             self.socket.as_os_str(),
@@ -389,4 +416,66 @@ fn a_failed_flush_of_which_no_guest_knows_is_kept() {
         let _daemon = losing.start();
         losing.flush().unwrap();
     }
+}
+
+/// Has the server answer no flush.
+fn hold(losing: &Losing) -> Arc<AtomicBool> {
+    let is_held = Arc::new(AtomicBool::new(true));
+    losing.server.hold_flushes(&is_held);
+    is_held
+}
+
+/// The operator starts a server that hangs again, and what it had answered is gone with its memory. The copies of that end with the
+/// daemon, and nobody hears the answer to the flush that is under way: the guest's, or the store's own after the guest.
+fn a_flush_fails_if_the_daemon_before_gave_up_a_server_that_hangs() {
+    for has_guest in [false, true] {
+        let losing = Losing::new();
+        let uri = losing.server.uri("&fence=1");
+        let daemon = losing.serve_until(&uri, "1");
+        let options = outliving();
+        let mut client = connect(|| Client::open(&losing.socket, &options));
+        client.queue(0).write(0, &[1; 512]).unwrap();
+        let is_held = hold(&losing);
+        if !has_guest {
+            drop(client);
+            assert!(wait_until(|| losing.server.flushes() > 0));
+            ends_with(daemon, 1);
+            is_held.store(false, Ordering::SeqCst);
+            let daemon = losing.start();
+            losing.assert_flush_fails();
+            end(daemon);
+            let _daemon = losing.start();
+            losing.flush().unwrap();
+            continue;
+        }
+        client.queue(0).set_timeout(Duration::from_millis(100));
+        let stuck = client.queue(0).flush();
+        assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+        ends_with(daemon, 1);
+        is_held.store(false, Ordering::SeqCst);
+        let _daemon = losing.start();
+        connect(|| client.reconnect(&losing.socket, &options, Base::Used));
+        client.queue(0).set_timeout(TIMEOUT);
+        client.queue(0).wait_used().unwrap();
+        let status = client.queue(0).control().1;
+        assert_eq!(client.queue(0).memory().bytes(status, 1), [1]);
+    }
+}
+
+/// One that is merely slow.
+fn a_flush_that_is_answered_before_the_daemon_ends_leaves_nothing() {
+    let losing = Losing::new();
+    let lock = losing.socket.with_file_name("socket.lock");
+    let mut daemon = losing.serve_until(&losing.server.uri("&fence=1"), "60");
+    let mut client = losing.open();
+    client.queue(0).write(0, &[1; 512]).unwrap();
+    let is_held = hold(&losing);
+    terminate(&daemon);
+    assert!(wait_until(|| losing.server.flushes() > 0));
+    assert!(lock.exists());
+    is_held.store(false, Ordering::SeqCst);
+    assert_eq!(daemon.0.wait().unwrap().code(), Some(0));
+    assert!(!lock.exists());
+    let _daemon = losing.start();
+    losing.flush().unwrap();
 }

@@ -24,6 +24,7 @@ pub(crate) fn cases() -> Vec<Case> {
         a_confined_node_connects_again_over_tcp_and_unix_sockets: QEMU,
         a_disk_that_is_removed_writes_nothing_when_its_server_is_back,
         a_disk_that_is_removed_does_not_wait_for_its_last_flush,
+        a_flush_fails_after_a_disk_was_removed_whose_last_flush_hung,
         a_server_that_is_stopped_does_not_keep_a_node_from_its_end: QEMU,
         a_disk_that_is_removed_and_added_again_does_what_was_left,
         a_disk_that_is_removed_and_added_again_waits_for_the_fence,
@@ -285,6 +286,33 @@ fn a_disk_that_is_removed_does_not_wait_for_its_last_flush() {
         .unwrap();
     assert_eq!(back, [1; 512]);
     is_held.store(false, Ordering::SeqCst);
+    node.daemon.finish();
+}
+
+/// The copies of what the server answered are gone with the disk, and so is the answer to that flush.
+fn a_flush_fails_after_a_disk_was_removed_whose_last_flush_hung() {
+    let servers = Scratch::in_memory();
+    let server = NbdServer::start(&servers.join("nbd"), Export::able(8 << 20));
+    let node = Node::start();
+    let body = json!({"disk": [server.uri("&fence=1")], "stop_deadline": 1, "persistent": false});
+    node.add("d", &body);
+    let mut client = node.open("d", &small(1));
+    client.queue(0).write(0, &[1; 512]).unwrap();
+    let is_held = Arc::new(AtomicBool::new(true));
+    server.hold_flushes(&is_held);
+    drop(client);
+    assert!(wait_until(|| server.flushes() > 0));
+    let gone = node.ask("DELETE", "/v1/disks/d?mode=drain", "");
+    assert_eq!(gone.status, 200, "{}", gone.body);
+    is_held.store(false, Ordering::SeqCst);
+    node.add("d", &body);
+    let failed = node.open("d", &small(1)).queue(0).flush();
+    let is_failed = matches!(failed, Err(Error::Status { status: 1, .. }));
+    assert!(is_failed, "{failed:?}");
+    // The guest was told.
+    node.remove("d");
+    node.add("d", &body);
+    node.open("d", &small(1)).queue(0).flush().unwrap();
     node.daemon.finish();
 }
 

@@ -475,9 +475,16 @@ impl Disk {
         }
     }
 
-    /// Returns true if the guest does not know yet that changes are lost, or may be.
+    /// Returns true if the guest does not know yet that changes are lost, or may be. If this process ends while a sync is under way, nobody
+    /// hears how that ends: the kernel or the server may tell it alone of a loss.
     pub fn is_loss_untold(&self) -> bool {
-        self.owes_changes() || self.sync_failure() == Some(SyncFailure::Untold)
+        // First, because a failure is recorded before the sync counts as ended.
+        self.is_syncing() || self.owes_changes() || self.sync_failure() == Some(SyncFailure::Untold)
+    }
+
+    /// Returns true while a sync is under way whose result is not recorded yet.
+    pub fn is_syncing(&self) -> bool {
+        matches!(self.backing(), Backing::Nbd(nbd) if nbd.has_flush_out())
     }
 
     /// Has this line appended to a file when a sync fails, before anybody learns of it: a process that follows this one finds the

@@ -240,6 +240,7 @@ impl NbdClient {
             // Quiets the bell.
             let _ = port.take();
         };
+        turn.begin();
         let covered = port.answered();
         let time = self.shared.spec.timeout * PATIENCE;
         let mut call = Call::on(link.socket.clone(), Instant::now() + time);
@@ -265,9 +266,15 @@ impl NbdClient {
         self.shared.has_lost_data.load(Ordering::SeqCst)
     }
 
-    /// Returns true if changes that the server had answered and not flushed were not written again, and the guest does not know.
+    /// Returns true if changes that the server had answered and not flushed were not written again, or will not be because the disk was
+    /// given up, and the guest does not know.
     pub fn owes_changes(&self) -> bool {
         self.shared.has_untold_loss.load(Ordering::SeqCst) || self.shared.owed_bytes() > 0
+    }
+
+    /// Returns true if a flush was sent and is not answered. The server may tell nobody else of lost data.
+    pub fn has_flush_out(&self) -> bool {
+        lock(&self.shared.flushes).is_out()
     }
 
     /// Returns true if a connection was lost, and none was made since. Always false for a server that has nothing to flush.

@@ -13,6 +13,8 @@ use crate::lock::lock;
 pub(crate) struct Flushes {
     /// Somebody has the turn.
     is_taken: bool,
+    /// Its flush was sent, or is being sent.
+    is_out: bool,
     /// Number of the last flush that was sent.
     sent: u64,
     /// Number of the last one that was answered.
@@ -30,6 +32,11 @@ impl Flushes {
     /// Returns the number of the last flush that was answered. It covers the requests of those before it.
     pub(crate) fn answered(&self) -> u64 {
         self.answered
+    }
+
+    /// Returns true if a flush is under way: the server may tell that one alone of lost data.
+    pub(crate) fn is_out(&self) -> bool {
+        self.is_out
     }
 
     /// Takes the turn. Returns false if it is taken; the bell rings when it is free.
@@ -59,7 +66,9 @@ impl FlushTurn {
 
     /// Records that the flush is about to be sent: whoever asks from now on needs the next one.
     pub fn begin(&self) {
-        lock(&self.0).sent += 1;
+        let mut flushes = lock(&self.0);
+        flushes.sent += 1;
+        flushes.is_out = true;
     }
 
     /// Records that the flush was answered. If it failed, the disk has to show that by now, because those that share it look there.
@@ -72,7 +81,7 @@ impl FlushTurn {
 impl Drop for FlushTurn {
     fn drop(&mut self) {
         let mut flushes = lock(&self.0);
-        flushes.is_taken = false;
+        (flushes.is_taken, flushes.is_out) = (false, false);
         let waiting = std::mem::take(&mut flushes.waiting);
         drop(flushes);
         for bell in waiting.iter().filter_map(Weak::upgrade) {
@@ -92,13 +101,16 @@ mod tests {
         let bells = [(); 2].map(|()| Arc::new(new_bell().unwrap()));
         let turn = FlushTurn::take(&flushes, &bells[0]).unwrap();
         let asked = lock(&flushes).next_number();
+        assert!(!lock(&flushes).is_out());
         turn.begin();
+        assert!(lock(&flushes).is_out());
         let asked_later = lock(&flushes).next_number();
         for _ in 0..2 {
             assert!(FlushTurn::take(&flushes, &bells[1]).is_none());
         }
         assert_eq!(lock(&flushes).waiting.len(), 1);
         turn.end();
+        assert!(!lock(&flushes).is_out());
         let answered = lock(&flushes).answered();
         assert!(asked <= answered && answered < asked_later);
         assert_eq!(bells.each_ref().map(|bell| is_ready(bell)), [false, true]);
@@ -106,6 +118,7 @@ mod tests {
         let turn = FlushTurn::take(&flushes, &bells[1]).unwrap();
         turn.begin();
         drop(turn);
+        assert!(!lock(&flushes).is_out());
         assert!(lock(&flushes).answered() < asked_later);
         assert!(FlushTurn::take(&flushes, &bells[0]).is_some());
     }

@@ -84,9 +84,11 @@ impl Shared {
         self.is_abandoned.load(Ordering::SeqCst)
     }
 
-    /// Returns what those changes occupy that a lost server may lack and was not sent again.
+    /// Returns what those changes occupy that the server may lack and was not sent again: it was lost, or nobody sends it anything any
+    /// more, and would notice if it lost them.
     pub(crate) fn owed_bytes(&self) -> u64 {
-        match lock(&self.attached).is_lossy() {
+        let attached = lock(&self.attached);
+        match attached.is_lossy() || self.is_abandoned() {
             true => lock(&self.unflushed).bytes(),
             false => 0,
         }

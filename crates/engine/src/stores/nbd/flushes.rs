@@ -109,13 +109,12 @@ impl Nbd {
     }
 
     /// Gives the turn up when the store ends. If its FLUSH was sent, the server may tell that one alone of lost data, and nobody reads
-    /// the answer. A disk that is given up sends no other flush, which could vouch for that data.
+    /// the answer. If the disk was given up, it is the next one at its socket that must not vouch for that data.
     pub(super) fn give_up_turn(&mut self) {
         let Some((leader, turn)) = self.turn.take() else {
             return;
         };
-        let line = self.flight(leader).line;
-        if self.flight(leader).sent.is_out() && !self.line(line).port.is_abandoned() {
+        if self.flight(leader).sent.is_out() {
             // Before others may flush.
             let failed = "a worker ended before the NBD server answered its flush";
             queue::taint_sync(&self.disk, self.disk.name(), failed, libc::EIO);

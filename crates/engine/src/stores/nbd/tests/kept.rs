@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use cleave_disk::SyncFailure;
+
 use super::*;
 
 /// Lets the server lose everything that it was not asked to flush, as a process that ends does.
@@ -603,7 +605,35 @@ fn a_disk_that_is_given_up_does_not_wait_for_the_last_flush() {
     });
     drop(store);
     assert!(bench.state().unflushed_bytes > 0);
+    // Another client of the server must not vouch for it.
+    assert_eq!(bench.disk.sync_failure(), Some(SyncFailure::Untold));
     is_held.store(false, Ordering::SeqCst);
+}
+
+/// Nobody would hear the answer, if the process ended now: what the server had answered to a process before this one may be lost.
+#[test]
+fn a_flush_that_is_under_way_may_tell_of_a_loss() {
+    let bench = Bench::new(Export::able(SIZE), "");
+    let mut store = bench.store();
+    let is_held = Arc::new(AtomicBool::new(true));
+    bench.server.hold_flushes(&is_held);
+    store.push(op(SYNC, 0, 0, &[]), 1);
+    flush_comes(&bench, &mut store);
+    let is_loss_untold = bench.disk.is_loss_untold();
+    is_held.store(false, Ordering::SeqCst);
+    assert_eq!(next_done(&mut store), (1, Ok(())));
+    assert_eq!((is_loss_untold, bench.disk.is_loss_untold()), (true, false));
+}
+
+/// The server had answered them, and is sent nothing any more if it loses them.
+#[test]
+fn changes_of_a_disk_that_is_given_up_are_owed() {
+    let bench = Bench::new(Export::able(SIZE), "");
+    let mut store = bench.store();
+    put(&bench, &mut store, PLAIN, 0, 1);
+    assert!(!bench.disk.is_loss_untold());
+    bench.disk.abandon();
+    assert!(bench.disk.is_loss_untold());
 }
 
 /// A server that refuses, dies or has failed before: the store ends, and does not ask again.
