@@ -8,6 +8,7 @@
 
 mod cache;
 mod crash;
+mod given_up;
 mod handover;
 mod kill;
 mod migration;
@@ -21,6 +22,6 @@ use cleave_tests::{cases_of, run_cases};
 
 fn main() -> ExitCode {
     run_cases(cases_of![
-        kill, storage, on_error, cache, crash, recovery, migration, handover
+        kill, storage, on_error, cache, crash, recovery, given_up, migration, handover
     ])
 }

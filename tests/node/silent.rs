@@ -396,3 +396,47 @@ fn a_check_of_the_size_that_hangs_is_answered_with_accepted() {
     }));
     node.daemon.finish();
 }
+
+/// The node goes on and learns how the flush ends, so one that was merely slow fails nothing. If it does not go on, nobody learns that.
+#[test]
+fn a_flush_that_hung_when_its_disk_was_removed_is_judged_by_its_end() {
+    let Some((_mount, silent)) = mounted() else {
+        return;
+    };
+    let mut node = Node::start();
+    let body = json!({"disk": [silent.file()], "queues": 1, "stop_deadline": 1, "direct": "off", "persistent": false});
+    let remove_hung = |node: &Node| {
+        node.add("d", &body);
+        let mut client = node.open("d", &small(1));
+        client.queue(0).write(0, &[1; 4096]).unwrap();
+        silent.hold(true);
+        client.queue(0).set_timeout(Duration::from_millis(100));
+        client.queue(0).flush().unwrap_err();
+        assert!(wait_until(|| silent.held() == 1));
+        let gone = node.ask("DELETE", "/v1/disks/d?mode=drain", "");
+        assert!(gone.json()["lost"].is_string(), "{}", gone.body);
+    };
+    let is_failed = |node: &Node| {
+        node.add("d", &body);
+        let flushed = node.open("d", &small(1)).queue(0).flush();
+        node.remove("d");
+        flushed.is_err()
+    };
+    for fails in [false, true] {
+        remove_hung(&node);
+        if fails {
+            silent.fail_flush();
+        }
+        silent.release();
+        assert_eq!(is_failed(&node), fails);
+    }
+    remove_hung(&node);
+    node.daemon.signal(Signal::TERM);
+    assert!(wait_until(|| node.daemon.is_zombie()));
+    silent.release();
+    node.daemon.wait().unwrap();
+    let daemon = node.daemon.start_again().unwrap();
+    let next = Node { daemon };
+    assert!(is_failed(&next));
+    next.daemon.finish();
+}

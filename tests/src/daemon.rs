@@ -360,6 +360,12 @@ impl Daemon {
         Pid::from_raw(self.child.id() as i32).unwrap()
     }
 
+    /// Returns true if its first thread has ended. The kernel may still wait for what the others have in flight.
+    pub fn is_zombie(&self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
+        status.is_ok_and(|text| text.contains(") Z "))
+    }
+
     /// Waits until it exits: exit code, and how long that took.
     pub fn wait(&mut self) -> Option<(Option<i32>, Duration)> {
         let watch = Stopwatch::start();

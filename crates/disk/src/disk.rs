@@ -7,7 +7,7 @@ use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 use std::slice;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -35,6 +35,8 @@ pub struct Disk {
     sync_failed: AtomicBool,
     /// The guest knows of the failed sync. Of an NBD disk, its client knows that.
     is_failure_told: AtomicBool,
+    /// Syncs of its files that are under way, or whose result is not recorded yet.
+    syncs: Arc<AtomicU32>,
     /// Where a failed sync is noted, and the line that says it.
     failure_note: Option<(File, &'static str)>,
     stripe: Option<Stripe>,
@@ -53,6 +55,17 @@ impl Drop for Disk {
     fn drop(&mut self) {
         let legs = std::mem::take(&mut self.legs).into_iter();
         drop(legs.filter_map(Leg::start_closing).collect::<Vec<_>>());
+    }
+}
+
+/// A sync of a disk's files, which is under way until this is dropped.
+#[derive(Debug)]
+pub struct SyncUnderWay(Arc<AtomicU32>);
+
+impl Drop for SyncUnderWay {
+    fn drop(&mut self) {
+        // Release, with the Acquire of `is_syncing`: the failure is seen by whoever does not see the sync any more.
+        self.0.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -189,6 +202,7 @@ impl Disk {
             limits,
             sync_failed: AtomicBool::new(false),
             is_failure_told: AtomicBool::new(false),
+            syncs: Arc::default(),
             failure_note: None,
             stripe,
             legs: legs.into_boxed_slice(),
@@ -360,6 +374,7 @@ impl Disk {
                 "an earlier flush failed, so nothing can be said of what was written: open the disk again",
             ));
         }
+        let _under_way = self.begin_sync();
         for leg in &self.legs {
             // Nobody else flushes before a failure is recorded.
             let (synced, _turn) = match leg.backing() {
@@ -482,9 +497,16 @@ impl Disk {
         self.is_syncing() || self.owes_changes() || self.sync_failure() == Some(SyncFailure::Untold)
     }
 
+    /// Has a sync of its files count as under way, from before it begins. If it fails, that is recorded before the result is dropped.
+    pub fn begin_sync(&self) -> SyncUnderWay {
+        self.syncs.fetch_add(1, Ordering::Relaxed);
+        SyncUnderWay(Arc::clone(&self.syncs))
+    }
+
     /// Returns true while a sync is under way whose result is not recorded yet.
     pub fn is_syncing(&self) -> bool {
-        matches!(self.backing(), Backing::Nbd(nbd) if nbd.has_flush_out())
+        self.syncs.load(Ordering::Acquire) > 0
+            || matches!(self.backing(), Backing::Nbd(nbd) if nbd.has_flush_out())
     }
 
     /// Has this line appended to a file when a sync fails, before anybody learns of it: a process that follows this one finds the

@@ -24,7 +24,7 @@ mod stripe;
 mod superblock;
 
 pub use cleave_rbd::start_opener;
-pub use disk::{Disk, Resized, SyncFailure};
+pub use disk::{Disk, Resized, SyncFailure, SyncUnderWay};
 pub use format::other_partition_block;
 pub use iopoll::IopollError;
 pub use leg::{Backing, Leg};

@@ -269,12 +269,6 @@ impl DiskServer {
         let seconds = deadline.as_secs();
         let guests = std::mem::take(&mut self.guests);
         self.offload.close(guests.into_streams());
-        if self.disk.is_loss_untold() {
-            tracing::error!(
-                "{name}: nobody will know whether what the guest wrote since it last flushed is on the disk, so every flush of the next \
-                 cleave at this socket fails until the disk is reopened"
-            );
-        }
         let Some(out) = out else {
             return Failure::run(format!(
                 "{name}: the disk did not answer the last flush within {seconds} s; no request is in flight, but what the \

@@ -8,7 +8,7 @@ use cleave_disk::Disk;
 use cleave_sandbox::Role;
 use cleave_session::Offload;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::opening::Opened;
 use super::shared::Node;
@@ -21,6 +21,8 @@ use crate::status::DiskStatus;
 
 /// How long the end of a disk waits for its files to be closed. Images of a cluster stop waiting for it after two seconds.
 const CLOSE_TIME: Duration = Duration::from_secs(3);
+/// Pause between two looks at the syncs of a disk that was given up.
+const SYNC_PAUSE: Duration = Duration::from_millis(50);
 
 /// Begins to serve a disk.
 pub(super) fn begin(
@@ -70,7 +72,7 @@ pub(super) fn begin(
 
 /// Serves a disk to its end.
 async fn serve(
-    node: &Node,
+    node: &Arc<Node>,
     mut server: DiskServer,
     disk: Arc<Disk>,
     door: Door,
@@ -93,16 +95,34 @@ async fn serve(
     // One that is yielded may lose requests too. One that is stopped does not come back, whatever this says.
     let may_come_back = !matches!(ended, Ok(Served::Ended));
     let left = Left::of(&disk, lock.as_ref());
+    let hung = disk.is_syncing().then(|| disk.clone());
     close(node, disk).await;
     let lost = ended.err().map(|failure| failure.to_string());
     match (lock, &lost) {
-        (Some(lock), Some(_)) => lock.leave_to_rings(),
+        (Some(lock), Some(_)) => drop(tokio::spawn(await_syncs(node.clone(), hung, lock))),
         (Some(lock), None) => lock.end(left),
         (None, _) => {}
     }
     ServerEnd {
         lost,
         back: may_come_back.then_some(passed_back),
+    }
+}
+
+/// Notes how the syncs ended that were under way when a disk was given up, because this process goes on and learns of it. Whoever opens
+/// the disk next at this socket waits for that.
+async fn await_syncs(node: Arc<Node>, hung: Option<Arc<Disk>>, lock: PathLock) {
+    // Before the first wait, at which the process may end.
+    let lock = lock.staying();
+    if let Some(disk) = hung {
+        while disk.is_syncing() {
+            sleep(SYNC_PAUSE).await;
+        }
+        // The line of a failed one stays, whoever was told: its guest may have ended with the disk.
+        if !disk.sync_failed() {
+            let _ = Left::of(&disk, Some(&lock));
+        }
+        close(&node, disk).await;
     }
 }
 

@@ -58,6 +58,13 @@ impl Left {
         let is_loss_untold = disk.is_loss_untold();
         if let Some(lock) = lock {
             lock.record_loss(is_loss_untold);
+            if is_loss_untold {
+                tracing::error!(
+                    "{}: what the guest wrote since it last flushed may be lost, and it was not told: every flush of the next cleave at this \
+                     socket fails until the disk is reopened",
+                    disk.name()
+                );
+            }
         }
         Left {
             is_loss_untold,
@@ -353,8 +360,14 @@ impl PathLock {
     }
 
     /// Leaves the lock to the rings that hold it, and the file with it: whoever takes the path next waits for them.
-    pub(crate) fn leave_to_rings(mut self) {
+    pub(crate) fn leave_to_rings(self) {
+        drop(self.staying());
+    }
+
+    /// Returns the lock, which leaves the file where it is when it is dropped.
+    pub(crate) fn staying(mut self) -> PathLock {
         self.path = PathBuf::new();
+        self
     }
 
     /// Returns a copy of the lock, for the rings to hold, and for the server of the disk to release.

@@ -24,7 +24,9 @@ impl Files {
 
     fn lead_sync(&mut self, reactor: &mut Reactor, index: u16) {
         let leg = self.ops.get(index).leg;
-        self.leg_mut(leg).syncs.leader = Some(index);
+        let under_way = self.disk.begin_sync();
+        let syncs = &mut self.leg_mut(leg).syncs;
+        (syncs.leader, syncs.under_way) = (Some(index), Some(under_way));
         if self.disk.sync_failed() {
             return self.sync_done(reactor, index, Err(libc::EIO));
         }
@@ -55,7 +57,10 @@ impl Files {
             result
         };
         let leg = self.ops.get(leader).leg;
-        self.leg_mut(leg).syncs.leader = None;
+        let syncs = &mut self.leg_mut(leg).syncs;
+        syncs.leader = None;
+        // To the end of this function: the next one begins before that, so that the disk is seen without a sync only when none waits.
+        let _ended = syncs.under_way.take();
         self.finish(leader, result);
         while let Some(follower) = self.leg_mut(leg).syncs.followers.pop_front() {
             self.finish(follower, result);
