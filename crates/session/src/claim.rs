@@ -236,8 +236,11 @@ impl SessionState {
     }
 
     /// Notes that a dirty log has come into force: the guest is about to move.
-    pub(crate) fn begin_move(&mut self) {
-        self.is_leaving |= !self.vrings.any_running();
+    pub(crate) fn begin_move(&mut self) -> Result<(), MessageRefusal> {
+        if !self.vrings.any_running() {
+            self.is_leaving = true;
+            self.settle_at_rest()?;
+        }
         let disk = &self.device.disk;
         if self.device.has_cache() && !self.is_writeback() {
             let name = disk.name();
@@ -259,6 +262,21 @@ impl SessionState {
                 );
             };
             self.device.logs.owners.log(line);
+        }
+        Ok(())
+    }
+
+    /// Makes what a guest was answered before its vrings stopped durable when it begins to move: no later message makes the frontend
+    /// wait. Only for a disk without locks, as in `settle_unlocked`: a server that was lost while the guest runs elsewhere would be sent
+    /// old changes again. Workers that have ended had their store flushed.
+    fn settle_at_rest(&self) -> Result<(), MessageRefusal> {
+        let is_here = |possession: &dyn Possession| possession.is_here();
+        match self.claimant.possession().is_some_and(is_here)
+            && self.device.disk.reconnects()
+            && self.workers.have_started()
+        {
+            true => self.settle(Mover::Waits),
+            false => Ok(()),
         }
     }
 

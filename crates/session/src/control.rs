@@ -300,7 +300,7 @@ impl SessionState {
         let log = &mut self.log;
         let before = log.replace(file, file_offset, len_bytes, &self.memory, self.allowance)?;
         if self.is_logged() && !was_logged {
-            self.begin_move();
+            self.begin_move()?;
         }
         self.mark_in_log()?;
         before.check_kept()

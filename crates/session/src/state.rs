@@ -243,7 +243,7 @@ impl SessionState {
         self.features = Some(taken);
         self.takes_enable = taken & feature::VHOST_USER_PROTOCOL != 0;
         if self.is_logged() && !was_logged {
-            self.begin_move();
+            self.begin_move()?;
         }
         self.mark_in_log()
     }

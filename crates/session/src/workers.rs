@@ -64,6 +64,11 @@ impl Workers {
         Ok(slot.insert(handle))
     }
 
+    /// Returns true if there is a worker.
+    pub(crate) fn have_started(&self) -> bool {
+        self.handles.iter().any(Option::is_some)
+    }
+
     /// Returns true if a worker has failed.
     pub(crate) fn have_failed(&self) -> bool {
         self.handles.iter().flatten().any(Handle::has_ended)

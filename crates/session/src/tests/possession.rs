@@ -282,7 +282,8 @@ fn the_end_of_a_connection_hands_the_disk_over_if_the_guest_has_left_with_no_vri
                 bench.state.reset().unwrap();
                 bench.log(true);
             },
-            &[1],
+            // The first one came with the log.
+            &[2],
         ),
         (
             "a move that was told of before",
@@ -462,6 +463,37 @@ fn a_guest_leaves_a_server_that_is_away_when_that_is_back() {
     let stopped = tracing::subscriber::with_default(warnings, || bench.state.stop_vring(0));
     assert_eq!(stopped, Ok((0, 0)));
     assert_eq!(bench.handed(), [2]);
+    assert_eq!(bench.hosts.failures.load(Ordering::SeqCst), 0);
+}
+
+/// Nothing makes the frontend wait after that, and the copies of what the guest wrote here must not be sent to a server that was lost
+/// when the guest writes elsewhere.
+#[test]
+fn a_guest_whose_driver_was_reset_begins_to_move_when_its_writes_are_durable() {
+    let mut bench = Bench::of("&reconnect=0&fence=1", |_| ());
+    bench.log(false);
+    bench.start(0);
+    let device = bench.state.device.clone();
+    comes(|| device.sync().remove(0).wait() == Some(Ok(())));
+    bench.state.reset().unwrap();
+    let hosts = bench.hosts.clone();
+    let server = hosts.server.get().unwrap();
+    let before = server.flushes();
+    bench.log(true);
+    assert_eq!(server.flushes(), before + 1);
+    // A server that is away is waited for.
+    bench.log(false);
+    server.accept(false);
+    server.hang_up();
+    comes(|| device.disk.is_cut_off());
+    let warnings = Warnings::default();
+    let (warned, away) = (warnings.0.clone(), hosts.clone());
+    std::thread::spawn(move || {
+        comes(|| warned.load(Ordering::SeqCst) > 0);
+        away.server.get().unwrap().accept(true);
+    });
+    tracing::subscriber::with_default(warnings, || bench.log(true));
+    assert_eq!(server.flushes(), before + 2);
     assert_eq!(bench.hosts.failures.load(Ordering::SeqCst), 0);
 }
 
