@@ -1,7 +1,6 @@
 //! Descriptors that block the thread that closes, queries or writes them. They must not stop the daemon.
 
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
@@ -11,10 +10,9 @@ use std::time::Duration;
 use cleave_client::message::{self, FLAG_NEED_REPLY, RegionBytes, VERSION, request as number};
 use cleave_client::{Client, Socket};
 use cleave_tests::{
-    Daemon, Outcome, Row, Scratch, UnresponsiveFs, assert_serves, closes_within, ensure, flood,
-    is_root, row, time_limit, wait_until,
+    Daemon, Lingering, Outcome, Row, Scratch, UnresponsiveFs, assert_serves, closes_within, ensure,
+    flood, is_root, row, time_limit, wait_until,
 };
-use rustix::net::sockopt::set_socket_linger;
 use rustix::pipe::{SpliceFlags, pipe, splice};
 use rustix::process::Signal;
 use rustix::thread::gettid;
@@ -37,52 +35,13 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
-/// A TCP socket whose last close waits ten minutes for unread data, while the other end stays open.
-struct Lingering {
-    // Dropped first: without it the close does not wait.
-    unread: TcpStream,
-    socket: OwnedFd,
-}
-
-impl Lingering {
-    fn new() -> Result<Lingering, String> {
-        let listener = context(TcpListener::bind("127.0.0.1:0"), "listen")?;
-        let address = context(listener.local_addr(), "address")?;
-        let mut stream = context(TcpStream::connect(address), "connect")?;
-        let (unread, _) = context(listener.accept(), "accept")?;
-        context(
-            set_socket_linger(&stream, Some(Duration::from_secs(600))),
-            "linger",
-        )?;
-        context(stream.set_nonblocking(true), "non-blocking")?;
-        // Fill it until it stays full: the kernel still moves some data to the other end meanwhile.
-        let mut full = 0;
-        while full < 5 {
-            full = match stream.write(&[0; 1 << 16]) {
-                Ok(_) => 0,
-                Err(_) => full + 1,
-            };
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(Lingering {
-            socket: stream.into(),
-            unread,
-        })
-    }
-
-    /// Closes our copy; the copy that was sent is then the last one.
-    fn give_up(self) -> TcpStream {
-        self.unread
-    }
-}
-
 fn lingering(rows: &mut Vec<Row>) {
     rows.push(row(
         "a lingering socket of a frontend that is refused",
         |daemon| {
             let mut client = open(daemon)?;
             let _parked = context(frontend(daemon), "connect")?;
-            let _unread = while_stopped(daemon, || queue_lingering(daemon))?;
+            let _unread = while_stopped(daemon, || Lingering::new()?.queue(daemon.socket()))?;
             turned_away(daemon)?;
             check_both_vrings(&mut client)
         },
@@ -94,7 +53,9 @@ fn lingering(rows: &mut Vec<Row>) {
             let _parked = context(frontend(daemon), "connect")?;
             let mut unread = Vec::new();
             for _ in 0..40 {
-                unread.push(while_stopped(daemon, || queue_lingering(daemon))?);
+                unread.push(while_stopped(daemon, || {
+                    Lingering::new()?.queue(daemon.socket())
+                })?);
             }
             turned_away(daemon)?;
             check_both_vrings(&mut client)
@@ -216,16 +177,6 @@ fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(),
     let socket = stream.try_clone().map_err(|error| error.to_string())?;
     let socket = context(Socket::new(socket, time_limit()), "socket")?;
     context(socket.send_raw(bytes, fds), "send")
-}
-
-/// Connects and sends a message with a lingering socket, without waiting for the daemon to read it.
-fn queue_lingering(daemon: &Daemon) -> Result<TcpStream, String> {
-    let connection = context(Socket::connect(daemon.socket(), time_limit()), "connect")?;
-    let lingering = Lingering::new()?;
-    let bytes = message::message(number::GET_FEATURES, VERSION, &[]);
-    let sent = connection.send_raw(&bytes, &[lingering.socket.as_fd()]);
-    context(sent, "send")?;
-    Ok(lingering.give_up())
 }
 
 /// Checks that the control loop still refuses a third frontend.
