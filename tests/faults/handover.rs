@@ -16,6 +16,7 @@ mod obstacles;
 mod options;
 mod parcels;
 mod pauses;
+mod queued;
 mod running;
 mod service;
 mod take_over;
@@ -55,6 +56,7 @@ pub(crate) fn cases() -> Vec<Case> {
             obstacles,
             options,
             parcels,
+            queued,
             running,
             take_over
         ])

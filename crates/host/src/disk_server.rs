@@ -25,7 +25,7 @@ use cleave_api::EventName;
 use cleave_config::Cache;
 use cleave_disk::{Disk, Locking, OpenError, Resized};
 use cleave_sandbox::Role;
-use cleave_session::{Ending, Offload, Owners, Quota, SessionHandle};
+use cleave_session::{Ending, Offload, Offloaded, Owners, Quota, SessionHandle};
 use cleave_worker::record::Recording;
 use cleave_worker::{Device, Incident, Totals};
 use rustix::fs::fstat;
@@ -251,6 +251,16 @@ pub(crate) struct DiskServer {
     once: bool,
 }
 
+/// Why the loop has ended.
+enum LoopEnd {
+    /// All that is in flight is finished, within this time if there is one. The disk ends as it says.
+    Stopped(Served, Option<Duration>),
+    /// The manager keeps the disk for the next process.
+    Left(Arc<Manager>),
+    /// This process has the disk.
+    Given(Peer),
+}
+
 /// An event that wakes the loop.
 enum Event {
     Ordered(Order),
@@ -365,53 +375,84 @@ impl DiskServer {
         self
     }
 
-    /// The loop, and the end. The door closes, and its socket file goes, before the drain.
+    /// The loop, and the end. Whatever happens, the door is closed here: everything else only borrows it, because a door that is dropped
+    /// closes what frontends have queued in it, and that may wait.
     pub(crate) async fn serve(
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
         mut door: Door,
     ) -> Result<Served, Failure> {
-        let mut deadline = self.service.stop_deadline();
-        let mut end = Served::Ended;
+        let deadline = self.service.stop_deadline();
+        match self.serve_frontends(orders, &mut door).await {
+            LoopEnd::Given(peer) => {
+                door.close(&self.offload);
+                Ok(Served::Given(peer))
+            }
+            LoopEnd::Left(manager) => {
+                let left = self
+                    .leave_to_next(orders, &mut door, deadline, &manager)
+                    .await;
+                door.close(&self.offload);
+                left.map(|()| Served::Ended)
+            }
+            LoopEnd::Stopped(served, within) => {
+                // With its file, and before the drain.
+                self.offload.close(self.listener.take());
+                door.close(&self.offload);
+                self.pending.clear();
+                let drained = self
+                    .drain(orders, within.unwrap_or(deadline), SessionHandle::hang_up)
+                    .await;
+                // The timer of a quiet would keep the image open until its time is over.
+                self.status.forget_quiet();
+                drained.map(|_| served)
+            }
+        }
+    }
+
+    async fn serve_frontends(
+        &mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        door: &mut Door,
+    ) -> LoopEnd {
         loop {
             match self.event(orders).await {
                 Event::Ordered(Order::Stop(why, within)) => {
                     let name = self.disk.name();
                     tracing::info!("{name}: {why}: finishing the requests in flight, then exiting");
-                    deadline = within.unwrap_or(deadline);
-                    break;
+                    return LoopEnd::Stopped(Served::Ended, within);
                 }
                 Event::Ordered(Order::Yield(why)) => {
                     self.warn_of_yielding(&why);
-                    end = Served::Yielded;
-                    break;
+                    return LoopEnd::Stopped(Served::Yielded, None);
                 }
-                Event::Ordered(Order::HandOver(why, _)) if self.is_kept_back(&why) => break,
-                Event::Ordered(Order::HandOver(_, manager)) => {
-                    let left = self.leave_to_next(orders, door, deadline, &manager);
-                    return left.await.map(|()| Served::Ended);
+                Event::Ordered(Order::HandOver(why, manager)) => {
+                    return match self.is_kept_back(&why) {
+                        true => LoopEnd::Stopped(Served::Ended, None),
+                        false => LoopEnd::Left(manager),
+                    };
                 }
                 Event::Ordered(Order::Offer(reply)) => {
-                    let _ = reply.send(self.offer(&door));
+                    let _ = reply.send(self.offer(door));
                 }
                 Event::Ordered(Order::Give(giver, peer, passing)) => {
                     if self.give(orders, giver, &peer).await {
                         door.set_owner(FileOwner::Another);
                         // Never let go: a signal that comes before the process ends must leave its sockets to the other one.
                         std::mem::forget(passing);
-                        return Ok(Served::Given(peer));
+                        return LoopEnd::Given(peer);
                     }
                 }
                 Event::Ordered(Order::CheckSize(asker)) => self.check_size_for(asker),
                 // It was told to hand over, and the disk stays here.
                 Event::Ended(kind, Some(Ending::HandedOver(session))) => {
                     self.remove_guest(kind);
-                    self.take_back(vec![*session]);
+                    self.take_back(Offloaded::new(vec![*session], &self.offload));
                 }
                 Event::Ended(kind, ending) => {
                     self.end_session(kind, ending, "has left");
                     if self.once && self.guests.are_none() {
-                        break;
+                        return LoopEnd::Stopped(Served::Ended, None);
                     }
                 }
                 Event::Accepted(Ok(stream)) => {
@@ -432,16 +473,6 @@ impl DiskServer {
                 Event::Alone => self.keep_sessions(),
             }
         }
-        self.offload.close(self.listener.take());
-        door.close(&self.offload);
-        self.pending.clear();
-        let drained = self
-            .drain(orders, deadline, SessionHandle::hang_up)
-            .await
-            .map(|_| end);
-        // The timer of a quiet would keep the image open until its time is over.
-        self.status.forget_quiet();
-        drained
     }
 
     /// The disk, or its server, has changed.

@@ -282,17 +282,23 @@ fn left_to_us(manager: &Manager, service: &Service) -> (Option<Parcel>, Vec<Parc
     let (ours, others): (Vec<_>, Vec<_>) = store::take(manager)
         .into_iter()
         .partition(|left| left.parcel.disk.is_of(service));
-    for LeftParcel { parcel, .. } in others {
+    let MergedParcels {
+        parcels,
+        mut surplus,
+    } = merge::of_disk(ours);
+    for LeftParcel { mut parcel, .. } in others {
         let DiskRecord {
             storage, endpoint, ..
         } = parcel.disk.clone();
         tracing::warn!(
             "{storage} at {endpoint} was left by the process before and is not served by this one: its frontend has to connect again"
         );
-        drop(parcel);
+        merge::hang_up(&parcel);
+        // They have the locks, and this process may serve the same files at another socket.
+        drop(parcel.take_files());
         socket::remove_stale(Path::new(&endpoint));
+        surplus.push(parcel);
     }
-    let MergedParcels { parcels, surplus } = merge::of_disk(ours);
     (parcels.into_iter().next(), surplus)
 }
 
@@ -329,7 +335,7 @@ struct Outside<'a> {
     signals: Option<Signals>,
     /// What another process offers, which serves the disk until it is taken.
     offer: Option<Offer>,
-    /// Parcels of earlier processes that are out of date. They are only closed.
+    /// Parcels of earlier processes that are out of date, or of other disks. They are only closed.
     surplus: Vec<Parcel>,
     lock: Option<&'a PathLock>,
     manager: Arc<Manager>,

@@ -54,7 +54,7 @@ pub use keeper::Keeper;
 use keeper::Keeping;
 pub use kept::MEMORY_FILES_MAX;
 use message::Message;
-pub use offload::Offload;
+pub use offload::{Offload, Offloaded};
 use owner::Claimant;
 pub use owner::Owners;
 pub use possession::Possession;
@@ -173,8 +173,17 @@ impl Session {
         config: SessionConfig,
         resumed: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Session, SessionHandle)> {
-        let connection = handover.connection.try_clone()?;
-        let (mut session, handle) = Session::new(connection, device, offload, owners, config)?;
+        let connection = handover.connection.try_clone();
+        let made = connection.and_then(|connection| {
+            Session::new(connection, device, offload.clone(), owners, config)
+        });
+        let (mut session, handle) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                offload.close(handover);
+                return Err(error);
+            }
+        };
         session.relay.state().take_over(&handover);
         session.inherited = Some(Inherited {
             needs_reset: handover.needs_reset,

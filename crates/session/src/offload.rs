@@ -11,6 +11,7 @@
 //! no frontend of it, and no descriptor of a frontend, is accepted until a thread is free.
 
 use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -152,9 +153,71 @@ impl Offload {
     }
 }
 
+/// Values that are, or hold, descriptors of frontends. Those that are not taken out are dropped by a thread of an [`Offload`].
+///
+/// A function that may return early keeps them in this, because a plain value would be closed on the thread that runs the function.
+pub struct Offloaded<T: Send + 'static> {
+    held: Vec<T>,
+    offload: Offload,
+}
+
+impl<T: Send + 'static> Offloaded<T> {
+    /// Has these threads drop what is not taken out.
+    pub fn new(held: Vec<T>, offload: &Offload) -> Offloaded<T> {
+        let offload = offload.clone();
+        Offloaded { held, offload }
+    }
+
+    /// Takes all of them out.
+    pub fn into_vec(mut self) -> Vec<T> {
+        std::mem::take(&mut self.held)
+    }
+}
+
+impl<T: Send + 'static> Default for Offloaded<T> {
+    fn default() -> Offloaded<T> {
+        Vec::new().into()
+    }
+}
+
+/// With a thread of its own.
+impl<T: Send + 'static> From<Vec<T>> for Offloaded<T> {
+    fn from(held: Vec<T>) -> Offloaded<T> {
+        Offloaded::new(held, &Offload::default())
+    }
+}
+
+impl<T: Send + 'static> Deref for Offloaded<T> {
+    type Target = Vec<T>;
+
+    fn deref(&self) -> &Vec<T> {
+        &self.held
+    }
+}
+
+impl<T: Send + 'static> DerefMut for Offloaded<T> {
+    fn deref_mut(&mut self) -> &mut Vec<T> {
+        &mut self.held
+    }
+}
+
+impl<T: fmt::Debug + Send + 'static> fmt::Debug for Offloaded<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.held.fmt(f)
+    }
+}
+
+impl<T: Send + 'static> Drop for Offloaded<T> {
+    fn drop(&mut self) {
+        if !self.held.is_empty() {
+            self.offload.close(std::mem::take(&mut self.held));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Sender, channel};
 
     use super::*;
 
@@ -178,5 +241,28 @@ mod tests {
         offload.start(move || done.send(()).unwrap()).unwrap();
         is_done.recv().unwrap();
         late.join().unwrap();
+    }
+
+    /// Tells where it was dropped.
+    struct Dropped(Sender<thread::ThreadId>);
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.send(thread::current().id()).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_not_taken_out_is_dropped_by_another_thread() {
+        let (sender, receiver) = channel();
+        let us = thread::current().id();
+        let mut all = Offloaded::from(vec![Dropped(sender.clone()), Dropped(sender.clone())]);
+        drop(all.pop());
+        assert_eq!(receiver.recv().unwrap(), us);
+        drop(all);
+        assert_ne!(receiver.recv().unwrap(), us);
+        drop(Offloaded::from(vec![Dropped(sender)]).into_vec());
+        assert_eq!(receiver.recv().unwrap(), us);
+        assert!(receiver.recv().is_err(), "one was dropped twice");
     }
 }

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::service::{Service, terminate};
 
-const DISK: u64 = 8 << 20;
+pub(super) const DISK: u64 = 8 << 20;
 const BLOCK: usize = 4096;
 /// Longest life of a process that is told to end while it starts.
 const LIFE_MAX_US: u64 = 40_000;
@@ -201,7 +201,7 @@ fn a_silent_connection_ends_alone() {
 }
 
 /// A disk whose server holds what is written, and a frontend that has written one block.
-fn holding(options: &[&str]) -> (UnresponsiveFs, Service, Client) {
+pub(super) fn holding(options: &[&str]) -> (UnresponsiveFs, Service, Client) {
     let scratch = Scratch::new();
     let mute = UnresponsiveFs::mount(&scratch, DISK).unwrap();
     let disk = mute.file().display().to_string();
@@ -215,7 +215,7 @@ fn holding(options: &[&str]) -> (UnresponsiveFs, Service, Client) {
 }
 
 /// Writes a block of `A` that is not answered.
-fn write_in_vain(client: &mut Client, offset: u64) {
+pub(super) fn write_in_vain(client: &mut Client, offset: u64) {
     let queue = client.queue(0);
     queue.set_timeout(Duration::from_millis(200));
     let stuck = queue.write(offset, &[b'A'; BLOCK]);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cleave_api::ProblemKind;
 use cleave_disk::Backing;
-use cleave_session::{Handover, HandoverObstacle};
+use cleave_session::{Handover, HandoverObstacle, Offloaded};
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::mpsc;
 
@@ -163,10 +163,10 @@ impl DiskServer {
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
         since: Duration,
-    ) -> Result<Packed, (Vec<Handover>, String)> {
+    ) -> Result<Packed, (Offloaded<Handover>, String)> {
         self.status.bar_quiet();
         if let Some(obstacle) = self.obstacle_of_giving() {
-            return Err((Vec::new(), obstacle.why.to_owned()));
+            return Err((Offloaded::default(), obstacle.why.to_owned()));
         }
         for guest in self.guests.iter() {
             guest.remote.hand_over();

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use cleave_session::{Handover, Keeper, Session, SessionHandle};
+use cleave_session::{Handover, Keeper, Offloaded, Session, SessionHandle};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 
@@ -33,11 +33,11 @@ impl DiskServer {
         obstacle.is_some()
     }
 
-    /// Ends, and has the manager keep what the next process needs to go on.
+    /// Ends, and has the manager keep what the next process needs to go on. The caller closes the door.
     pub(super) async fn leave_to_next(
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
-        mut door: Door,
+        door: &mut Door,
         deadline: Duration,
         manager: &Manager,
     ) -> Result<(), Failure> {
@@ -54,7 +54,6 @@ impl DiskServer {
             tracing::info!(
                 "{name}: its guest has left for another host: nothing is kept for the next process"
             );
-            door.close(&self.offload);
             return Ok(());
         }
         // The guest waits, and must not be told that what was lost is durable.
@@ -66,7 +65,7 @@ impl DiskServer {
             since: Some(since),
             limit_levels: Some(self.device.limit_levels()),
             sync_failure: self.disk.sync_failure(),
-            ..self.parcel(&door).map_err(cannot)?
+            ..self.parcel(door).map_err(cannot)?
         };
         door.set_owner(FileOwner::Another);
         if let Err(error) = store::keep(manager, self.disk_use, parcel).await {
@@ -145,27 +144,30 @@ impl DiskServer {
     }
 
     /// Goes on with sessions that no other process has taken.
-    pub(super) fn take_back(&mut self, sessions: Vec<Handover>) {
+    pub(super) fn take_back(&mut self, sessions: Offloaded<Handover>) {
         self.go_on_with(sessions, |_| {});
     }
 
     /// Goes on with sessions. `resumed`: called with the place of each when its vrings are served again.
     fn go_on_with(
         &mut self,
-        mut sessions: Vec<Handover>,
+        mut sessions: Offloaded<Handover>,
         resumed: impl Fn(usize) + Clone + Send + 'static,
     ) {
         // The owner before another that could claim the disk.
         sessions.sort_by_key(|session| !session.owns);
-        for (at, session) in sessions.into_iter().enumerate() {
+        for (at, session) in sessions.into_vec().into_iter().enumerate() {
             let resumed = resumed.clone();
             let resumed = move || resumed(at);
-            let stream = session.connection.try_clone();
-            let resumed = stream.and_then(|stream| {
-                self.spawn_session(stream, move |device, offload, owners, config| {
+            let resumed = match session.connection.try_clone() {
+                Ok(stream) => self.spawn_session(stream, move |device, offload, owners, config| {
                     Session::resume(session, device, offload, owners, config, resumed)
-                })
-            });
+                }),
+                Err(error) => {
+                    self.offload.close(session);
+                    Err(error)
+                }
+            };
             if let Err(error) = resumed {
                 let name = self.disk.name();
                 self.faults.log(|more| {

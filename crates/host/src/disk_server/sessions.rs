@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use cleave_api::EventName;
 use cleave_sandbox::Role;
-use cleave_session::{Ending, Handover, Offload, Owners, Session, SessionConfig, SessionHandle};
+use cleave_session::{
+    Ending, Handover, Offload, Offloaded, Owners, Session, SessionConfig, SessionHandle,
+};
 use cleave_worker::{Device, Totals};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
@@ -196,7 +198,7 @@ impl DiskServer {
         orders: &mut mpsc::Receiver<Order>,
         mut deadline: Duration,
         end: fn(&SessionHandle),
-    ) -> Result<Vec<Handover>, Failure> {
+    ) -> Result<Offloaded<Handover>, Failure> {
         self.guests.iter().for_each(|guest| end(&guest.remote));
         let keeps = self.guests.iter().all(|guest| {
             let vrings = guest.remote.view().vrings;
@@ -216,8 +218,8 @@ impl DiskServer {
         orders: &mut mpsc::Receiver<Order>,
         deadline: &mut Duration,
         mut patience: Option<Duration>,
-    ) -> (Vec<Handover>, bool) {
-        let mut handovers = Vec::new();
+    ) -> (Offloaded<Handover>, bool) {
+        let mut handovers = Offloaded::new(Vec::new(), &self.offload);
         let start = Instant::now();
         while !self.guests.are_none() {
             let impatient_at = patience.map(|patience| start + patience);

@@ -319,7 +319,7 @@ impl FrameSocket {
     }
 
     fn send_packed(&self, kind: FrameKind, packed: &Packed, deadline: Instant) -> io::Result<()> {
-        let (names, fds): (Vec<_>, Vec<_>) = packed.fds.iter().map(|(name, fd)| (name, fd)).unzip();
+        let (names, fds): (Vec<_>, Vec<_>) = packed.fds().map(|(name, fd)| (name, fd)).unzip();
         let fds = std::iter::once(&packed.document).chain(fds);
         let fds: Vec<_> = fds.map(OwnedFd::as_fd).collect();
         self.send(kind, &serde_json::to_vec(&names)?, &fds, deadline)
@@ -330,10 +330,10 @@ impl FrameSocket {
         let names: Vec<String> = serde_json::from_slice(&names)?;
         let mut fds = fds.into_iter();
         match fds.next() {
-            Some(document) if fds.len() == names.len() => Ok(Packed {
-                document,
-                fds: names.into_iter().zip(fds).collect(),
-            }),
+            Some(document) if fds.len() == names.len() => {
+                let fds = names.into_iter().zip(fds).collect();
+                Ok(Packed::received(document, fds))
+            }
             _ => Err(broken("it sent descriptors without names")),
         }
     }

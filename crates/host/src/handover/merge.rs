@@ -6,9 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::mem;
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use cleave_disk::SyncFailure;
 use cleave_session::Offload;
+use rustix::net::{Shutdown, shutdown};
 
 use super::parcel::Parcel;
 
@@ -119,6 +121,18 @@ fn worse(one: Option<SyncFailure>, other: Option<SyncFailure>) -> Option<SyncFai
     }
 }
 
+/// Ends the connections of a parcel with which nobody goes on, and has nobody listen on its socket any more. It is still to be
+/// [closed](close), by threads that are confined.
+pub(crate) fn hang_up(parcel: &Parcel) {
+    let connections = parcel
+        .sessions
+        .iter()
+        .map(|session| session.connection.as_fd());
+    for socket in connections.chain(parcel.listener.iter().map(OwnedFd::as_fd)) {
+        let _ = shutdown(socket, Shutdown::Both);
+    }
+}
+
 /// Closes parcels with which nobody goes on. Their frontends see the end of their connections, unless another parcel has them too.
 pub(crate) fn close(mut parcels: Vec<Parcel>) {
     if parcels.is_empty() {
@@ -127,7 +141,7 @@ pub(crate) fn close(mut parcels: Vec<Parcel>) {
     let offload = Offload::default();
     // Before the files, whose server may not answer.
     for parcel in &mut parcels {
-        for session in mem::take(&mut parcel.sessions) {
+        for session in parcel.sessions.drain(..) {
             offload.close(session);
         }
     }

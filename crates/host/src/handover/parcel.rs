@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use cleave_disk::SyncFailure;
-use cleave_session::{Handover, RecordedMessage};
+use cleave_session::{Handover, Offloaded, RecordedMessage};
 use cleave_worker::LimitLevels;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType, getpeername};
@@ -35,7 +35,7 @@ pub(crate) struct Parcel {
     /// Longest time between two signs of life that the service manager of the process accepts.
     pub(crate) watchdog: Option<Duration>,
     /// Sessions of the frontends that are connected.
-    pub(crate) sessions: Vec<Handover>,
+    pub(crate) sessions: Offloaded<Handover>,
     /// When the disk stopped being served, by CLOCK_MONOTONIC, which all processes of a host share.
     pub(crate) since: Option<Duration>,
     /// The levels of the buckets of its limits at that time.
@@ -49,8 +49,31 @@ pub(crate) struct Parcel {
 pub(crate) struct Packed {
     /// The document, in a sealed memfd.
     pub(crate) document: OwnedFd,
-    /// The descriptors, by the names that the document has for them.
-    pub(crate) fds: Vec<(String, OwnedFd)>,
+    /// The descriptors, by the names that the document has for them: this process's own, or all if another one has sent them.
+    fds: Vec<(String, OwnedFd)>,
+    /// Those that belong to sessions.
+    of_sessions: Offloaded<(String, OwnedFd)>,
+}
+
+impl Packed {
+    /// Makes what another process has sent, whoever the descriptors belong to.
+    pub(crate) fn received(document: OwnedFd, fds: Vec<(String, OwnedFd)>) -> Packed {
+        Packed {
+            document,
+            fds,
+            of_sessions: Offloaded::default(),
+        }
+    }
+
+    /// Returns all descriptors with their names.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = &(String, OwnedFd)> {
+        self.fds.iter().chain(self.of_sessions.iter())
+    }
+
+    /// Closes the descriptors on this thread: they are copies, so no close of them is the last one and may wait.
+    pub(crate) fn close_copies(self) {
+        drop(self.of_sessions.into_vec());
+    }
 }
 
 /// Why a parcel was refused. Its descriptors have been closed.
@@ -87,15 +110,12 @@ impl Parcel {
     /// Packs it. If that fails, the parcel comes back, so that its sessions can be resumed here.
     pub(crate) fn pack(self) -> Result<Packed, Box<(Parcel, io::Error)>> {
         match self.document().seal() {
-            Ok(document) => Ok(Packed {
-                document,
-                fds: self.into_fds(),
-            }),
+            Ok(document) => Ok(self.packed_with(document)),
             Err(error) => Err(Box::new((self, error))),
         }
     }
 
-    /// Describes it. A descriptor is named after its place in the order of [`Parcel::into_fds`].
+    /// Describes it. A descriptor is named after its place in the order of [`Parcel::packed_with`].
     fn document(&self) -> Document {
         let mut count = 0_usize;
         let mut name = || {
@@ -139,23 +159,31 @@ impl Parcel {
         }
     }
 
-    fn into_fds(self) -> Vec<(String, OwnedFd)> {
-        let sessions = self.sessions.into_iter().flat_map(|session| {
+    fn packed_with(self, document: OwnedFd) -> Packed {
+        let listeners = [self.listener, self.control, self.metrics];
+        let listeners = listeners.into_iter().flatten();
+        let own = (0_usize..).zip(self.files.into_iter().chain(listeners));
+        let fds: Vec<_> = own.map(|(at, fd)| (at.to_string(), fd)).collect();
+        let sessions = self.sessions.into_vec().into_iter();
+        let of_sessions = sessions.flat_map(|session| {
             let messages = session.messages.into_iter();
             iter::once(session.connection.into()).chain(messages.flat_map(|message| message.fds))
         });
-        let listeners = [self.listener, self.control, self.metrics];
-        let listeners = listeners.into_iter().flatten();
-        let fds = self.files.into_iter().chain(listeners).chain(sessions);
-        let named = fds.enumerate().map(|(at, fd)| (at.to_string(), fd));
-        named.collect()
+        let of_sessions = (fds.len()..).zip(of_sessions);
+        let of_sessions: Vec<_> = of_sessions.map(|(at, fd)| (at.to_string(), fd)).collect();
+        Packed {
+            document,
+            fds,
+            of_sessions: of_sessions.into(),
+        }
     }
 
     /// Opens a parcel that comes from anywhere. What the messages say, and the descriptors that go with them, are left for a session
     /// to judge.
     pub(crate) fn unpack(packed: Packed) -> Result<Parcel, UnpackError> {
         let document = Document::read(packed.document)?;
-        let mut fds = NamedFds::new(packed.fds)?;
+        let of_sessions = packed.of_sessions.into_vec();
+        let mut fds = NamedFds::new(packed.fds.into_iter().chain(of_sessions))?;
         let files = fds.take_all(&document.files)?;
         let mut listener = |name: Option<String>| {
             let taken = name.map(|name| fds.take_listener(&name));
@@ -168,7 +196,7 @@ impl Parcel {
         ];
         let sessions = document.sessions.into_iter();
         let sessions = sessions.map(|session| fds.take_session(session));
-        let sessions = sessions.collect::<Result<_, _>>()?;
+        let sessions = sessions.collect::<Result<Vec<_>, _>>()?;
         fds.finish()?;
         Ok(Parcel {
             disk: document.disk,
@@ -177,7 +205,7 @@ impl Parcel {
             control,
             metrics,
             watchdog: document.watchdog_ns.map(Duration::from_nanos),
-            sessions,
+            sessions: sessions.into(),
             since: document.since_ns.map(Duration::from_nanos),
             limit_levels: document.limit_levels,
             sync_failure: document.sync_failure.map(Into::into),
@@ -189,7 +217,7 @@ impl Parcel {
 struct NamedFds(BTreeMap<String, OwnedFd>);
 
 impl NamedFds {
-    fn new(named: Vec<(String, OwnedFd)>) -> Result<NamedFds, String> {
+    fn new(named: impl Iterator<Item = (String, OwnedFd)>) -> Result<NamedFds, String> {
         let mut fds = BTreeMap::new();
         for (name, fd) in named {
             if let Some(_other) = fds.insert(name.clone(), fd) {

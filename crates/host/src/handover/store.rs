@@ -14,7 +14,7 @@ use cleave_session::{Handover, Keeper};
 
 use super::link;
 use super::merge::{DiskUse, LeftParcel};
-use super::parcel::{DiskRecord, Parcel};
+use super::parcel::{DiskRecord, Packed, Parcel};
 use crate::process::systemd::{self, Manager};
 use crate::socket;
 
@@ -79,9 +79,15 @@ impl SessionKeeper {
     /// Puts a parcel where the manager's end is. After an error there may be a part of it.
     fn put(&mut self, parcel: Parcel) -> io::Result<()> {
         let packed = parcel.pack().map_err(|failed| failed.1)?;
-        let send = |ours: &UnixStream| {
-            link::send_parcel(ours.try_clone()?, &packed, Instant::now() + TIME)
-        };
+        let put = self.put_packed(&packed);
+        // The session goes on with its own. This happens once for each message, for which no thread is to be started.
+        packed.close_copies();
+        put
+    }
+
+    fn put_packed(&mut self, packed: &Packed) -> io::Result<()> {
+        let send =
+            |ours: &UnixStream| link::send_parcel(ours.try_clone()?, packed, Instant::now() + TIME);
         if let Some((ours, _)) = &self.pair {
             return send(ours);
         }
@@ -98,7 +104,7 @@ impl Keeper for SessionKeeper {
     fn keep(&mut self, session: Handover) -> io::Result<()> {
         let parcel = Parcel {
             disk: self.disk.clone(),
-            sessions: vec![session],
+            sessions: vec![session].into(),
             ..Parcel::default()
         };
         // A part of a parcel is nothing, and a whole one must not follow it.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use cleave_config::DiskConfig;
 use cleave_disk::{ContentOrigin, Disk, DiskSpec};
+use cleave_session::Offloaded;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
@@ -49,7 +50,8 @@ pub(super) async fn open(
     past: Past,
 ) -> Result<(Opened, OpenFiles), Failure> {
     // At once: whatever becomes of the disk, its frontend must not be left without an end.
-    let parcel = node.take_parcel(id);
+    let left: Vec<_> = node.take_parcel(id).into_iter().collect();
+    let left = Offloaded::from(left);
     let opener = tokio::time::timeout(OPENER_TIME, node.openers.clone().acquire_owned());
     let Ok(Ok(opener)) = opener.await else {
         return Err(Failure::run(
@@ -72,7 +74,8 @@ pub(super) async fn open(
         let _opener = held;
         let _inside = runtime.enter();
         let is_wanted = || !reply.is_closed();
-        let opened = examine_and_open(&node, &name, service, &config, past, parcel, &is_wanted);
+        let left = left.into_vec().pop();
+        let opened = examine_and_open(&node, &name, service, &config, past, left, &is_wanted);
         match opened {
             Err(failure) => drop(reply.send(Err(failure))),
             Ok(opened) => {

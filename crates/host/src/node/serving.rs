@@ -37,24 +37,34 @@ pub(super) fn begin(
     let group = config.limit_group();
     opened.service.limit_group = group.map(|name| node.groups.shared(name));
     let is_kept = config.persistent.get().0;
-    let naming = Naming {
-        id: Some(id.to_owned()),
-        endpoint: socket::name(&opened.service.endpoint),
-        lock: PathLock::copy(opened.lock.as_ref())?,
-        events: node.events.clone(),
-        manager: node.manager.clone().filter(|_| is_kept),
-        until_alone: Some(node.takes_over.subscribe()).filter(|takes_over| *takes_over.borrow()),
-    };
     let disk = opened.disk.clone();
-    let mut server = DiskServer::new(
-        opened.service,
-        opened.disk,
-        &opened.door,
-        naming,
-        opened.watch,
-        // The process is confined already.
-        |_, watch| Ok((node.confinement.clone(), watch)),
-    )?;
+    let server = PathLock::copy(opened.lock.as_ref()).and_then(|lock| {
+        let takes_over = Some(node.takes_over.subscribe());
+        let naming = Naming {
+            id: Some(id.to_owned()),
+            endpoint: socket::name(&opened.service.endpoint),
+            lock,
+            events: node.events.clone(),
+            manager: node.manager.clone().filter(|_| is_kept),
+            until_alone: takes_over.filter(|takes_over| *takes_over.borrow()),
+        };
+        DiskServer::new(
+            opened.service,
+            opened.disk,
+            &opened.door,
+            naming,
+            opened.watch,
+            // The process is confined already.
+            |_, watch| Ok((node.confinement.clone(), watch)),
+        )
+    });
+    let mut server = match server {
+        Ok(server) => server,
+        Err(failure) => {
+            opened.door.close(&Offload::default());
+            return Err(failure);
+        }
+    };
     server.resume(opened.parcel);
     drop(opened.turn);
     let status = server.status();

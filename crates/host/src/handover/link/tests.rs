@@ -20,16 +20,13 @@ fn memfd() -> OwnedFd {
 
 fn packed(count: usize) -> Packed {
     let fds = (0..count).map(|at| (format!("cleave-a-{at}"), memfd()));
-    Packed {
-        document: memfd(),
-        fds: fds.collect(),
-    }
+    Packed::received(memfd(), fds.collect())
 }
 
 /// Names and files, in order.
 fn content(packed: &Packed) -> (u64, Vec<(String, u64)>) {
     let file = |fd: &OwnedFd| fstat(fd).unwrap().st_ino;
-    let fds = packed.fds.iter().map(|(name, fd)| (name.clone(), file(fd)));
+    let fds = packed.fds().map(|(name, fd)| (name.clone(), file(fd)));
     (file(&packed.document), fds.collect())
 }
 
@@ -297,8 +294,7 @@ fn a_silent_side_is_waited_for_until_the_deadline() {
     let received = taker.receive_files(soon()).map(drop);
     assert_eq!(received.map_err(kind), Err(io::ErrorKind::TimedOut));
     // More than the socket has room for.
-    let mut parcel = packed(1);
-    parcel.fds[0].0 = "x".repeat(1 << 20);
+    let parcel = Packed::received(memfd(), vec![("x".repeat(1 << 20), memfd())]);
     let sent = giver.give(&parcel, soon());
     assert_eq!(sent.map_err(kind), Err(io::ErrorKind::TimedOut));
 }

@@ -34,7 +34,7 @@ fn killed(storage: &str, mark: u8) -> LeftParcel {
     LeftParcel {
         parcel: Parcel {
             disk: record("a", storage),
-            sessions: vec![session(mark)],
+            sessions: vec![session(mark)].into(),
             ..Parcel::default()
         },
         disk_use: MaybeUsed,
@@ -46,7 +46,7 @@ fn left(second: u64, disk_use: DiskUse, marks: &[u8]) -> LeftParcel {
     LeftParcel {
         parcel: Parcel {
             disk: record("a", "x"),
-            sessions: marks.iter().copied().map(session).collect(),
+            sessions: Vec::from_iter(marks.iter().copied().map(session)).into(),
             since: Some(Duration::from_secs(second)),
             ..Parcel::default()
         },
@@ -55,7 +55,7 @@ fn left(second: u64, disk_use: DiskUse, marks: &[u8]) -> LeftParcel {
 }
 
 fn marks(parcels: &[Parcel]) -> Vec<u8> {
-    let sessions = parcels.iter().flat_map(|parcel| &parcel.sessions);
+    let sessions = parcels.iter().flat_map(|parcel| parcel.sessions.iter());
     let mut marks: Vec<u8> = sessions
         .flat_map(|session| session.device.clone())
         .collect();
