@@ -76,12 +76,16 @@ pub(super) async fn begin(Shared(host): Shared<Arc<Host>>, request: Request) -> 
 /// changed meanwhile. Refused if one of them cannot be given.
 async fn begin_all(host: Arc<Host>, request: Request) -> Answer {
     let passing = host.changes.pass_on().await?;
-    let is_served = |disk: &Arc<HostedDisk>| matches!(disk.state(), HostedState::Serving(_));
     let mut stay = Vec::new();
     // A restart gets past obstacles alone.
     let mut kind = ProblemKind::CannotHandOver;
-    for disk in host.disks.all().iter().filter(|disk| is_served(disk)) {
-        if let Err(Refusal(its_kind, why)) = offered(disk).await {
+    for disk in host.disks.all() {
+        let stays = match disk.state() {
+            HostedState::Serving(_) => offered(&disk).await.map(drop),
+            HostedState::Opening if disk.shown().is_awaited => Err(awaited(&disk)),
+            _ => Ok(()),
+        };
+        if let Err(Refusal(its_kind, why)) = stays {
             stay.push(why);
             if its_kind != ProblemKind::CannotHandOver {
                 kind = its_kind;
@@ -154,6 +158,15 @@ async fn give_all(host: Arc<Host>, upgrade: OnUpgrade, parcel: Parcel, passing: 
             drop(passing);
         }
     }
+}
+
+/// Refuses to give a disk whose frontend the process before has left, and which is not open yet: that frontend's connection would end with
+/// this node, and nothing but its opening is needed.
+fn awaited(disk: &HostedDisk) -> Refusal {
+    busy(format!(
+        "disk {} stays with this node until it is opened: its frontend waits for that; see whether its storage answers, and try again",
+        disk.id
+    ))
 }
 
 fn busy(why: String) -> Refusal {
