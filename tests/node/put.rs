@@ -2,6 +2,7 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -304,4 +305,31 @@ fn the_folder_of_another_daemon_stays_as_it_is() {
     drop(other);
     node.add("d1", &body);
     assert_eq!(mode(), 0o755);
+}
+
+/// systemd listens for a unit that does not run, and holds no lock.
+#[test]
+fn the_socket_of_a_unit_that_does_not_run_stays_as_it_is() {
+    let node = Node::start();
+    let socket = node.socket("d1");
+    let folder = socket.parent().unwrap();
+    std::fs::create_dir(folder).unwrap();
+    std::fs::set_permissions(folder, Permissions::from_mode(0o700)).unwrap();
+    let mode = || std::fs::metadata(folder).unwrap().mode() & 0o777;
+    let listener = UnixListener::bind(&socket).unwrap();
+    let body = json!({"disk": ["ram:4M"], "persistent": false, "socket_mode": "0666"});
+    let missing = json!({"disk": [folder.join("none")], "socket_mode": "0666"});
+    for (body, why) in [(&body, "in use"), (&missing, ""), (&body, "in use")] {
+        let refused = node.put("d1", body);
+        assert_eq!(refused.status, 422, "{}", refused.body);
+        assert!(refused.error().contains(why), "{}", refused.body);
+        assert_eq!(mode(), 0o700);
+        UnixStream::connect(&socket).unwrap();
+        assert_eq!(std::fs::read_dir(folder).unwrap().count(), 1);
+    }
+    // A socket on which nobody listens any more is in nobody's way.
+    drop(listener);
+    node.add("d1", &body);
+    assert_eq!(mode(), 0o755);
+    exercise(&mut node.open("d1", &small(1))).unwrap();
 }

@@ -29,6 +29,7 @@ use rustix::net::{
 
 use crate::failure::Failure;
 use crate::process::systemd;
+pub(crate) use knock::refuse_served;
 use knock::{knock, refuse_live};
 use path_lock::PathLock;
 
@@ -488,7 +489,7 @@ fn remedy(error: &io::Error) -> &'static str {
 }
 
 /// Makes sure that nothing is at the path, if what is there may go.
-fn make_room(path: &Path) -> Result<(), Failure> {
+pub(crate) fn make_room(path: &Path) -> Result<(), Failure> {
     let shown = path.display();
     match fs::symlink_metadata(path) {
         Err(_) => return Ok(()), // nothing there, or `bind` says why not

@@ -237,9 +237,13 @@ fn open_here(
     let entry = entry_of(mode, user);
     folder::make(&folder, entry)?;
     let path = folder.join("disk.sock");
-    let lock = match parcel.has_listener() {
-        true => PathLock::take_passed(&path, is_wanted)?,
-        false => PathLock::take_while(&path, is_wanted)?,
+    let lock = if parcel.has_listener() {
+        PathLock::take_passed(&path, is_wanted)?
+    } else {
+        let lock = PathLock::take_while(&path, is_wanted)?;
+        // The service manager may listen there for a unit that does not run, which has no lock.
+        socket::refuse_served(&path)?;
+        lock
     };
     let group = folder::give(&folder, group, entry)?;
     let disk = disk_server::open(&mut service, lock.as_ref(), &mut parcel)?;

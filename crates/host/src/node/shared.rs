@@ -26,7 +26,7 @@ use crate::process::systemd::Manager;
 use crate::resize::SizeWatches;
 use crate::service::Service;
 use crate::socket::path_lock::PathLock;
-use crate::socket::{Endpoint, NEW_SOCKET};
+use crate::socket::{self, Endpoint, NEW_SOCKET};
 
 /// Descriptors of the process itself: the connections of the control socket and of that for metrics, and 224 for all else.
 pub(super) const DESCRIPTORS_OWN: u64 = 224 + 2 * CONNECTIONS_MAX as u64;
@@ -133,8 +133,9 @@ impl Node {
         merge::close(left);
     }
 
-    /// Removes the folder of a socket, unless a lock is held in it, or tells of an NBD disk whose daemon did not end in order or of a
-    /// guest that has switched its write cache off. A node that was killed leaves a socket and a lock behind.
+    /// Removes the folder of a socket, unless somebody listens there or a lock is held in it, or it tells of an NBD disk whose daemon did
+    /// not end in order or of a guest that has switched its write cache off. A node that was killed leaves a socket and a lock behind.
+    /// The service manager may listen for a unit that does not run, without the lock.
     pub(super) fn remove_folder(&self, id: &str) {
         // Refused, instead of waited for, where another holds it.
         if let Ok(Some(lock)) = PathLock::take_while(&self.socket_path(id), &|| false) {
@@ -142,7 +143,7 @@ impl Node {
                 self.socket_path(id),
                 self.socket_path(id).with_file_name(NEW_SOCKET),
             ] {
-                let _ = fs::remove_file(stale);
+                let _ = socket::make_room(&stale);
             }
             if !lock.left_a_server() && !lock.tells_of_cache_off() {
                 lock.remove();

@@ -1,6 +1,8 @@
 //! Finds out whether a program listens on a socket, without waiting.
 
+use std::fs;
 use std::io;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -16,6 +18,15 @@ pub(crate) fn refuse_live(path: &Path, knocked: io::Result<()>) -> Result<(), Fa
         _ => Err(Failure::start(format!(
             "socket {shown} is in use by a running program: end that one or choose another path"
         ))),
+    }
+}
+
+/// Refuses a path at which a program listens. What is not a socket is left to others to judge.
+pub(crate) fn refuse_served(socket: &Path) -> Result<(), Failure> {
+    let is_socket = |found: fs::Metadata| found.file_type().is_socket();
+    match fs::symlink_metadata(socket).is_ok_and(is_socket) {
+        true => refuse_live(socket, knock(socket)),
+        false => Ok(()),
     }
 }
 

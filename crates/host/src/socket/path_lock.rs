@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -16,7 +16,7 @@ use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open};
 
 use crate::failure::Failure;
 use crate::socket::cache_line::{CacheLine, CacheWord, write_word};
-use crate::socket::knock::{knock, refuse_live};
+use crate::socket::knock::refuse_served;
 
 /// Pause between two attempts to lock a path, and the number of attempts before the wait is logged.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
@@ -381,15 +381,6 @@ fn refuse_unwanted(is_wanted: &dyn Fn() -> bool) -> Result<(), Failure> {
     match is_wanted() {
         true => Ok(()),
         false => Err(Failure::run("the disk was removed while it waited")),
-    }
-}
-
-/// Refuses a path at which a daemon runs.
-fn refuse_served(socket: &Path) -> Result<(), Failure> {
-    let is_socket = |found: fs::Metadata| found.file_type().is_socket();
-    match fs::symlink_metadata(socket).is_ok_and(is_socket) {
-        true => refuse_live(socket, knock(socket)),
-        false => Ok(()),
     }
 }
 
