@@ -13,6 +13,7 @@ mod left_twice;
 mod moving;
 mod node;
 mod obstacles;
+mod opening;
 mod options;
 mod parcels;
 mod pauses;
@@ -54,6 +55,7 @@ pub(crate) fn cases() -> Vec<Case> {
             left_twice,
             moving,
             obstacles,
+            opening,
             options,
             parcels,
             queued,

@@ -14,6 +14,7 @@ use crate::events::Events;
 use crate::failure::Failure;
 use crate::hosted::disk::HostedState;
 use crate::hosted::disk_host::{DiskHost, OpenResult, Past, ServerEnd, Work};
+use crate::process::systemd::Manager;
 use crate::status::DiskStatus;
 
 /// The host of one disk.
@@ -39,6 +40,10 @@ impl DiskHost for Alone {
     fn open(self: Arc<Alone>, _: &str, _: &DiskConfig, _: Past) -> Work<OpenResult<Alone>> {
         let refused = Failure::run("the disk was opened when the process began: start it again");
         Box::pin(std::future::ready(Err(refused)))
+    }
+
+    fn leave(self: Arc<Alone>, _: &str, _: Arc<Manager>) -> Work<()> {
+        Box::pin(std::future::ready(()))
     }
 
     fn serve(

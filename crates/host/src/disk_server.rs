@@ -92,14 +92,12 @@ pub(crate) enum Served {
 }
 
 /// Opens the disk, and proves that it can be polled for where that is asked. It may block for as long as the store does.
-/// The caller holds the lock of the disk's socket, in which the disk is recorded. It goes on with what the process before has left, and
-/// with its frontends only if that had the same files open.
+/// The caller holds the lock of the disk's socket, in which the disk is recorded. `given`: the files that the process before has left.
 pub(crate) fn open(
     service: &mut Service,
     lock: Option<&PathLock>,
-    left: &mut Parcel,
+    given: Vec<File>,
 ) -> Result<Arc<Disk>, Failure> {
-    let given = left.take_files();
     let mut options = service.open.clone();
     if !given.is_empty() {
         // It was active, and its locks came with its files.
@@ -116,15 +114,19 @@ pub(crate) fn open(
             disk
         }
     };
-    let disk = disk.map_err(Failure::open)?;
-    if !left.sessions.is_empty() && identities(disk.held_files()) != left.disk.identities {
+    complete(service, lock, disk.map_err(Failure::open)?)
+}
+
+/// Returns true if the process before has left frontends of another file than is open now: they cannot go on with this one.
+pub(crate) fn is_another(service: &Service, disk: &Disk, left: &Parcel) -> bool {
+    let is_another = !left.sessions.is_empty() && service.identities != left.disk.identities;
+    if is_another {
         let name = disk.name();
         tracing::warn!(
             "{name}: the process before had another file open: a frontend has to connect again"
         );
-        left.sessions.clear();
     }
-    complete(service, lock, disk)
+    is_another
 }
 
 /// Opens the disk with the files of a process that serves it until it is taken. `lock`: that process has it.

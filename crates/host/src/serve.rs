@@ -316,7 +316,12 @@ fn open(
         }
     };
     let watch = thread::Builder::new().name("open".to_owned()).spawn(watch);
-    let disk = disk_server::open(service, lock, left);
+    let disk = disk_server::open(service, lock, left.take_files());
+    if let Ok(disk) = &disk
+        && disk_server::is_another(service, disk, left)
+    {
+        left.sessions.clear();
+    }
     drop(opened);
     if let Ok(watch) = watch {
         // It has ended, or does so now.
@@ -359,9 +364,9 @@ fn open_sockets(
     let door = match (outside.inherited.take(), &service.endpoint) {
         (Some(door), _) => door,
         (None, Endpoint::Path(path)) if is_offered => {
-            socket::shared_door(path, parcel.listener.take()).map_err(refuse)?
+            socket::shared_door(path, parcel.listener.pop()).map_err(refuse)?
         }
-        (None, endpoint) => socket::open_door(endpoint, parcel.listener.take())?,
+        (None, endpoint) => socket::open_door(endpoint, parcel.listener.pop())?,
     };
     Ok((interfaces, door))
 }

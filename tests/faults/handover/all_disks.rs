@@ -11,11 +11,9 @@ use std::time::{Duration, Instant};
 use cleave_client::{Base, Client};
 use cleave_tests::http::{converse, fetch, get};
 use cleave_tests::{
-    Case, Killed, Random, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, closes_within, connect,
-    disk_socket, exercise_queue, has_listener, outliving, program_path, run_to_exit, seeded,
-    wait_until,
+    Case, Killed, Random, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, connect, disk_socket,
+    exercise_queue, has_listener, outliving, program_path, run_to_exit, seeded, wait_until,
 };
-use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -32,7 +30,6 @@ pub(crate) fn cases() -> Vec<Case> {
         no_request_is_lost_when_a_node_is_taken_over,
         no_request_is_lost_whichever_node_is_killed,
         a_node_keeps_all_disks_if_one_has_to_stay,
-        a_node_keeps_all_disks_while_one_with_a_frontend_is_opened,
         a_disk_comes_back_if_the_next_node_dies,
         a_node_fails_if_the_one_that_took_its_disks_is_dead,
         a_node_ends_if_the_one_before_waits_no_longer,
@@ -44,8 +41,6 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 const DISKS: [&str; 3] = ["a", "b", "c"];
-/// How long a connection is watched that must not end.
-const QUIET: Duration = Duration::from_millis(300);
 /// Longest time after which a node is killed that takes part in a take-over.
 const KILL_MAX_US: u64 = 60_000;
 
@@ -491,64 +486,4 @@ fn a_node_ends_if_the_one_before_waits_no_longer() {
     let log = std::fs::read_to_string(place.log()).unwrap();
     assert!(log.contains("goes on: it waits no longer"), "{log}");
     UnixStream::connect(&place.control).unwrap();
-}
-
-/// Its connection would end with the node that has it. A restart would end it too if the disk takes longer to be opened.
-fn a_node_keeps_all_disks_while_one_with_a_frontend_is_opened() {
-    let mut random = seeded("node-take-over-opening");
-    let mut node = Service::node();
-    for id in ["a", "b"] {
-        super::node::add(&node, id, &json!({}));
-    }
-    let [mut waits, mut served] = ["a", "b"].map(|id| {
-        let mut client = super::node::open(&node, id, &outliving());
-        let guest = Survivor::new(&mut client);
-        (client, guest)
-    });
-    let pid = node.daemon.0.id();
-    assert!(wait_until(|| node.manager.sessions_of(pid) == 2));
-    let lock = disk_socket(node.scratch.path(), "a").with_file_name("disk.sock.lock");
-    let lock = File::open(lock).unwrap();
-    for (client, guest) in [&mut waits, &mut served] {
-        guest.submit(client, &mut random);
-    }
-    node.daemon.kill();
-    flock(&lock, FlockOperation::LockExclusive).unwrap();
-    node.daemon = node.manager.start(&node.args);
-    let control = node.control();
-    let row = |id: &str| {
-        let all = get(&control, "/v1/disks");
-        let mut all = all.as_array().unwrap().iter();
-        all.find(|disk| disk["id"] == *id).unwrap().clone()
-    };
-    assert!(wait_until(
-        || has_listener(&control) && row("b")["state"] == "serving"
-    ));
-    let a = row("a");
-    assert_eq!(
-        (&a["state"], &a["connected"]),
-        (&json!("opening"), &json!(true))
-    );
-    for _ in 0..2 {
-        let said = node.is_refused();
-        assert!(said.contains("disk a"), "{said}");
-        assert!(said.contains("until it is opened"), "{said}");
-        assert!(!closes_within(waits.0.frontend().socket(), QUIET));
-        // When the running node has heard of the end of the other one.
-        let change = || fetch(&control, "PATCH", "/v1/disks/b", "{}").status;
-        assert!(wait_until(|| change() == 200));
-    }
-    drop(lock);
-    for (client, guest) in [&mut waits, &mut served] {
-        guest.await_all(client, true);
-        guest.verify(client, true);
-    }
-    // Nothing is in the way any more.
-    assert!(wait_until(|| row("a")["state"] == "serving"));
-    node.take_over();
-    for (client, guest) in [&mut waits, &mut served] {
-        guest.work(client, &mut random, Duration::from_millis(5));
-        guest.await_all(client, true);
-        guest.verify(client, true);
-    }
 }

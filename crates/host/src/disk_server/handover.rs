@@ -84,7 +84,7 @@ impl DiskServer {
         Ok(Parcel {
             disk: self.record(),
             files: files.collect::<io::Result<_>>()?,
-            listener: door.copy()?,
+            listener: Vec::from_iter(door.copy()?).into(),
             ..Parcel::default()
         })
     }

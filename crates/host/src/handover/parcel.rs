@@ -27,8 +27,8 @@ pub(crate) struct Parcel {
     pub(crate) disk: DiskRecord,
     /// The open files that hold its locks and claims, in the order of its legs.
     pub(crate) files: Vec<OwnedFd>,
-    /// The socket on which frontends connect.
-    pub(crate) listener: Option<OwnedFd>,
+    /// The socket on which frontends connect, if it goes with the disk. It has what they have queued in it.
+    pub(crate) listener: Offloaded<OwnedFd>,
     /// The control socket of the process, and that of its metrics, which are passed on with the files.
     pub(crate) control: Option<OwnedFd>,
     pub(crate) metrics: Option<OwnedFd>,
@@ -51,8 +51,8 @@ pub(crate) struct Packed {
     pub(crate) document: OwnedFd,
     /// The descriptors, by the names that the document has for them: this process's own, or all if another one has sent them.
     fds: Vec<(String, OwnedFd)>,
-    /// Those that belong to sessions.
-    of_sessions: Offloaded<(String, OwnedFd)>,
+    /// Those that belong to frontends, or have what they have queued.
+    of_frontends: Offloaded<(String, OwnedFd)>,
 }
 
 impl Packed {
@@ -61,18 +61,18 @@ impl Packed {
         Packed {
             document,
             fds,
-            of_sessions: Offloaded::default(),
+            of_frontends: Offloaded::default(),
         }
     }
 
     /// Returns all descriptors with their names.
     pub(crate) fn fds(&self) -> impl Iterator<Item = &(String, OwnedFd)> {
-        self.fds.iter().chain(self.of_sessions.iter())
+        self.fds.iter().chain(self.of_frontends.iter())
     }
 
     /// Closes the descriptors on this thread: they are copies, so no close of them is the last one and may wait.
     pub(crate) fn close_copies(self) {
-        drop(self.of_sessions.into_vec());
+        drop(self.of_frontends.into_vec());
     }
 }
 
@@ -104,7 +104,7 @@ impl Parcel {
 
     /// Returns true if frontends can connect, whether or not a process serves them.
     pub(crate) fn has_listener(&self) -> bool {
-        self.listener.is_some()
+        !self.listener.is_empty()
     }
 
     /// Packs it. If that fails, the parcel comes back, so that its sessions can be resumed here.
@@ -124,8 +124,12 @@ impl Parcel {
             name
         };
         let files = self.files.iter().map(|_| name()).collect();
-        let listeners = [&self.listener, &self.control, &self.metrics];
-        let [listener, control, metrics] = listeners.map(|fd| fd.as_ref().map(|_| name()));
+        let listeners = [
+            self.listener.first(),
+            self.control.as_ref(),
+            self.metrics.as_ref(),
+        ];
+        let [listener, control, metrics] = listeners.map(|fd| fd.map(|_| name()));
         let sessions = self.sessions.iter().map(|session| SessionEntry {
             connection: name(),
             owns: session.owns,
@@ -160,21 +164,20 @@ impl Parcel {
     }
 
     fn packed_with(self, document: OwnedFd) -> Packed {
-        let listeners = [self.listener, self.control, self.metrics];
-        let listeners = listeners.into_iter().flatten();
-        let own = (0_usize..).zip(self.files.into_iter().chain(listeners));
-        let fds: Vec<_> = own.map(|(at, fd)| (at.to_string(), fd)).collect();
+        let listeners = self.listener.into_vec().into_iter();
+        let listeners = listeners.chain(self.control).chain(self.metrics);
         let sessions = self.sessions.into_vec().into_iter();
-        let of_sessions = sessions.flat_map(|session| {
+        let sessions = sessions.flat_map(|session| {
             let messages = session.messages.into_iter();
             iter::once(session.connection.into()).chain(messages.flat_map(|message| message.fds))
         });
-        let of_sessions = (fds.len()..).zip(of_sessions);
-        let of_sessions: Vec<_> = of_sessions.map(|(at, fd)| (at.to_string(), fd)).collect();
+        let mut names = (0_usize..).map(|at| at.to_string());
+        let fds = names.by_ref().zip(self.files).collect();
+        let of_frontends: Vec<_> = names.zip(listeners.chain(sessions)).collect();
         Packed {
             document,
             fds,
-            of_sessions: of_sessions.into(),
+            of_frontends: of_frontends.into(),
         }
     }
 
@@ -182,8 +185,8 @@ impl Parcel {
     /// to judge.
     pub(crate) fn unpack(packed: Packed) -> Result<Parcel, UnpackError> {
         let document = Document::read(packed.document)?;
-        let of_sessions = packed.of_sessions.into_vec();
-        let mut fds = NamedFds::new(packed.fds.into_iter().chain(of_sessions))?;
+        let of_frontends = packed.of_frontends.into_vec();
+        let mut fds = NamedFds::new(packed.fds.into_iter().chain(of_frontends))?;
         let files = fds.take_all(&document.files)?;
         let mut listener = |name: Option<String>| {
             let taken = name.map(|name| fds.take_listener(&name));
@@ -201,7 +204,7 @@ impl Parcel {
         Ok(Parcel {
             disk: document.disk,
             files,
-            listener,
+            listener: Vec::from_iter(listener).into(),
             control,
             metrics,
             watchdog: document.watchdog_ns.map(Duration::from_nanos),

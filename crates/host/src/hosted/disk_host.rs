@@ -13,6 +13,7 @@ use super::disk::HostedState;
 use super::open_files::OpenFiles;
 use crate::disk_server::Order;
 use crate::failure::Failure;
+use crate::process::systemd::Manager;
 use crate::status::DiskStatus;
 
 /// Work that goes on while requests are handled.
@@ -31,6 +32,10 @@ pub(crate) trait DiskHost: Send + Sync + 'static {
 
     /// Opens a disk. If the work is dropped, nothing stays open.
     fn open(self: Arc<Self>, id: &str, config: &DiskConfig, past: Past) -> Work<OpenResult<Self>>;
+
+    /// Has the manager keep what the process before has left of a disk that is being opened, for the next process. When this returns,
+    /// an opening does not have it any more.
+    fn leave(self: Arc<Self>, id: &str, manager: Arc<Manager>) -> Work<()>;
 
     /// Begins to serve a disk. The work ends when the disk does and its image is closed.
     fn serve(

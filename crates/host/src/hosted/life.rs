@@ -542,6 +542,15 @@ impl<H: DiskHost> Life<H> {
                 };
                 self.phase = LifePhase::Ending(server, goal);
             }
+            LifePhase::Opening { opened, .. } => match order {
+                Order::HandOver(_, manager) => {
+                    // In this order: a frontend that was left sees its end with the opening.
+                    let left = self.host.clone().leave(&self.id, manager);
+                    drop(opened);
+                    self.enter(LifePhase::Ending(RunningServer::until(left), goal));
+                }
+                _ => self.follow(goal),
+            },
             LifePhase::Removing => self.phase = LifePhase::Removing,
             _ => self.follow(goal),
         }

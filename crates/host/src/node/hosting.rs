@@ -2,8 +2,8 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use cleave_api::{EventName, NodeSetup, ProblemKind};
@@ -15,10 +15,12 @@ use tokio::time::timeout;
 
 use super::opening::{self, Opened};
 use super::serving;
-use super::shared::Node;
+use super::shared::{LeftDisk, Node};
 use crate::disk_server::Order;
 use crate::failure::Failure;
 use crate::handover::link::Peer;
+use crate::handover::merge::DiskUse;
+use crate::handover::store;
 use crate::hosted::aside::aside;
 use crate::hosted::disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Placed};
 use crate::hosted::disk_host::{DiskHost, OpenResult, Past, ServerEnd, Work};
@@ -44,8 +46,8 @@ impl Node {
         self.is_ending.store(true, Ordering::Relaxed);
         let all = self.disks.all();
         if self.inherits && manager.is_some() {
-            // The frontends of a disk that is still being opened can go on to the next process when it is served. The other disks
-            // are served until then.
+            // The frontends of a disk that is still being opened have waited long enough. The other disks are served until it is. One
+            // that takes longer goes on to the next process as it came.
             let opened = async {
                 for disk in &all {
                     disk.reaches(|state| !matches!(state, HostedState::Opening))
@@ -243,14 +245,29 @@ impl DiskHost for Node {
     }
 
     fn has_frontend_left(&self, id: &str) -> bool {
-        let parcels = self.parcels.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut own = parcels.iter().filter(|parcel| parcel.disk.id == id);
-        own.any(|parcel| !parcel.sessions.is_empty())
+        self.left(id, |parcel| !parcel.sessions.is_empty()) == Some(true)
     }
 
     fn open(self: Arc<Node>, id: &str, config: &DiskConfig, past: Past) -> Work<OpenResult<Node>> {
         let (id, config) = (id.to_owned(), config.clone());
-        Box::pin(async move { opening::open(&self, &id, config, past).await })
+        let left = LeftDisk::of(&self, &id);
+        Box::pin(async move { opening::open(&self, &id, config, past, left).await })
+    }
+
+    fn leave(self: Arc<Node>, id: &str, manager: Arc<Manager>) -> Work<()> {
+        let left = self.take_parcel(id);
+        let id = id.to_owned();
+        Box::pin(async move {
+            let Some(left) = left else { return };
+            match store::keep(&manager, DiskUse::MaybeUsed, left).await {
+                Ok(()) => tracing::info!(
+                    "{id}: not open yet: what the process before has left of it is left to the next one"
+                ),
+                Err(error) => tracing::warn!(
+                    "{id}: nothing is kept for the next process: {error}: a frontend has to connect again"
+                ),
+            }
+        })
     }
 
     fn serve(

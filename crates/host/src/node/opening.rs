@@ -12,15 +12,16 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::folder::{self, FolderAccess};
-use super::shared::{Node, keeps};
+use super::shared::{LeftDisk, Node, keeps};
 use crate::disk_server;
 use crate::failure::Failure;
+use crate::handover::merge;
 use crate::handover::offer::Offer;
 use crate::handover::parcel::Parcel;
 use crate::hosted::disk::HostedState;
 use crate::hosted::disk_host::Past;
 use crate::hosted::open_files::OpenFiles;
-use crate::resize::{SizeWatches, Watch};
+use crate::resize::Watch;
 use crate::service::Service;
 use crate::socket::path_lock::PathLock;
 use crate::socket::{self, Door, FileOwner};
@@ -48,10 +49,8 @@ pub(super) async fn open(
     id: &str,
     config: DiskConfig,
     past: Past,
+    _left: LeftDisk,
 ) -> Result<(Opened, OpenFiles), Failure> {
-    // At once: whatever becomes of the disk, its frontend must not be left without an end.
-    let left: Vec<_> = node.take_parcel(id).into_iter().collect();
-    let left = Offloaded::from(left);
     let opener = tokio::time::timeout(OPENER_TIME, node.openers.clone().acquire_owned());
     let Ok(Ok(opener)) = opener.await else {
         return Err(Failure::run(
@@ -69,13 +68,12 @@ pub(super) async fn open(
     let runtime = Handle::current();
     let held = opener.0.clone();
     let slow = source::slow(&service.disk);
-    let (node, name) = (node.clone(), id.to_owned());
+    let (opening, name) = (node.clone(), id.to_owned());
     let spawned = thread.spawn(move || {
         let _opener = held;
         let _inside = runtime.enter();
         let is_wanted = || !reply.is_closed();
-        let left = left.into_vec().pop();
-        let opened = examine_and_open(&node, &name, service, &config, past, left, &is_wanted);
+        let opened = examine_and_open(&opening, &name, service, &config, past, &is_wanted);
         match opened {
             Err(failure) => drop(reply.send(Err(failure))),
             Ok(opened) => {
@@ -99,36 +97,42 @@ pub(super) async fn open(
         }
     };
     opened.unwrap_or_else(|_| Err(fault()))?;
-    lock_slot(&slot).take().ok_or_else(fault)
+    let (mut opened, files) = lock_slot(&slot).take().ok_or_else(fault)?;
+    if let Some(left) = node.take_parcel(id) {
+        opened.parcel = left;
+        if disk_server::is_another(&opened.service, &opened.disk, &opened.parcel) {
+            opened.parcel.sessions = Offloaded::default();
+        }
+    }
+    Ok((opened, files))
 }
 
-/// Opens a disk that the node can have. `left`: what the process before has left of it.
+/// Opens a disk that the node can have.
 fn examine_and_open(
     node: &Node,
     name: &str,
     mut service: Service,
     config: &DiskConfig,
     past: Past,
-    left: Option<Parcel>,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<(Opened, OpenFiles), Failure> {
     let files = OpenFiles::of(&service.disk);
     check_files(node, name, &service, &files)?;
     let offer = node.offered(name, &service)?;
-    let left = left.filter(|parcel| parcel.disk.is_of(&service));
+    let is_left = node.left(name, |parcel| parcel.disk.is_of(&service));
+    if is_left == Some(false) {
+        merge::close(node.take_parcel(name).into_iter().collect());
+    }
     let is_persistent = config.persistent.get().0;
     let is_noted =
         is_persistent && past == Past::CameBack && node.files.was_opened(name, &config.disk);
-    if past == Past::WasOpen || is_noted || left.is_some() || offer.is_some() {
+    if past == Past::WasOpen || is_noted || is_left == Some(true) || offer.is_some() {
         service.open.content = ContentOrigin::Guest;
     }
     let folder = node.run.join(name);
     let opened = match offer {
         Some(offer) => take_here(node, &folder, service, offer)?,
-        None => {
-            let left = left.unwrap_or_default();
-            open_here(folder, service, config, &node.watches, left, is_wanted)?
-        }
+        None => open_here(node, name, &folder, service, config, is_wanted)?,
     };
     // Not of a disk that was deleted meanwhile.
     if is_persistent && !is_noted && is_wanted() {
@@ -220,12 +224,13 @@ fn refuse_in_use(path: &Path, user: &str) -> Failure {
     ))
 }
 
+/// Opens a disk with what the process before has left of it, of which it takes what it needs.
 fn open_here(
-    folder: PathBuf,
+    node: &Node,
+    name: &str,
+    folder: &Path,
     mut service: Service,
     config: &DiskConfig,
-    watches: &SizeWatches,
-    mut parcel: Parcel,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Opened, Failure> {
     let mode = config.socket_mode.get().bits();
@@ -235,9 +240,9 @@ fn open_here(
     let user = user.map(|user| socket::user_number("socket_user", user));
     let (user, group) = (user.transpose()?, group.transpose()?);
     let entry = entry_of(mode, user);
-    folder::make(&folder, entry)?;
+    folder::make(folder, entry)?;
     let path = folder.join("disk.sock");
-    let lock = if parcel.has_listener() {
+    let lock = if node.left(name, |left| left.has_listener()) == Some(true) {
         PathLock::take_passed(&path, is_wanted)?
     } else {
         let lock = PathLock::take_while(&path, is_wanted)?;
@@ -245,10 +250,11 @@ fn open_here(
         socket::refuse_served(&path)?;
         lock
     };
-    let group = folder::give(&folder, group, entry)?;
-    let disk = disk_server::open(&mut service, lock.as_ref(), &mut parcel)?;
-    let watch = watches.watch(&disk);
-    let listener = parcel.listener.take();
+    let group = folder::give(folder, group, entry)?;
+    let files = node.left(name, Parcel::take_files).unwrap_or_default();
+    let disk = disk_server::open(&mut service, lock.as_ref(), files)?;
+    let watch = node.watches.watch(&disk);
+    let listener = node.left(name, |left| left.listener.pop()).flatten();
     let door = socket::listen_for(&path, mode, user, group, listener)?;
     Ok(Opened {
         service,
@@ -256,7 +262,7 @@ fn open_here(
         watch,
         door: Door::Listening(door),
         lock,
-        parcel,
+        parcel: Parcel::default(),
         turn: None,
     })
 }
@@ -276,7 +282,7 @@ fn take_here(
     let files = offer.parcel.take_files();
     let disk = disk_server::open_offered(&mut service, lock.as_ref(), files)?;
     let watch = node.watches.watch(&disk);
-    let mut door = socket::shared_door(&path, offer.parcel.listener.take())?;
+    let mut door = socket::shared_door(&path, offer.parcel.listener.pop())?;
     let (parcel, _) = offer.take(&disk, lock.as_ref()).map_err(keeps)?;
     door.set_owner(FileOwner::Us);
     Ok(Opened {

@@ -64,7 +64,7 @@ pub(super) struct Node {
     pub(super) manager: Option<Arc<Manager>>,
     /// The process before has left disks to this one, or gives them to it.
     pub(super) inherits: bool,
-    /// The parcels that it has left, until their disks are opened. There is at most one of each disk.
+    /// The parcels that it has left, until their disks are open. There is at most one of each disk.
     pub(super) parcels: Mutex<Vec<Parcel>>,
     /// True while a node that runs gives its disks to this one: if this one dies before it has all of them, that one serves them again.
     pub(super) takes_over: watch::Sender<bool>,
@@ -86,6 +86,28 @@ fn ceph_conf(spec: &DiskSpec) -> Option<&Path> {
 fn is_in_etc_ceph(conf: &Path) -> bool {
     let mut parts = conf.components();
     conf.starts_with(ETC_CEPH) && !parts.any(|part| part == Component::ParentDir)
+}
+
+/// What the process before has left of a disk that is to be opened. It stays with the node meanwhile: if the node ends, it goes on to the
+/// next process. Whatever else keeps the disk from being opened, its frontends see the end of their connections.
+#[derive(Debug)]
+pub(super) struct LeftDisk {
+    node: Arc<Node>,
+    id: String,
+}
+
+impl LeftDisk {
+    pub(super) fn of(node: &Arc<Node>, id: &str) -> LeftDisk {
+        let (node, id) = (node.clone(), id.to_owned());
+        LeftDisk { node, id }
+    }
+}
+
+impl Drop for LeftDisk {
+    fn drop(&mut self) {
+        let left = self.node.take_parcel(&self.id);
+        merge::close(left.into_iter().collect());
+    }
 }
 
 /// Why a disk was not taken over.
@@ -114,6 +136,13 @@ impl Node {
             }
             offer => Ok(offer),
         }
+    }
+
+    /// Looks at what the process before has left of a disk, or takes a part of it.
+    pub(super) fn left<T>(&self, id: &str, look: impl FnOnce(&mut Parcel) -> T) -> Option<T> {
+        let mut parcels = self.parcels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = parcels.iter_mut().filter(|parcel| parcel.disk.id == id);
+        own.next().map(look)
     }
 
     /// Returns what the process before has left of a disk.

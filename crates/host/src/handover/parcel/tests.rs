@@ -102,7 +102,7 @@ fn parcel(ends: &mut Ends) -> Parcel {
             identities: vec![None, Some([1, 2, 3])],
         },
         files: vec![ends.pipe(), ends.pipe()],
-        listener: Some(listener()),
+        listener: vec![listener()].into(),
         control: Some(listener()),
         metrics: Some(listener()),
         watchdog: Some(Duration::from_secs(30)),
@@ -216,7 +216,7 @@ fn names_are_those_of_the_sender() {
     fds.reverse();
     let parcel = unpack(document.to_string().as_bytes(), fds).unwrap();
     assert_eq!(parcel.files.len(), 1);
-    assert!(parcel.listener.is_some());
+    assert!(parcel.has_listener());
     let [session] = &parcel.sessions[..] else {
         panic!("{parcel:?}")
     };
@@ -235,7 +235,7 @@ fn what_is_not_needed_may_be_missing() {
     }
     fds.retain(|(name, _)| name != "l");
     let parcel = unpack(document.to_string().as_bytes(), fds).unwrap();
-    assert!(parcel.listener.is_none() && parcel.since.is_none());
+    assert!(!parcel.has_listener() && parcel.since.is_none());
     assert!(parcel.limit_levels.is_none() && parcel.watchdog.is_none());
 }
 

@@ -52,6 +52,18 @@ pub(super) struct RunningServer {
     pub(super) ended: Work<ServerEnd>,
 }
 
+impl RunningServer {
+    /// Returns one that ends with this work, whatever it is ordered.
+    pub(super) fn until(work: Work<()>) -> RunningServer {
+        let (orders, _) = mpsc::channel(1);
+        let ended = Box::pin(async {
+            work.await;
+            ServerEnd::with(None)
+        });
+        RunningServer { orders, ended }
+    }
+}
+
 /// The next step when a disk has ended.
 pub(super) enum Goal {
     /// The end of the task.

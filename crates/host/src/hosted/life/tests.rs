@@ -12,6 +12,7 @@ use super::*;
 use crate::failure::Failure;
 use crate::hosted::disk_host::OpenResult;
 use crate::hosted::generation::Condition;
+use crate::process::systemd::Manager;
 use crate::status::{connect_for_tests, ram_for_tests};
 
 /// Storage and files that do what a test says.
@@ -119,6 +120,12 @@ impl DiskHost for Invented {
 
     fn has_frontend_left(&self, _: &str) -> bool {
         *lock(&self.is_awaited)
+    }
+
+    fn leave(self: Arc<Invented>, id: &str, _: Arc<Manager>) -> Work<()> {
+        self.note(format!("leave {id}"));
+        let gate = self.works.pass();
+        Box::pin(gate)
     }
 
     fn open(
@@ -640,6 +647,28 @@ async fn a_disk_whose_frontend_waits_for_it_is_not_deleted_safely() {
     );
     assert_eq!(scene.state(), "opening");
     assert_eq!(scene.delete(DeleteMode::Drain).await.unwrap(), Ok(None));
+    assert!(scene.disk.is_gone());
+}
+
+/// The next process goes on with its frontend. This one must not be over before the manager has it.
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_is_not_open_yet_is_left_to_the_next_process() {
+    let prepare = |host: &Invented| {
+        host.openings.close();
+        host.works.close();
+    };
+    let scene = Scene::kept(prepare, Ok(disk("ram:1M")));
+    settle().await;
+    scene.host.told();
+    let manager = Arc::new(Manager::from_environment());
+    let order = DiskRequest::HandOver("the host ends".to_owned(), manager);
+    scene.disk.order(order).await;
+    settle().await;
+    assert_eq!(scene.host.told(), ["leave d1", "ending"]);
+    assert!(!scene.disk.is_gone());
+    scene.host.works.let_pass(1);
+    settle().await;
+    assert_eq!(scene.host.told(), ["ended"]);
     assert!(scene.disk.is_gone());
 }
 
