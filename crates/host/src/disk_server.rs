@@ -37,7 +37,7 @@ use crate::events::Events;
 use crate::failure::Failure;
 use crate::handover::link::{Giver, Peer};
 use crate::handover::merge::DiskUse;
-use crate::handover::parcel::Parcel;
+use crate::handover::parcel::{Packed, Parcel};
 use crate::hosted::changes::PassingOn;
 use crate::possession::DiskPossession;
 use crate::problem::Refusal;
@@ -394,8 +394,13 @@ impl DiskServer {
                 let left = self
                     .leave_to_next(orders, &mut door, deadline, &manager)
                     .await;
-                door.close(&self.offload);
-                left.map(|()| Served::Ended)
+                // By one thread, because the guests of all disks wait for their end.
+                let (served, packed) = match left {
+                    Ok(packed) => (Ok(Served::Ended), packed),
+                    Err(failure) => (Err(failure), None),
+                };
+                door.close_with(packed.map(Packed::into_fds), &self.offload);
+                served
             }
             LoopEnd::Stopped(served, within) => {
                 // With its file, and before the drain.

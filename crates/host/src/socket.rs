@@ -168,12 +168,17 @@ impl Door {
 
     /// Removes the file and closes the socket, in which descriptors of frontends may be queued.
     pub(crate) fn close(self, offload: &Offload) {
+        self.close_with((), offload);
+    }
+
+    /// Does that, and drops this by the same thread.
+    pub(crate) fn close_with<T: Send + 'static>(self, more: T, offload: &Offload) {
         match self {
             Door::Listening(Listening { file, listener }) => {
                 drop(file);
-                offload.close(listener);
+                offload.close((more, listener));
             }
-            Door::Connected(stream) => offload.close(stream),
+            Door::Connected(stream) => offload.close((more, stream)),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::terms::is_in_memory;
 use super::{DiskServer, Order};
 use crate::failure::Failure;
 use crate::handover::merge::DiskUse;
-use crate::handover::parcel::{DiskRecord, Parcel};
+use crate::handover::parcel::{DiskRecord, Packed, Parcel};
 use crate::handover::store::{self, SessionKeeper};
 use crate::process::systemd::Manager;
 use crate::socket::{Door, FileOwner};
@@ -33,16 +33,17 @@ impl DiskServer {
         obstacle.is_some()
     }
 
-    /// Ends, and has the manager keep what the next process needs to go on. The caller closes the door.
+    /// Ends, and has the manager keep what the next process needs to go on. The caller closes the door and what is returned.
     pub(super) async fn leave_to_next(
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
         door: &mut Door,
         deadline: Duration,
         manager: &Manager,
-    ) -> Result<(), Failure> {
+    ) -> Result<Option<Packed>, Failure> {
         let since = now();
-        self.offload.close(self.listener.take());
+        // The door has the socket too, so this close is not the last one and waits for nothing.
+        self.listener = None;
         self.pending.clear();
         let sessions = self.drain(orders, deadline, SessionHandle::hand_over).await;
         self.status.forget_quiet();
@@ -54,7 +55,7 @@ impl DiskServer {
             tracing::info!(
                 "{name}: its guest has left for another host: nothing is kept for the next process"
             );
-            return Ok(());
+            return Ok(None);
         }
         // The guest waits, and must not be told that what was lost is durable.
         let time = deadline.saturating_sub(now().saturating_sub(since));
@@ -68,13 +69,20 @@ impl DiskServer {
             ..self.parcel(door).map_err(cannot)?
         };
         door.set_owner(FileOwner::Another);
-        if let Err(error) = store::keep(manager, self.disk_use, parcel).await {
+        let (packed, kept) = match parcel.pack() {
+            Ok(packed) => {
+                let kept = store::keep(manager, self.disk_use, &packed).await;
+                (Some(packed), kept)
+            }
+            Err(failed) => (None, Err(failed.1)),
+        };
+        if let Err(error) = kept {
             let name = self.disk.name();
             tracing::warn!(
                 "{name}: nothing is kept for the next process: {error}: a frontend has to connect again"
             );
         }
-        Ok(())
+        Ok(packed)
     }
 
     /// Returns all that another process needs but the sessions.

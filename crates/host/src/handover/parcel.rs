@@ -70,9 +70,12 @@ impl Packed {
         self.fds.iter().chain(self.of_frontends.iter())
     }
 
-    /// Closes the descriptors on this thread: they are copies, so no close of them is the last one and may wait.
-    pub(crate) fn close_copies(self) {
-        drop(self.of_frontends.into_vec());
+    /// Returns the descriptors, which the caller closes: at once if they are copies, so that no close of them is the last one and may
+    /// wait, else where it may.
+    pub(crate) fn into_fds(self) -> Vec<(String, OwnedFd)> {
+        let mut all = self.fds;
+        all.append(&mut self.of_frontends.into_vec());
+        all
     }
 }
 

@@ -30,14 +30,13 @@ const MAYBE_USED: &str = "disk";
 const UNUSED: &str = "unused-disk";
 
 /// Gives a disk to the manager, for the next process of this service.
-pub(crate) async fn keep(manager: &Manager, disk_use: DiskUse, parcel: Parcel) -> io::Result<()> {
+pub(crate) async fn keep(manager: &Manager, disk_use: DiskUse, packed: &Packed) -> io::Result<()> {
     let name = systemd::kept_name(match disk_use {
         DiskUse::Unused => UNUSED,
         DiskUse::MaybeUsed => MAYBE_USED,
     });
-    let packed = parcel.pack().map_err(|failed| failed.1)?;
     let (ours, kept) = UnixStream::pair()?;
-    link::send_parcel(ours, &packed, Instant::now() + TIME)?;
+    link::send_parcel(ours, packed, Instant::now() + TIME)?;
     let until = Instant::now() + KEEP_TIME;
     loop {
         match manager.keep(&name, &kept) {
@@ -81,7 +80,7 @@ impl SessionKeeper {
         let packed = parcel.pack().map_err(|failed| failed.1)?;
         let put = self.put_packed(&packed);
         // The session goes on with its own. This happens once for each message, for which no thread is to be started.
-        packed.close_copies();
+        drop(packed.into_fds());
         put
     }
 

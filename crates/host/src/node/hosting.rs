@@ -259,7 +259,11 @@ impl DiskHost for Node {
         let id = id.to_owned();
         Box::pin(async move {
             let Some(left) = left else { return };
-            match store::keep(&manager, DiskUse::MaybeUsed, left).await {
+            let kept = match left.pack() {
+                Ok(packed) => store::keep(&manager, DiskUse::MaybeUsed, &packed).await,
+                Err(failed) => Err(failed.1),
+            };
+            match kept {
                 Ok(()) => tracing::info!(
                     "{id}: not open yet: what the process before has left of it is left to the next one"
                 ),
