@@ -2,13 +2,16 @@
 //! VMM of the host in it: its members connect, and have no other power over the socket of another guest.
 
 use std::fs::{self, Permissions};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cleave_tests::{Node, Scratch, ignored, is_root, wait_until};
+use cleave_client::Socket;
+use cleave_tests::{Lingering, Node, Scratch, ignored, is_root, wait_until};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// The group of the node's unit, and users of whom only the first is in it.
@@ -329,6 +332,44 @@ fn a_single_disk_has_a_socket_for_its_metrics() {
     assert_eq!(refused.status, 404, "{}", refused.body);
     daemon.finish();
     assert!(!metrics.exists(), "the file stays behind");
+}
+
+/// Its close waits ten minutes. It comes with the request, or behind it, and nobody reads it.
+#[test]
+fn a_descriptor_that_a_client_sends_holds_nobody_up() {
+    const REQUEST: &[u8] = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let scratch = Scratch::in_memory();
+    let sockets = ["metrics", "control"].map(|name| scratch.join(name));
+    let [metrics, control] = sockets.each_ref().map(|path| path.to_str().unwrap());
+    let line = [
+        "--disk",
+        "ram:1M",
+        "--metrics",
+        metrics,
+        "--control",
+        control,
+    ];
+    let daemon = cleave_tests::Daemon::serve(&line);
+    let [metrics, control] = &sockets;
+    assert_opened(metrics, 0o666);
+    for socket in [metrics, control] {
+        for is_behind in [false, true] {
+            let lingering = Lingering::new().unwrap();
+            let client = Socket::connect(socket, cleave_tests::TIMEOUT).unwrap();
+            // Its copy must not be closed before ours.
+            daemon.signal(Signal::STOP);
+            if is_behind {
+                client.send_raw(REQUEST, &[]).unwrap();
+            }
+            let fds = [lingering.socket.as_fd()];
+            client.send_raw(REQUEST, &fds).unwrap();
+            let _unread = lingering.give_up();
+            daemon.signal(Signal::CONT);
+            let shown = cleave_tests::http::fetch(control, "GET", "/healthz", "");
+            assert_eq!(shown.status, 200, "{socket:?} {is_behind}");
+        }
+    }
+    daemon.finish();
 }
 
 /// A web page in a browser on this host, through a port that somebody forwards to the socket.

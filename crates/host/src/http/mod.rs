@@ -1,6 +1,7 @@
 //! The HTTP interface: the [`router`] of what can be asked, the handlers behind it, and the [`server`] of a socket.
 
 mod about;
+mod client_stream;
 pub(crate) mod interfaces;
 pub(crate) mod router;
 mod routes;

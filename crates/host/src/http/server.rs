@@ -15,15 +15,17 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Router};
 use cleave_api::ProblemKind;
+use cleave_session::Offload;
 use hyper::server::conn::http1;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Sleep, sleep};
 
+use super::client_stream::ClientStream;
 use crate::failure::Failure;
 use crate::problem::Refusal;
 use crate::socket::{FileOwner, Listening};
@@ -77,6 +79,11 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.task.abort();
+        // The process ends, or another one has the socket. What clients have queued there is closed by the kernel then, which waits for
+        // nothing at the end of a process.
+        if let Ok(copy) = self.socket.copy() {
+            std::mem::forget(copy);
+        }
     }
 }
 
@@ -95,11 +102,15 @@ async fn refuse_pages(request: Request, next: Next) -> Response {
 async fn accept(listener: UnixListener, router: Router) {
     // Connections end with this task.
     let mut open = JoinSet::new();
+    // Clients of another socket do not wait for what those of this one have sent.
+    let offload = Offload::default();
     loop {
         tokio::select! {
             Some(_) = open.join_next() => {}
-            accepted = listener.accept(), if open.len() < CONNECTIONS_MAX => match accepted {
+            () = sleep(ACCEPT_PAUSE), if offload.is_full() => {}
+            accepted = listener.accept(), if open.len() < CONNECTIONS_MAX && !offload.is_full() => match accepted {
                 Ok((stream, _)) => {
+                    let stream = ClientStream::new(stream, &offload);
                     let over = sleep(CONNECTION_TIME);
                     open.spawn(converse(stream, router.clone(), over, TAKE_TIME));
                 }
@@ -122,7 +133,7 @@ impl Streaming {
 /// Serves a connection until its client has gone. After `over` it does not take a further request, and its client takes all
 /// that it was sent within `take_time`.
 async fn converse(
-    stream: UnixStream,
+    stream: ClientStream,
     router: Router,
     over: impl Future<Output = ()>,
     take_time: Duration,
@@ -157,14 +168,14 @@ async fn converse(
 /// Returns the connection of a client that goes on with another protocol, if the client has waited for the answer.
 pub(super) fn into_socket(upgraded: Upgraded) -> Option<net::UnixStream> {
     let parts = upgraded.downcast::<TokioIo<Impatient>>().ok()?;
-    let stream = parts.io.into_inner().stream.into_std().ok()?;
+    let stream = parts.io.into_inner().stream.into_socket()?;
     parts.read_buf.is_empty().then_some(stream)
 }
 
 /// A connection that fails when its client has taken nothing of an answer for [`ANSWER_TIME`], or has taken little by little for
 /// `take_time`.
 struct Impatient {
-    stream: UnixStream,
+    stream: ClientStream,
     streaming: Streaming,
     /// Runs while the client does not take what is written.
     patience: Option<Pin<Box<Sleep>>>,
@@ -245,19 +256,21 @@ mod tests {
     use std::io::{Read as _, Write as _};
 
     use axum::routing::get;
+    use tokio::net::UnixStream;
     use tokio::sync::Semaphore;
     use tokio::task::spawn_blocking;
 
     use super::*;
 
     /// A client that has sent a request, and the other end.
-    fn asked() -> (net::UnixStream, UnixStream) {
+    fn asked() -> (net::UnixStream, ClientStream) {
         let (mut client, served) = net::UnixStream::pair().unwrap();
         client
             .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             .unwrap();
         served.set_nonblocking(true).unwrap();
-        (client, UnixStream::from_std(served).unwrap())
+        let served = UnixStream::from_std(served).unwrap();
+        (client, ClientStream::new(served, &Offload::default()))
     }
 
     /// The time of the connection is over while its request is being answered.
