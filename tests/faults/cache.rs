@@ -96,6 +96,14 @@ fn stop(mut daemon: Daemon) -> Daemon {
 }
 
 fn a_cache_that_is_off_stays_off_after_a_kill() {
+    stays_off_in_the_next(kill);
+}
+
+fn a_cache_that_is_off_stays_off_after_a_stop() {
+    stays_off_in_the_next(stop);
+}
+
+fn stays_off_in_the_next(next: fn(Daemon) -> Daemon) {
     let disk = Disk::mount();
     let mut daemon = disk.serve();
     let mut client = daemon.open(&outliving());
@@ -103,22 +111,7 @@ fn a_cache_that_is_off_stays_off_after_a_kill() {
     switch(&mut client, 0);
     assert!(disk.is_synced_by(&mut client));
     for _ in 0..2 {
-        daemon = kill(daemon);
-        go_on(&mut client, daemon.socket());
-        assert!(disk.is_synced_by(&mut client), "{}", daemon.log());
-    }
-    drop(client);
-    daemon.finish();
-}
-
-fn a_cache_that_is_off_stays_off_after_a_stop() {
-    let disk = Disk::mount();
-    let mut daemon = disk.serve();
-    let mut client = daemon.open(&outliving());
-    switch(&mut client, 0);
-    assert!(disk.is_synced_by(&mut client));
-    for _ in 0..2 {
-        daemon = stop(daemon);
+        daemon = next(daemon);
         go_on(&mut client, daemon.socket());
         assert!(disk.is_synced_by(&mut client), "{}", daemon.log());
     }

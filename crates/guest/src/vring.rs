@@ -620,7 +620,7 @@ impl Vring {
     pub fn publish_within(&mut self, budget: &mut MarkingBudget) -> bool {
         let place = self.place.as_ref();
         if place.is_some_and(|place| place.epoch.is_lost()) {
-            // What the guest sees may be another page than the one that was written.
+            // The guest may have other pages than those that were written.
             return false;
         }
         match self.log {

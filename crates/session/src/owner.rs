@@ -109,7 +109,7 @@ enum Hold {
     Idle,
     /// A vring is started, or will be at once.
     Serving,
-    /// What it had in another process, once the messages that make it have been served.
+    /// Not known yet: the owner comes from another process, and messages are left that make it what it was there.
     Resuming,
 }
 

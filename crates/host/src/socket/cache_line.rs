@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cleave_worker::CacheNote;
 
-/// What the line says.
+/// The cache mode that the line names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CacheWord {
     /// The guest has the mode that the disk's description says, or there is none.

@@ -245,7 +245,7 @@ fn the_disk_is_handed_over_after_a_flush_when_the_guest_moves() {
     assert_eq!(bench.handed(), [1, 2, 3]);
 }
 
-/// What has been before a connection ends: each row with the flushes at which the disk is handed over.
+/// A name, what happens before the connection ends, and the numbers of flushes after which the disk is then handed over.
 type Past = (&'static str, fn(&mut Bench), &'static [usize]);
 
 fn check_ends(rows: &[Past]) {
@@ -497,7 +497,7 @@ fn a_guest_whose_driver_was_reset_begins_to_move_when_its_writes_are_durable() {
     assert_eq!(bench.hosts.failures.load(Ordering::SeqCst), 0);
 }
 
-/// What ends a session, and as what.
+/// How a session is told to end, and how it ends.
 type Summoned = (fn(&Bench), MessageRefusal);
 
 /// Requests wait long for the server, or not at all.
