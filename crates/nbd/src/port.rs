@@ -201,6 +201,31 @@ impl Port {
         }
     }
 
+    /// Returns memory for a copy of this length.
+    pub fn copy_room(&self, len: usize) -> Vec<u8> {
+        let spare = lock(&self.shared.unflushed).spare(len);
+        spare.map_or_else(
+            || Vec::with_capacity(len),
+            |spare| {
+                let mut room = spare.into_vec();
+                room.clear();
+                room
+            },
+        )
+    }
+
+    /// Returns true if memory is held for copies to come.
+    pub fn has_copy_room(&self) -> bool {
+        lock(&self.shared.unflushed).has_spares()
+    }
+
+    /// Frees that memory.
+    pub fn forget_copy_room(&self) {
+        let unneeded = lock(&self.shared.unflushed).forget_spares();
+        // Freed without the lock.
+        drop(unneeded);
+    }
+
     /// Keeps a change that was answered until it is flushed. `change` is called if that is of use.
     pub fn keep(&self, change: impl FnOnce() -> Option<Change>) -> Option<Kept> {
         if !self.shared.keeps_changes() {
@@ -208,12 +233,17 @@ impl Port {
         }
         // The copy is made without the lock.
         let change = change()?;
+        let bytes_max = self.shared.spec.replay_bytes;
         let mut unflushed = lock(&self.shared.unflushed);
-        unflushed.add(change);
-        Some(Kept {
+        let unneeded = unflushed.add(change, bytes_max);
+        let kept = Kept {
             end: unflushed.end(),
-            is_much: unflushed.bytes() * 2 >= self.shared.spec.replay_bytes,
-        })
+            is_much: unflushed.bytes() * 2 >= bytes_max,
+        };
+        drop(unflushed);
+        // Freed without the lock.
+        drop(unneeded);
+        Some(kept)
     }
 
     /// Reserves room among the kept changes for one with so much data that is to be sent. Returns how much that is; `None`: all
@@ -272,11 +302,11 @@ impl Port {
         lock(&self.shared.flushes).answered()
     }
 
-    /// Drops the changes before number `end`.
+    /// Drops the changes before number `end`. The memory of large ones is held for copies to come.
     pub fn flushed(&self, end: u64) {
-        let durable = lock(&self.shared.unflushed).flushed(end);
+        let unneeded = lock(&self.shared.unflushed).flushed(end);
         // Freed without the lock.
-        drop(durable);
+        drop(unneeded);
     }
 
     /// Counts bytes that went to the server.

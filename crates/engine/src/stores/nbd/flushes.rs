@@ -54,7 +54,7 @@ impl Nbd {
         }
         // Even if the flush failed: the guest is told then that the changes may be lost, and they must not keep others waiting.
         let (line, covers) = (self.flight(index).line, self.flight(index).covers);
-        self.line(line).port.flushed(covers);
+        self.drop_kept(line, covers);
         if let Some((_, turn)) = self.turn.take() {
             turn.end();
         }

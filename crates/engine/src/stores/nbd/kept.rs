@@ -7,6 +7,8 @@
 //!
 //! Unsafe because the data of a write is copied from guest memory.
 
+use std::time::{Duration, Instant};
+
 use cleave_blk::OpKind;
 use cleave_nbd::Change;
 
@@ -17,6 +19,8 @@ use crate::ops::table::Entry;
 
 /// Longest change whose data is copied at once on a thread that disks share: some hundred microseconds.
 const COPY_BYTES_MAX: u64 = 1 << 20;
+/// How long after a flush the memory of large copies is held for the next ones.
+const COPY_ROOM_TIME: Duration = Duration::from_secs(1);
 
 impl Nbd {
     /// Keeps a change that was answered. It is copied before the guest learns of the answer, while its memory is still the op's.
@@ -111,7 +115,8 @@ impl Nbd {
 
     /// Copies the data of the op's current part.
     fn copy_in(&self, index: u16, len: u64) -> Vec<u8> {
-        let mut data: Vec<u8> = Vec::with_capacity(len as usize);
+        let line = self.flight(index).line;
+        let mut data = self.line(line).port.copy_room(len as usize);
         cut(
             self.ops.host_ranges(index),
             self.ops.get(index).pos,
@@ -128,6 +133,24 @@ impl Nbd {
             },
         );
         data
+    }
+
+    /// A flush has covered the changes before number `end`.
+    pub(super) fn drop_kept(&mut self, line: u8, end: u64) {
+        let port = &self.line(line).port;
+        port.flushed(end);
+        self.copy_room_at = port.has_copy_room().then(Instant::now);
+    }
+
+    /// Frees the memory for large copies when no flush has come for a while. Returns the time until then.
+    pub(super) fn free_copy_room(&mut self) -> Option<Duration> {
+        let left = COPY_ROOM_TIME.saturating_sub(self.copy_room_at?.elapsed());
+        if !left.is_zero() {
+            return Some(left);
+        }
+        self.copy_room_at = None;
+        self.lines.first()?.port.forget_copy_room();
+        None
     }
 
     /// Has the server flush, unless a flush of ours is under way.

@@ -98,6 +98,8 @@ pub struct Nbd {
     reserved: u64,
     /// The number after the last change of this store that was kept.
     kept_end: u64,
+    /// When a flush of this store last left memory for large copies.
+    copy_room_at: Option<Instant>,
     /// A connection was made since the owner last asked.
     came_back: bool,
     is_closing: bool,
@@ -145,6 +147,7 @@ impl Nbd {
             may_have_room: false,
             reserved: 0,
             kept_end: 0,
+            copy_room_at: None,
             came_back: false,
             is_closing: false,
             disk,
@@ -359,6 +362,7 @@ impl Nbd {
             self.line_mut(line).show_held();
         }
         at_most(self.await_flushes(reactor));
+        at_most(self.free_copy_room());
         limit
     }
 
@@ -472,6 +476,7 @@ impl Store for Nbd {
         let reserved = std::mem::take(&mut self.reserved);
         if let Some(line) = self.lines.first() {
             line.port.release(reserved);
+            line.port.forget_copy_room();
         }
     }
 }

@@ -733,3 +733,31 @@ fn requests_move_to_the_connections_that_come_back() {
     // Each worker has one of the two.
     assert_eq!(bench.state().connected, 2);
 }
+
+/// The kernel would give each page of new memory with a fault of its own.
+#[test]
+fn the_memory_of_large_copies_is_used_again_and_freed_when_no_flush_comes() {
+    let bench = Bench::new(Export::able(SIZE), "");
+    let mut store = bench.store();
+    let has_room = |store: &mut Uring| match store.store() {
+        crate::AnyStore::Nbd(nbd) => nbd.lines[0].port.has_copy_room(),
+        _ => panic!("another store"),
+    };
+    let memory = [segment(0, 1 << 20)];
+    for _ in 0..3 {
+        assert_eq!(run(&mut store, op(PLAIN, 0, 1 << 20, &memory)), Ok(()));
+        assert!(!has_room(&mut store), "it was taken");
+        assert_eq!(run(&mut store, op(SYNC, 0, 0, &[])), Ok(()));
+        assert!(has_room(&mut store));
+    }
+    let flushed = Instant::now();
+    let late = flushed + Duration::from_secs(10);
+    while flushed.elapsed() < Duration::from_secs(1) {
+        // A store without requests wakes for that by itself.
+        store.enter(Wait::Until(Some(late))).unwrap();
+        assert_eq!(store.reap(), None);
+    }
+    assert!(Instant::now() < late);
+    store.enter(Wait::No).unwrap();
+    assert!(!has_room(&mut store));
+}
