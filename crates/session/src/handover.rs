@@ -182,7 +182,7 @@ impl SessionState {
 
     /// Puts in force what does not come with a message, before the first one.
     pub(crate) fn take_over(&mut self, handover: &Handover) {
-        self.cache_mode = handover.writeback;
+        self.cache_mode = self.stricter_mode(handover.writeback);
         self.allowance = Allowance::Rest;
         self.claimant.resume(handover.has_owned, handover.owns);
     }

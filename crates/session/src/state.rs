@@ -541,7 +541,16 @@ impl SessionState {
         let state = PortableState::parse(&bytes);
         let state = state.and_then(|state| state.fits(self.portable()).map(|()| state));
         let state = state.map_err(|why| MessageRefusal::message(why.to_string()))?;
-        self.set_writeback(state.writeback)
+        match self.stricter_mode(Some(state.writeback)) {
+            Some(on) => self.set_writeback(on),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the cache mode that comes from another process, unless this one was started with a stricter one: its operator wants
+    /// each write to be durable, which a guest does not mind that believes in a cache. Its driver can switch the cache on again.
+    pub(crate) fn stricter_mode(&self, writeback: Option<bool>) -> Option<bool> {
+        writeback.filter(|on| !on || self.device.has_cache())
     }
 
     /// Returns true while a transfer has begun and was not checked.

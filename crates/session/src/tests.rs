@@ -81,14 +81,28 @@ fn device() -> Arc<Device> {
 }
 
 fn device_of(spec: &DiskSpec) -> Arc<Device> {
+    device_on(open(spec))
+}
+
+/// A device whose operator chose `--cache writethrough`.
+fn write_through() -> Arc<Device> {
+    device_with(open(&DiskSpec::Null(CAPACITY)), false)
+}
+
+fn open(spec: &DiskSpec) -> Disk {
     let options = OpenOptions {
         direct: Direct::Off,
         ..OpenOptions::default()
     };
-    device_on(Disk::open(spec, &options).unwrap())
+    Disk::open(spec, &options).unwrap()
 }
 
 fn device_on(disk: Disk) -> Arc<Device> {
+    device_with(disk, true)
+}
+
+/// `writeback`: what its operator chose.
+fn device_with(disk: Disk, writeback: bool) -> Arc<Device> {
     let config = WorkerConfig {
         cpus: Vec::new(),
         ops: 64,
@@ -97,7 +111,13 @@ fn device_on(disk: Disk) -> Arc<Device> {
         completion: CompletionPolicy::Interrupt,
         ..Tuning::new(Split::Off)
     };
-    Arc::new(Device::new(Arc::new(disk), [0; 20], true, config, tuning))
+    Arc::new(Device::new(
+        Arc::new(disk),
+        [0; 20],
+        writeback,
+        config,
+        tuning,
+    ))
 }
 
 fn longs(numbers: &[u64]) -> Vec<u8> {

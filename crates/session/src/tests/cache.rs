@@ -160,3 +160,21 @@ fn a_guest_with_requests_in_flight_goes_on() {
         assert_eq!(note.is_off(), is_in_flight);
     }
 }
+
+/// An operator who adds the option and restarts the daemon wants durable writes from then on, although the guest believes in a cache.
+#[test]
+fn a_process_that_is_write_through_stays_so_until_the_guest_says_otherwise() {
+    let mut frontend = flushing(&device());
+    assert_eq!(frontend.start(0), Ack);
+    let mut frontend = frontend.move_to(write_through());
+    let mode = |frontend: &mut Frontend| frontend.config(32, 1).unwrap()[12];
+    assert_eq!(mode(&mut frontend), 0);
+    assert!(!frontend.device.writeback.load(Ordering::Relaxed));
+    // The other way round the guest may rely on what it has.
+    let mut frontend = frontend.move_to(device());
+    assert_eq!(mode(&mut frontend), 0);
+    let mut frontend = frontend.move_to(write_through());
+    assert_eq!(switch(&mut frontend, 1), Ack);
+    assert_eq!(mode(&mut frontend), 1);
+    frontend.end();
+}

@@ -67,8 +67,12 @@ impl Frontend {
     }
 
     fn move_on(self) -> Frontend {
+        self.move_to(device())
+    }
+
+    pub(super) fn move_to(self, device: Arc<Device>) -> Frontend {
         let (frontend, handover) = self.hand_over();
-        frontend.go_on(handover, device(), Arc::default())
+        frontend.go_on(handover, device, Arc::default())
     }
 }
 

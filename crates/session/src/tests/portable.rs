@@ -92,6 +92,19 @@ fn a_guest_moves_with_its_vrings_and_its_cache_mode() {
 }
 
 #[test]
+fn a_target_that_is_write_through_stays_so() {
+    let mut source = Frontend::negotiated();
+    let state = source.save();
+    source.end();
+    let target = Frontend::connect_to(write_through(), Arc::default());
+    let mut target = target.negotiate().share_memory();
+    assert_eq!(target.load(&state), 0);
+    assert_eq!(target.start(0), Ack);
+    assert!(!target.is_writeback());
+    target.end();
+}
+
+#[test]
 fn a_state_of_another_disk_or_no_state_is_refused_and_changes_nothing() {
     let mut frontend = Frontend::negotiated();
     let state = frontend.save();
