@@ -174,6 +174,31 @@ fn a_socket_that_the_vmm_may_not_use_is_a_problem_until_it_may() {
 }
 
 #[test]
+fn an_image_that_every_user_may_read_is_warned_of() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 1 << 20);
+    for (folder, mode, expected) in [
+        (0o755, 0o644, true),
+        (0o711, 0o604, true),
+        (0o755, 0o660, false),
+        (0o700, 0o644, false),
+    ] {
+        allow(scratch.path(), folder);
+        allow(&image, mode);
+        let (code, found) = ask("--disk", &image, &[]);
+        let remedy = format!("chmod o= '{}'", image.display());
+        let is_it =
+            |(level, line): &(String, String)| level == "warning" && line.ends_with(&remedy);
+        assert_eq!(code, Some(0), "{found:?}");
+        assert_eq!(
+            found.iter().any(is_it),
+            expected,
+            "{folder:o} {mode:o} {found:?}"
+        );
+    }
+}
+
+#[test]
 fn an_image_in_use_is_a_problem_that_names_the_process() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", 1 << 20);
@@ -257,6 +282,7 @@ fn a_disk_of_a_node_is_well_at_its_own_socket_only() {
 fn an_image_that_the_unit_may_not_write_to_is_named() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", 1 << 20);
+    allow(&image, 0o600);
     // In place of systemctl, for the unit of a single disk, which is confined, and that of a node, which is not.
     let script = "#!/bin/sh\necho LoadState=loaded\n\
                   case $4 in cleave@*) echo ProtectSystem=strict ;; esac\necho PrivateTmp=no\n";
@@ -319,7 +345,10 @@ fn an_image_that_the_user_of_the_unit_may_not_open_is_a_problem() {
     assert!(found.iter().any(is_named), "{says:?} is not in {found:?}");
     allow(&image, 0o666);
     let found = ask(&bound);
-    assert!(found.iter().all(|(level, _)| level == "ok"), "{found:?}");
+    assert!(
+        found.iter().all(|(level, _)| level != "problem"),
+        "{found:?}"
+    );
     // Modes do not bind it.
     allow(&image, 0o600);
     let found = ask("User=\\nCapabilityBoundingSet=cap_chown cap_dac_override\\n");

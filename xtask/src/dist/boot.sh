@@ -113,6 +113,10 @@ inside systemctl enable --now cleave@a 2>/dev/null
 serves /run/cleave/a/disk.sock
 reaches_no_socket_but_its_own cleave@a
 says cleave@a /var/lib/images/a.img || fail "its status does not name the disk"
+# systemd goes on without it where it lacks the right.
+[ "$(inside systemctl show --property OOMScoreAdjust --value cleave@a)" = -900 ] || fail "cleave@a may be killed for lack of memory"
+! inside setpriv --reuid 65534 --regid 65534 --clear-groups cat /var/lib/images/a.img >/dev/null 2>&1 ||
+    fail "every user may read the images"
 inside cleave doctor --user root --socket-path /run/cleave/a/disk.sock --disk /var/lib/images/a.img >"$work.log" ||
     fail "doctor finds a problem of a disk that is served: $(cat "$work.log")"
 inside truncate -s 16M /srv/a.img

@@ -218,7 +218,7 @@ impl Obstacle<'_> {
 }
 
 /// Returns a path as one word of a shell, whatever is in it: another user may have named a folder on the way.
-fn quoted(path: &Path) -> String {
+pub(super) fn quoted(path: &Path) -> String {
     let shown = path.display().to_string();
     format!("'{}'", shown.replace('\'', r"'\''"))
 }

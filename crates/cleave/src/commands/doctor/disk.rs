@@ -76,6 +76,7 @@ fn file(spec: &DiskSpec, path: &Path, user: &User, socket: Option<&Path>) -> Vec
         permission.level = Severity::Warning;
     }
     let mut findings = vec![permission];
+    findings.extend(read_by_all(path));
     findings.extend(server);
     if !is_served {
         findings.extend(
@@ -127,6 +128,20 @@ fn permission(path: &Path, user: &User, daemon: Option<&(&DiskUnit, User)>) -> F
     refused(READ)
         .or_else(|| refused(wanted))
         .unwrap_or_else(permitted)
+}
+
+/// Warns of an image that every user of the host may read: all data of the guest is in it.
+fn read_by_all(path: &Path) -> Option<Finding> {
+    let nobody = User::nobody();
+    let is_hidden = access::check(SOUGHT, path, &nobody, READ).is_some();
+    let shown = access::quoted(path);
+    (!is_hidden).then(|| {
+        Finding::warning(
+            CHECK,
+            format!("every user of this host may read {shown}, and so the guest's data"),
+            format!("chmod o= {shown}"),
+        )
+    })
 }
 
 /// Takes the daemon out of `holders` that serves the file `found` at `socket`. It has the socket's lock file open, which names the disk:

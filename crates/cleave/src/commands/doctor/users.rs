@@ -13,6 +13,15 @@ pub(super) struct User {
 }
 
 impl User {
+    /// A user who has a right only where all have it.
+    pub(super) fn nobody() -> User {
+        User {
+            name: "nobody".to_owned(),
+            uid: u32::MAX - 1,
+            gids: Vec::new(),
+        }
+    }
+
     /// The user that runs this program.
     pub(super) fn current() -> User {
         let uid = geteuid().as_raw();
