@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cleave_client::Client;
-use cleave_tests::{Node, Scratch, exercise, http, scale, small, wait_until};
+use cleave_tests::{Node, Scratch, exercise, http, run_to_exit, scale, small, wait_until};
 use serde_json::{Value, json};
 
 use crate::state_file::{SlowFile, is_kept};
@@ -123,12 +123,15 @@ fn a_disk_that_drains_can_be_ended_at_once() {
         let drained = scope.spawn(|| node.ask("DELETE", "/v1/disks/hung?mode=drain", ""));
         assert!(wait_until(|| !node.socket("hung").exists()));
         let seen = node.state("hung");
-        let ended = node.ask("DELETE", "/v1/disks/hung?mode=hard", "");
+        let control = node.daemon.socket().to_str().unwrap();
+        let words = ["disk", "remove", "hung", "--mode", "hard", "--control"];
+        let ended = run_to_exit(&[&words[..], &[control]].concat());
         let took = start.elapsed();
         drop(silent);
-        assert_eq!((ended.status, seen.as_str()), (200, "ending"));
+        assert_eq!((ended.code, seen.as_str()), (Some(1), "ending"));
         assert!(took < Duration::from_secs(20), "{took:?}");
-        assert!(ended.json()["lost"].is_string(), "{}", ended.body);
+        assert_eq!(ended.stdout, "hung: removed\n");
+        assert!(ended.stderr.contains("in flight"), "{}", ended.stderr);
         assert_eq!(drained.join().unwrap().status, 200);
     });
     node.daemon.finish();

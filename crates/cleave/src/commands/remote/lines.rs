@@ -155,11 +155,14 @@ pub(super) fn cut_off(id: &str, body: &Value) -> Option<String> {
 }
 
 /// The answer to `remove`.
-pub(super) fn removed(id: &str, body: &Value) -> String {
-    match body.get("lost") {
-        Some(Value::String(lost)) => format!("{id}: removed: {lost}\n"),
-        _ => format!("{id}: removed\n"),
-    }
+pub(super) fn removed(id: &str) -> String {
+    format!("{id}: removed\n")
+}
+
+/// Says what was lost with a disk that was removed: the disk may still do it.
+pub(super) fn lost(id: &str, body: &Value) -> Option<String> {
+    let lost = body.get("lost")?.as_str()?;
+    Some(format!("{id}: {}", clean(lost)))
 }
 
 /// Fields of events that are for programs: they say where a reader is.
@@ -425,14 +428,13 @@ mod tests {
                 ordered("d", Operation::StartDisk, &json!({"state": "serving"})),
                 "d: serving\n",
             ),
-            (removed("d", &json!({"lost": null})), "d: removed\n"),
-            (
-                removed("d", &json!({"lost": "1 request is lost"})),
-                "d: removed: 1 request is lost\n",
-            ),
+            (removed("d"), "d: removed\n"),
         ];
         for (said, expected) in rows {
             assert_eq!(said, expected);
         }
+        assert_eq!(lost("d", &json!({"lost": null})), None);
+        let found = lost("d", &json!({"lost": "1 request is lost"}));
+        assert_eq!(found.as_deref(), Some("d: 1 request is lost"));
     }
 }

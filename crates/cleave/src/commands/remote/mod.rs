@@ -84,6 +84,7 @@ fn fault(ask: &Ask, id: &str, body: &Value) -> Option<String> {
     match ask {
         Ask::Order(Operation::ResumeDisk, asked) => unquiet(id, asked, body),
         Ask::Order(Operation::ResizeDisk, _) => lines::cut_off(id, body),
+        Ask::Remove(_) => lines::lost(id, body),
         _ => None,
     }
 }
@@ -111,7 +112,7 @@ fn told(ask: &Ask, id: &str, status: u16, body: &Value) -> String {
         Ask::Order(Operation::ResumeDisk, asked) => lines::resumed(id, asked, body),
         Ask::Order(Operation::ResizeDisk, _) => lines::resized(id, status, body),
         Ask::Order(operation, _) => lines::ordered(id, *operation, body),
-        Ask::Remove(_) => lines::removed(id, body),
+        Ask::Remove(_) => lines::removed(id),
         // They are printed as they come.
         Ask::Events => String::new(),
     }
