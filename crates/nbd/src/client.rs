@@ -253,6 +253,8 @@ impl NbdClient {
         match error {
             0 => {
                 port.flushed(covered);
+                // There is no guest whose writes would use it.
+                port.forget_copy_room();
                 Ok((Ok(()), Some(turn)))
             }
             // It did nothing, and so nothing failed.

@@ -61,6 +61,9 @@ pub(crate) type Unneeded = (VecDeque<Change>, Vec<Box<[u8]>>);
 impl Unflushed {
     /// Returns memory of this length for a change, with any content, if some is at hand.
     pub(crate) fn spare(&mut self, len: usize) -> Option<Box<[u8]>> {
+        if len < SPARE_BYTES_MIN {
+            return None;
+        }
         let fitting = self.spares.iter().rposition(|spare| spare.len() == len)?;
         self.spare_bytes -= len as u64;
         Some(self.spares.swap_remove(fitting))
