@@ -9,10 +9,16 @@ use itertools::Itertools;
 use crate::step::step;
 use crate::tidy::{self, packages};
 
+/// The processor for which Cleave is built besides that of most hosts.
+const AARCH64: &str = "aarch64-unknown-linux-gnu";
+
 /// Everything that a commit has to pass, save its tests.
 pub(crate) fn run(root: &Path) -> Result {
     run_tidy(root)?;
     clippy(root, "--workspace")?;
+    step("aarch64", "fix what does not compile there", || {
+        aarch64(root)
+    })?;
     step("fuzz targets", "fix what does not compile", || {
         let line = "cargo check --quiet --locked --manifest-path fuzz/Cargo.toml --target-dir {}";
         quietly(root, line, &[&root.join("target/fuzz/check").display()])
@@ -81,6 +87,17 @@ fn changed<'a>(root: &Path, own: &[&'a Package]) -> Result<Vec<&'a Package>> {
     let owner = |file: &str| root.join(file).ancestors().find_map(in_folder);
     let changed = files.lines().filter_map(owner).copied();
     Ok(changed.unique_by(|package| &package.id).collect())
+}
+
+/// Checks that the daemon compiles for aarch64, where the standard library for it is installed.
+fn aarch64(root: &Path) -> Result<String> {
+    let folder = quietly(root, "rustc --print target-libdir --target {}", &[&AARCH64])?;
+    if !Path::new(folder.trim()).is_dir() {
+        return Ok(format!("left out; it needs: rustup target add {AARCH64}"));
+    }
+    let line = "cargo check --quiet --locked --package cleave --target {} --target-dir {}";
+    let to = root.join("target/aarch64");
+    quietly(root, line, &[&AARCH64, &to.display()])
 }
 
 fn clippy(root: &Path, packages: &str) -> Result {
