@@ -18,6 +18,7 @@ pub(crate) fn cases() -> Vec<Case> {
         a_flush_that_hangs_when_its_daemon_ends_fails_at_the_next_one: Requirement::Fuse,
         a_flush_that_ends_in_time_succeeds_and_leaves_nothing: Requirement::Fuse,
         a_flush_of_the_operator_that_nobody_waits_for_fails_those_of_the_guest: Requirement::Fuse,
+        a_flush_of_the_operator_that_ends_in_time_fails_nothing: Requirement::Fuse,
     ]
 }
 
@@ -60,6 +61,19 @@ impl Slow {
         let stuck = self.client.queue(0).flush();
         assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
         assert!(wait_until(|| self.disk.held() == 1));
+    }
+
+    /// The operator's flush hangs.
+    fn ask_for_flush(&self) -> std::thread::JoinHandle<()> {
+        let control = self.control.clone();
+        let asked = std::thread::spawn(move || {
+            // The daemon ends before it answers.
+            let asks =
+                b"POST /v1/disks/disk/flush HTTP/1.1\r\nHost: cleave\r\nContent-Length: 0\r\n\r\n";
+            let _ = http::converse(&control, asks, TIMEOUT);
+        });
+        assert!(wait_until(|| self.disk.held() == 1));
+        asked
     }
 
     /// The daemon ends, and the kernel goes on with what it was asked for, which fails.
@@ -125,18 +139,27 @@ fn a_flush_that_ends_in_time_succeeds_and_leaves_nothing() {
 
 fn a_flush_of_the_operator_that_nobody_waits_for_fails_those_of_the_guest() {
     let mut slow = Slow::new("1");
-    let control = slow.control.clone();
-    let asked = std::thread::spawn(move || {
-        // The daemon ends before it answers.
-        let asks =
-            b"POST /v1/disks/disk/flush HTTP/1.1\r\nHost: cleave\r\nContent-Length: 0\r\n\r\n";
-        let _ = http::converse(&control, asks, TIMEOUT);
-    });
-    assert!(wait_until(|| slow.disk.held() == 1));
+    let asked = slow.ask_for_flush();
     slow.end_and_fail(0);
     asked.join().unwrap();
     slow.go_on();
     let failed = slow.client.queue(0).flush();
     let is_failed = matches!(failed, Err(Error::Status { status: 1, .. }));
     assert!(is_failed, "{failed:?}");
+}
+
+fn a_flush_of_the_operator_that_ends_in_time_fails_nothing() {
+    let mut slow = Slow::new("60");
+    let asked = slow.ask_for_flush();
+    slow.daemon.signal(Signal::TERM);
+    assert!(wait_until(|| !slow.daemon.socket().exists()));
+    let connected = slow.client.frontend().socket();
+    assert!(cleave_tests::closes_within(connected, TIMEOUT));
+    slow.disk.release();
+    let ended = slow.daemon.wait();
+    assert_eq!(ended.unwrap().0, Some(0), "{}", slow.daemon.log());
+    asked.join().unwrap();
+    assert!(!slow.lock().exists());
+    slow.go_on();
+    slow.client.queue(0).flush().unwrap();
 }

@@ -104,8 +104,9 @@ async fn serve(
     }
     // One that is yielded may lose requests too. One that is stopped does not come back, whatever this says.
     let may_come_back = !matches!(ended, Ok(Served::Ended));
-    let left = Left::of(&disk, lock.as_ref());
+    // Before it is noted: one that ends between would leave its line for good.
     let hung = disk.is_syncing().then(|| disk.clone());
+    let left = Left::of(&disk, lock.as_ref());
     close(node, disk).await;
     let lost = ended.err().map(|failure| failure.to_string());
     match (lock, &lost) {
