@@ -1,17 +1,22 @@
 //! Who may reach the sockets of a node, with the folder, the group, the umask and the capabilities of its unit. The group has every
 //! VMM of the host in it: its members connect, and have no other power over the socket of another guest.
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cleave_client::Socket;
-use cleave_tests::{Lingering, Node, Scratch, ignored, is_root, wait_until};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
-use rustix::process::Signal;
+use cleave_tests::http::{fetch, get};
+use cleave_tests::{
+    Lingering, Node, Scratch, ServiceManager, disk_socket, has_listener, ignored, is_root,
+    wait_until,
+};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 /// The group of the node's unit, and users of whom only the first is in it.
@@ -50,17 +55,35 @@ fn folder() -> Scratch {
 
 /// Starts a node as its unit does.
 fn start(scratch: Scratch) -> Node {
+    Node::start_after(&prelude(), scratch)
+}
+
+/// Shell commands after which a program has what the node's unit gives it.
+fn prelude() -> String {
     let capabilities = of_unit("CapabilityBoundingSet").to_lowercase();
     let kept = capabilities.split_whitespace();
     let kept: String = kept
         .filter_map(|name| name.strip_prefix("cap_"))
         .map(|name| format!(",+{name}"))
         .collect();
-    let prelude = format!(
+    format!(
         "umask {}; set -- setpriv --regid {GROUP} --clear-groups --inh-caps -all --bounding-set -all{kept} --no-new-privs \"$@\"",
         of_unit("UMask")
-    );
-    Node::start_after(&prelude, scratch)
+    )
+}
+
+/// Kills a node, and starts it again after that.
+fn killed(mut node: Node, meanwhile: impl FnOnce(&Node)) -> Node {
+    node.daemon.die().unwrap();
+    meanwhile(&node);
+    let daemon = node.daemon.start_again().unwrap();
+    node.daemon.abandon();
+    Node { daemon }
+}
+
+fn assert_serves(node: &Node, id: &str) {
+    assert!(wait_until(|| node.state(id) != "opening"));
+    assert_eq!(node.state(id), "serving", "{}", node.disk(id));
 }
 
 /// Returns true if this shell command succeeds for a user in these groups. `$1` is the path.
@@ -242,6 +265,196 @@ fn a_disk_can_be_for_one_user() {
         "{}",
         refused.body
     );
+    node.daemon.finish();
+}
+
+/// Disks to whose sockets their own node may not connect: it lacks the right of root to write to all files.
+fn given_away() -> [(&'static str, Value); 4] {
+    let disk = |more: Value| {
+        let mut disk = ram();
+        let more = more.as_object().unwrap().clone();
+        disk.as_object_mut().unwrap().extend(more);
+        disk
+    };
+    let user = OTHER.to_string();
+    [
+        ("user", json!({"socket_user": user, "socket_mode": "0600"})),
+        (
+            "both",
+            json!({"socket_user": user, "socket_group": "64100"}),
+        ),
+        ("mode", json!({"socket_mode": "0060"})),
+        ("closed", json!({"socket_user": user, "socket_mode": "0"})),
+    ]
+    .map(|(id, more)| (id, disk(more)))
+}
+
+/// Returns the owner, the group and the mode of a socket.
+fn access(socket: &Path) -> [u32; 3] {
+    let found = fs::symlink_metadata(socket).unwrap();
+    [found.uid(), found.gid(), found.mode() & 0o7777]
+}
+
+/// The sockets stay behind when a node dies, and when it leaves its disks to the next one.
+#[test]
+fn a_socket_that_was_given_away_is_replaced_by_the_next_node() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let node = start(folder());
+    for (id, body) in &given_away() {
+        node.add(id, body);
+    }
+    let sockets = given_away().map(|(id, _)| node.socket(id));
+    let before = sockets.each_ref().map(|socket| access(socket));
+    let node = killed(node, |_| {
+        let stale = sockets.each_ref().map(|socket| access(socket));
+        assert_eq!(stale, before, "none stays behind");
+    });
+    for (id, _) in given_away() {
+        assert_serves(&node, id);
+    }
+    assert_eq!(sockets.each_ref().map(|socket| access(socket)), before);
+    assert!(can_connect(OTHER, &OTHER.to_string(), &sockets[0]));
+    for (id, socket) in given_away().map(|(id, _)| id).iter().zip(&sockets) {
+        node.remove(id);
+        assert!(!socket.parent().unwrap().exists(), "{id}");
+    }
+    node.daemon.finish();
+}
+
+/// systemd closes what it keeps of a service when that is stopped.
+#[test]
+fn a_socket_that_was_given_away_is_replaced_after_a_stop_and_a_start() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let scratch = folder();
+    let images = Scratch::new();
+    let mut manager = ServiceManager::new(&scratch);
+    manager.prelude = prelude();
+    let [run, state] = ["run", "state"].map(|name| scratch.join(name).display().to_string());
+    let line = ["node", "--state", &state, "--run", &run];
+    let control = scratch.join("run/control.sock");
+    let socket = disk_socket(scratch.path(), "a");
+    let ask = |method, body: &str| fetch(&control, method, "/v1/disks/a", body);
+    let [(_, mut body), ..] = given_away();
+    body["disk"] = json!([images.image("a", 4 << 20)]);
+    for is_first in [true, false] {
+        let mut daemon = manager.start(&line);
+        assert!(wait_until(|| has_listener(&control)), "{}", manager.log());
+        if is_first {
+            let added = ask("PUT", &body.to_string());
+            assert_eq!(added.status, 201, "{}", added.body);
+        }
+        let shown = || get(&control, "/v1/disks/a");
+        assert!(wait_until(|| shown()["state"] != "opening"));
+        assert_eq!(shown()["state"], "serving", "{}", shown());
+        assert!(can_connect(OTHER, &OTHER.to_string(), &socket));
+        let pid = Pid::from_raw(daemon.0.id().cast_signed()).unwrap();
+        kill_process(pid, Signal::TERM).unwrap();
+        assert_eq!(manager.awaits(&mut daemon).code(), Some(0));
+        assert_eq!(access(&socket), [OTHER, GROUP, 0o600], "it stays behind");
+        manager.kept.clear();
+    }
+}
+
+/// A disk that does not come back leaves no folder behind when it is removed.
+#[test]
+fn a_socket_that_was_given_away_is_removed_with_a_disk_that_failed() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let node = start(folder());
+    let images = Scratch::new();
+    let image = images.image("a", 4 << 20);
+    for (id, mut body) in given_away() {
+        body["disk"] = json!([image]);
+        body["read_only"] = json!(true);
+        node.add(id, &body);
+    }
+    let node = killed(node, |_| fs::remove_file(&image).unwrap());
+    for (id, _) in given_away() {
+        assert!(wait_until(|| node.state(id) == "failed"), "{id}");
+        let why = node.disk(id).to_string();
+        assert!(why.contains("does not exist"), "{id}: {why}");
+        let socket = node.socket(id);
+        // As one that was killed while it made the socket leaves it.
+        let beside = socket.with_file_name("new.sock");
+        drop(UnixListener::bind(&beside).unwrap());
+        let [user, group, mode] = access(&socket);
+        chown(&beside, Some(user), Some(group)).unwrap();
+        fs::set_permissions(&beside, Permissions::from_mode(mode)).unwrap();
+        node.remove(id);
+        assert!(!socket.parent().unwrap().exists(), "{id}");
+    }
+    node.daemon.finish();
+}
+
+/// I/O that a node has in flight when it is killed holds the lock of the path.
+#[test]
+fn a_disk_whose_socket_was_given_away_waits_for_the_io_of_a_node_that_was_killed() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let node = start(folder());
+    let [(id, body), ..] = given_away();
+    node.add(id, &body);
+    let lock = node.socket(id).with_file_name("disk.sock.lock");
+    let mut held = None;
+    let node = killed(node, |_| {
+        let file = File::open(&lock).unwrap();
+        flock(&file, FlockOperation::LockExclusive).unwrap();
+        held = Some(file);
+    });
+    assert!(
+        wait_until(|| node.daemon.log_has("waiting for the daemon")),
+        "{}",
+        node.disk(id)
+    );
+    assert_eq!(node.state(id), "opening", "{}", node.disk(id));
+    assert_eq!(access(&node.socket(id)), [OTHER, GROUP, 0o600]);
+    drop(held);
+    assert_serves(&node, id);
+    node.daemon.finish();
+}
+
+/// As systemd may listen for a unit: no cleave has the lock, and the socket may belong to the user that the disk names.
+#[test]
+fn the_socket_of_another_program_stays_as_it_is() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let node = start(folder());
+    let socket = node.socket("a");
+    let folder = socket.parent().unwrap();
+    fs::create_dir(folder).unwrap();
+    let [(_, body), ..] = given_away();
+    let missing = json!({"disk": [folder.join("none")], "socket_user": OTHER.to_string()});
+    for owner in [OTHER, MEMBER] {
+        let listener = UnixListener::bind(&socket).unwrap();
+        chown(&socket, Some(owner), Some(GROUP)).unwrap();
+        fs::set_permissions(&socket, Permissions::from_mode(0o600)).unwrap();
+        let why = match owner {
+            OTHER => "in use by a running program",
+            _ => "a socket of another user",
+        };
+        for (body, why) in [(&body, why), (&missing, ""), (&body, why)] {
+            let refused = node.put("a", body);
+            assert_eq!(refused.status, 422, "{owner}: {}", refused.body);
+            assert!(refused.error().contains(why), "{owner}: {}", refused.body);
+            assert_eq!(access(&socket), [owner, GROUP, 0o600]);
+            UnixStream::connect(&socket).unwrap();
+        }
+        drop(listener);
+        if owner == MEMBER {
+            // Nobody listens any more, and it is still not ours to judge.
+            let refused = node.put("a", &body);
+            assert!(refused.error().contains(why), "{}", refused.body);
+            assert_eq!(access(&socket), [owner, GROUP, 0o600]);
+        }
+        fs::remove_file(&socket).unwrap();
+    }
     node.daemon.finish();
 }
 

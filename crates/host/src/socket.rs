@@ -18,10 +18,7 @@ use std::path::{Path, PathBuf};
 
 use cleave_session::Offload;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
-use rustix::fs::{
-    Access, AtFlags, CWD, Gid, Mode, OFlags, Stat, Uid, accessat, chmod, chownat, fchmod, fstat,
-    open,
-};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, Stat, accessat, chmod, fchmod, fstat, open};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
     SocketFlags, SocketType, bind, recvmsg, socket_with, sockopt,
@@ -29,8 +26,8 @@ use rustix::net::{
 
 use crate::failure::Failure;
 use crate::process::systemd;
-pub(crate) use knock::refuse_served;
-use knock::{knock, refuse_live};
+pub(crate) use knock::{Knocking, refuse_served};
+use knock::{of_another_user, own, refuse_live};
 use path_lock::PathLock;
 
 /// Longest path that fits `sockaddr_un` with its terminating zero.
@@ -327,7 +324,7 @@ fn open_private(path: &Path) -> Result<Listening, Failure> {
 fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
     let shown = path.display();
     check_length(path)?;
-    make_room(path)?;
+    make_room(path, Knocking::AsItIs)?;
     let listener = bind_with(path, mode).map_err(|error| {
         Failure::start(format!(
             "cannot make socket {shown}: {error}: {}",
@@ -343,13 +340,6 @@ fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
     }
 }
 
-/// Changes the owner and the group of an opened file.
-fn own(file: &OwnedFd, user: Option<u32>, group: Option<u32>) -> io::Result<()> {
-    let (user, group) = (user.map(Uid::from_raw), group.map(Gid::from_raw));
-    chownat(file, "", user, group, AtFlags::EMPTY_PATH)?;
-    Ok(())
-}
-
 fn check_length(path: &Path) -> Result<(), Failure> {
     let shown = path.display();
     match path.as_os_str().as_bytes().len() {
@@ -360,14 +350,15 @@ fn check_length(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Makes a socket file for a user and a group, and listens on it, or goes on with the listener of the process before. The socket is made under another name and then renamed,
-/// so a client that sees the file can connect. The path is locked.
+/// Makes a socket file for a user and a group, and listens on it, or goes on with the listener of the process before. The socket is made
+/// under another name and then renamed, so a client that sees the file can connect. The path is locked.
 pub(crate) fn listen_for(
     path: &Path,
     mode: u32,
     user: Option<u32>,
     group: u32,
     listener: Option<OwnedFd>,
+    knocking: Knocking,
 ) -> Result<Listening, Failure> {
     let cannot = |error: &io::Error| {
         let (shown, remedy) = (path.display(), remedy(error));
@@ -381,7 +372,7 @@ pub(crate) fn listen_for(
     }
     // The name under which it is made is shorter.
     check_length(path)?;
-    make_room(path)?;
+    make_room(path, knocking)?;
     let beside = path.with_file_name(NEW_SOCKET);
     let _ = fs::remove_file(&beside);
     // Not for the group that it has at first: one that connects now would be let in later.
@@ -494,7 +485,7 @@ fn remedy(error: &io::Error) -> &'static str {
 }
 
 /// Makes sure that nothing is at the path, if what is there may go.
-pub(crate) fn make_room(path: &Path) -> Result<(), Failure> {
+pub(crate) fn make_room(path: &Path, knocking: Knocking) -> Result<(), Failure> {
     let shown = path.display();
     match fs::symlink_metadata(path) {
         Err(_) => return Ok(()), // nothing there, or `bind` says why not
@@ -505,7 +496,7 @@ pub(crate) fn make_room(path: &Path) -> Result<(), Failure> {
         }
         Ok(_) => {}
     }
-    match knock(path) {
+    match knocking.at(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
             .or_else(|error| match error.kind() {
                 io::ErrorKind::NotFound => Ok(()),
@@ -517,9 +508,9 @@ pub(crate) fn make_room(path: &Path) -> Result<(), Failure> {
                 ))
             }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Failure::input(
-            format!("{shown} is a socket of another user: choose another path"),
-        )),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(Failure::input(of_another_user(path)))
+        }
         knocked => refuse_live(path, knocked),
     }
 }
@@ -548,8 +539,8 @@ pub(crate) fn judge_place(path: &Path) -> Result<(), String> {
 /// Removes the file of a socket that nobody listens on any more.
 pub(crate) fn remove_stale(path: &Path) {
     // Refused, instead of waited for, where another daemon has the path.
-    if let Ok(Some(_lock)) = PathLock::take_while(path, &|| false) {
-        let _ = make_room(path);
+    if let Ok(Some(_lock)) = PathLock::take_at_once(path) {
+        let _ = make_room(path, Knocking::AsItIs);
     }
 }
 

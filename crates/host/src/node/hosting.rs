@@ -388,8 +388,10 @@ impl DiskHost for Node {
     }
 
     fn forget(&self, id: &str) {
+        let disk = self.disks.find(id);
         self.disks.remove(id);
-        self.remove_folder(id);
+        let user = disk.and_then(|disk| disk.shown().config.socket_user.clone());
+        self.remove_folder(id, user.as_deref());
         self.events.tell(id, EventName::Removed, Value::Null);
     }
 }

@@ -24,7 +24,7 @@ use crate::hosted::open_files::OpenFiles;
 use crate::resize::Watch;
 use crate::service::Service;
 use crate::socket::path_lock::PathLock;
-use crate::socket::{self, Door, FileOwner};
+use crate::socket::{self, Door, FileOwner, Knocking};
 use crate::source;
 
 /// How long a disk waits for others that are being opened. One that takes longer is slow, and holds up no others any more.
@@ -245,9 +245,9 @@ fn open_here(
     let lock = if node.left(name, |left| left.has_listener()) == Some(true) {
         PathLock::take_passed(&path, is_wanted)?
     } else {
-        let lock = PathLock::take_while(&path, is_wanted)?;
+        let lock = PathLock::take_while(&path, user, is_wanted)?;
         // The service manager may listen there for a unit that does not run, which has no lock.
-        socket::refuse_served(&path)?;
+        socket::refuse_served(&path, knocking(lock.as_ref(), user))?;
         lock
     };
     let group = folder::give(folder, group, entry)?;
@@ -255,7 +255,8 @@ fn open_here(
     let disk = disk_server::open(&mut service, lock.as_ref(), files)?;
     let watch = node.watches.watch(&disk);
     let listener = node.left(name, |left| left.listener.pop()).flatten();
-    let door = socket::listen_for(&path, mode, user, group, listener)?;
+    let knocking = knocking(lock.as_ref(), user);
+    let door = socket::listen_for(&path, mode, user, group, listener, knocking)?;
     Ok(Opened {
         service,
         disk,
@@ -265,6 +266,14 @@ fn open_here(
         parcel: Parcel::default(),
         turn: None,
     })
+}
+
+/// Returns how to find out whether a program listens on the socket of a disk. Without the lock its file may be that of a running node.
+fn knocking(lock: Option<&PathLock>, given_to: Option<u32>) -> Knocking {
+    match lock {
+        Some(_) => Knocking::OnOwn { given_to },
+        None => Knocking::AsItIs,
+    }
 }
 
 /// Takes a disk over from a node that serves it until then.

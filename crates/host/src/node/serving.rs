@@ -73,7 +73,7 @@ pub(super) fn begin(
         let end = serve(&node, server, disk, opened.door, opened.lock, orders).await;
         // Containers that have the folder of a disk mounted find the socket there again after a restart.
         if !is_kept {
-            node.remove_folder(&id);
+            node.remove_folder(&id, config.socket_user.as_deref());
         }
         end
     };

@@ -26,7 +26,7 @@ use crate::process::systemd::Manager;
 use crate::resize::SizeWatches;
 use crate::service::Service;
 use crate::socket::path_lock::PathLock;
-use crate::socket::{self, Endpoint, NEW_SOCKET};
+use crate::socket::{self, Endpoint, Knocking, NEW_SOCKET};
 
 /// Descriptors of the process itself: the connections of the control socket and of that for metrics, and 224 for all else.
 pub(super) const DESCRIPTORS_OWN: u64 = 224 + 2 * CONNECTIONS_MAX as u64;
@@ -163,16 +163,18 @@ impl Node {
     }
 
     /// Removes the folder of a socket, unless somebody listens there or a lock is held in it, or it tells of an NBD disk whose daemon did
-    /// not end in order or of a guest that has switched its write cache off. A node that was killed leaves a socket and a lock behind.
-    /// The service manager may listen for a unit that does not run, without the lock.
-    pub(super) fn remove_folder(&self, id: &str) {
+    /// not end in order or of a guest that has switched its write cache off. A node that was killed leaves a socket and a lock behind,
+    /// and the socket may have been given to a user. The service manager may listen for a unit that does not run, without the lock.
+    pub(super) fn remove_folder(&self, id: &str, socket_user: Option<&str>) {
+        let user = socket_user.map(|user| socket::user_number("socket_user", user));
+        let given_to = user.and_then(Result::ok);
         // Refused, instead of waited for, where another holds it.
-        if let Ok(Some(lock)) = PathLock::take_while(&self.socket_path(id), &|| false) {
+        if let Ok(Some(lock)) = PathLock::take_at_once(&self.socket_path(id)) {
             for stale in [
                 self.socket_path(id),
                 self.socket_path(id).with_file_name(NEW_SOCKET),
             ] {
-                let _ = socket::make_room(&stale);
+                let _ = socket::make_room(&stale, Knocking::OnOwn { given_to });
             }
             if !lock.left_a_server() && !lock.tells_of_cache_off() {
                 lock.remove();

@@ -16,7 +16,7 @@ use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open};
 
 use crate::failure::Failure;
 use crate::socket::cache_line::{CacheLine, CacheWord, write_word};
-use crate::socket::knock::refuse_served;
+use crate::socket::knock::{Knocking, refuse_running, refuse_served};
 
 /// Pause between two attempts to lock a path, and the number of attempts before the wait is logged.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
@@ -92,18 +92,24 @@ impl PathLock {
     /// Waits while a daemon that has ended has I/O in flight, however long. `None` where the file cannot be made or locked;
     /// `bind` then says why, or the file system has no locks.
     pub(crate) fn take(socket: &Path) -> Result<Option<PathLock>, Failure> {
-        PathLock::take_while(socket, &|| true)
+        PathLock::take_after(socket, || refuse_served(socket, Knocking::AsItIs))
     }
 
-    /// Waits as `take` does, and gives up when `is_wanted` returns false.
+    /// Waits as `take` does, also if the socket was given to this user, and gives up when `is_wanted` returns false.
     pub(crate) fn take_while(
         socket: &Path,
+        given_to: Option<u32>,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Option<PathLock>, Failure> {
         PathLock::take_after(socket, || {
             refuse_unwanted(is_wanted)?;
-            refuse_served(socket)
+            refuse_running(socket, given_to)
         })
+    }
+
+    /// Fails where another process has the path locked.
+    pub(crate) fn take_at_once(socket: &Path) -> Result<Option<PathLock>, Failure> {
+        PathLock::take_after(socket, || Err(Failure::run("its path is locked")))
     }
 
     /// As `take_while`, for a path whose listening socket was passed to this process: there, connecting succeeds even if no daemon
