@@ -132,6 +132,21 @@ fn lingering(rows: &mut Vec<Row>) {
         }));
     }
     rows.push(row(
+        "lingering sockets beside out-of-band bytes, of as many frontends as a disk has",
+        |daemon| {
+            let both = [negotiated(daemon)?, negotiated(daemon)?];
+            let mut unread = Vec::new();
+            while_stopped(daemon, || {
+                both.iter().try_for_each(|bare| {
+                    unread.push(Lingering::new()?.send_out_of_band(bare.socket())?);
+                    Ok(())
+                })
+            })?;
+            drop(both);
+            assert_serves(daemon)
+        },
+    ));
+    rows.push(row(
         "a lingering socket inside the backend channel",
         |daemon| {
             let mut client = open(daemon)?;

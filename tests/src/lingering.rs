@@ -1,7 +1,8 @@
 //! Sockets whose close waits.
 
 use std::fmt::Display;
-use std::io::Write as _;
+use std::io::{IoSlice, Write as _};
+use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use cleave_client::Socket;
 use cleave_client::message::{self, VERSION, request};
 use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::timing::time_limit;
 
@@ -50,6 +52,19 @@ impl Lingering {
     /// Closes our copy; the copy that was sent is then the last one.
     pub fn give_up(self) -> TcpStream {
         self.unread
+    }
+
+    /// Sends it with an out-of-band byte, which the kernel discards with it for a receiver that has not asked for such bytes. Closes our
+    /// copy.
+    pub fn send_out_of_band(self, over: &Socket) -> Result<TcpStream, String> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [self.socket.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        let bytes = [IoSlice::new(b"x")];
+        let sent = sendmsg(over.stream(), &bytes, &mut control, SendFlags::OOB);
+        sent.map_err(failed("send out of band"))?;
+        Ok(self.give_up())
     }
 
     /// Connects to the socket of a disk and sends a message with it, without waiting for anybody to read that.

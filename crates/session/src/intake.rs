@@ -5,7 +5,7 @@
 //! also leaves descriptors open across `exec`. So only this module reads the connection, and the crate gets
 //! complete messages (see `relay`).
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_oobinline;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, send, sendmsg,
@@ -59,15 +60,18 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(socket: UnixStream, offload: Offload) -> Connection {
-        Connection {
+    /// The caller has another descriptor of the socket, so that a failure closes nothing that is queued in it.
+    pub(crate) fn new(socket: UnixStream, offload: Offload) -> io::Result<Connection> {
+        // The kernel discards an out-of-band byte otherwise, and closes the descriptors that came with it on the thread that receives.
+        set_socket_oobinline(&socket, true)?;
+        Ok(Connection {
             socket: Arc::new(socket),
             bytes: Vec::new(),
             fds: Foreign::none(offload.clone()),
             offload,
             header: None,
             begun: None,
-        }
+        })
     }
 
     /// Returns the socket, to see whether the frontend has left. It must be dropped before the connection is closed.
@@ -182,7 +186,7 @@ impl Connection {
     }
 
     /// Returns a descriptor of the connection for another process. Between messages nothing is lost with this value.
-    pub(crate) fn hand_over(&self) -> std::io::Result<UnixStream> {
+    pub(crate) fn hand_over(&self) -> io::Result<UnixStream> {
         self.socket.try_clone()
     }
 

@@ -142,7 +142,7 @@ impl Session {
         config: SessionConfig,
     ) -> io::Result<(Session, SessionHandle)> {
         let signals = Arc::new(SessionSignals::new()?);
-        let connection = Connection::new(stream, offload.clone());
+        let connection = Connection::new(stream, offload.clone())?;
         let claimant = Claimant::new(owners, signals.clone(), connection.socket());
         let state =
             SessionState::new(device, offload, &config, claimant).map_err(io::Error::other)?;
