@@ -547,7 +547,14 @@ fn a_single_disk_has_a_socket_for_its_metrics() {
     assert!(!metrics.exists(), "the file stays behind");
 }
 
-/// Its close waits ten minutes. It comes with the request, or behind it, and nobody reads it.
+/// How a client sends a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    WithRequest,
+    OutOfBand,
+}
+
+/// Its close waits ten minutes. It comes with the request or behind it, or with a byte that a plain receive has the kernel discard.
 #[test]
 fn a_descriptor_that_a_client_sends_holds_nobody_up() {
     const REQUEST: &[u8] = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
@@ -566,7 +573,12 @@ fn a_descriptor_that_a_client_sends_holds_nobody_up() {
     let [metrics, control] = &sockets;
     assert_opened(metrics, 0o666);
     for socket in [metrics, control] {
-        for is_behind in [false, true] {
+        for (sent, is_behind) in [
+            (Sent::WithRequest, false),
+            (Sent::WithRequest, true),
+            (Sent::OutOfBand, false),
+            (Sent::OutOfBand, true),
+        ] {
             let lingering = Lingering::new().unwrap();
             let client = Socket::connect(socket, cleave_tests::TIMEOUT).unwrap();
             // Its copy must not be closed before ours.
@@ -574,14 +586,62 @@ fn a_descriptor_that_a_client_sends_holds_nobody_up() {
             if is_behind {
                 client.send_raw(REQUEST, &[]).unwrap();
             }
-            let fds = [lingering.socket.as_fd()];
-            client.send_raw(REQUEST, &fds).unwrap();
-            let _unread = lingering.give_up();
+            let _unread = match sent {
+                Sent::WithRequest => {
+                    let fds = [lingering.socket.as_fd()];
+                    client.send_raw(REQUEST, &fds).unwrap();
+                    lingering.give_up()
+                }
+                Sent::OutOfBand => lingering.send_out_of_band(&client).unwrap(),
+            };
+            if !is_behind {
+                client.send_raw(REQUEST, &[]).unwrap();
+            }
             daemon.signal(Signal::CONT);
             let shown = cleave_tests::http::fetch(control, "GET", "/healthz", "");
-            assert_eq!(shown.status, 200, "{socket:?} {is_behind}");
+            assert_eq!(shown.status, 200, "{socket:?} {sent:?} {is_behind}");
         }
     }
+    daemon.finish();
+}
+
+/// All threads that close what clients send are blocked, so what comes then would stay open.
+#[test]
+fn descriptors_that_clients_send_are_not_taken() {
+    const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+    let scratch = Scratch::in_memory();
+    let metrics = scratch.join("metrics");
+    let line = ["--disk", "ram:1M", "--metrics", metrics.to_str().unwrap()];
+    let daemon = cleave_tests::Daemon::serve(&line);
+    assert_opened(&metrics, 0o666);
+    let before = daemon.fds_at_rest();
+    let connect = || Socket::connect(&metrics, cleave_tests::TIMEOUT).unwrap();
+    let (mut clients, mut unread) = (Vec::new(), Vec::new());
+    daemon.signal(Signal::STOP);
+    for _ in 0..8 {
+        let (client, lingering) = (connect(), Lingering::new().unwrap());
+        let fds = [lingering.socket.as_fd()];
+        client.send_raw(REQUEST, &fds).unwrap();
+        unread.push(lingering.give_up());
+        clients.push(client);
+    }
+    // As many as a message carries, and of all together fewer than the kernel lets a user have in sockets.
+    let null = fs::File::open("/dev/null").unwrap();
+    let many = vec![null.as_fd(); 253];
+    for _ in 0..3 {
+        let client = connect();
+        client.send_raw(REQUEST, &many).unwrap();
+        clients.push(client);
+    }
+    daemon.signal(Signal::CONT);
+    for client in &clients {
+        let is_closed = cleave_tests::closes_within(client, cleave_tests::TIMEOUT);
+        assert!(is_closed, "a connection with descriptors goes on");
+    }
+    let (after, most) = (daemon.fds(), before + clients.len());
+    assert!(after <= most, "{after} descriptors, more than {most}");
+    let shown = cleave_tests::http::fetch(&metrics, "GET", "/metrics", "");
+    assert_eq!(shown.status, 200, "{}", shown.body);
     daemon.finish();
 }
 

@@ -81,6 +81,12 @@ impl Offload {
         self.lock().is_full()
     }
 
+    /// Returns the number of jobs that have not ended.
+    pub fn jobs(&self) -> usize {
+        let jobs = self.lock();
+        jobs.threads + jobs.waiting.len()
+    }
+
     /// Waits until it is no longer full, since jobs that do not block finish soon. Returns true if it is still full.
     pub(crate) fn stays_full(&self) -> bool {
         self.wait_while(Jobs::is_full).is_full()
@@ -138,8 +144,7 @@ impl Offload {
 
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
-        let jobs = self.lock();
-        jobs.threads == 0 && jobs.waiting.is_empty()
+        self.jobs() == 0
     }
 
     fn wait_while(&self, is_so: impl Fn(&Jobs) -> bool) -> MutexGuard<'_, Jobs> {

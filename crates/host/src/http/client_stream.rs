@@ -1,24 +1,19 @@
 //! The connection of a client. Nobody wants the descriptors that it may send along, but somebody has to close them, and that can take as
-//! long as the client likes: a TCP socket may linger until data is read that nobody reads. A plain `read` has the kernel close them on this
-//! thread, on which all disks depend.
+//! long as the client likes: a TCP socket may linger until data is read that nobody reads. All disks depend on this thread, so it never
+//! takes a descriptor out of a connection: it looks before it receives, and has another thread close a connection in which one waits.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use cleave_session::Offload;
-use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown, recvmsg, shutdown,
-};
+use rustix::io::retry_on_intr;
+use rustix::net::sockopt::set_socket_oobinline;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, recv, recvmsg, shutdown};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::UnixStream;
-
-/// Most descriptors that the kernel carries with a message.
-const FDS_MAX: usize = 253;
 
 /// A connection that ends when its client sends a descriptor, and of which other threads close what is unread.
 pub(super) struct ClientStream {
@@ -28,11 +23,16 @@ pub(super) struct ClientStream {
 }
 
 impl ClientStream {
-    pub(super) fn new(stream: UnixStream, offload: &Offload) -> ClientStream {
-        ClientStream {
+    pub(super) fn new(stream: UnixStream, offload: &Offload) -> io::Result<ClientStream> {
+        // An out-of-band byte is otherwise discarded by the next receive, and its descriptors are closed by that.
+        if let Err(error) = set_socket_oobinline(&stream, true) {
+            offload.close(stream);
+            return Err(error.into());
+        }
+        Ok(ClientStream {
             stream: Some(stream),
             offload: offload.clone(),
-        }
+        })
     }
 
     /// Returns the connection, for another protocol.
@@ -48,25 +48,28 @@ impl ClientStream {
     }
 }
 
-/// Receives without waiting: how many bytes, and the descriptors that came with them.
-fn receive(stream: impl AsFd, room: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    loop {
-        match recvmsg(&stream, &mut [IoSliceMut::new(room)], &mut control, flags) {
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-            Ok(received) => {
-                let mut fds = Vec::new();
-                for message in control.drain() {
-                    if let RecvAncillaryMessage::ScmRights(more) = message {
-                        fds.extend(more);
-                    }
-                }
-                return Ok((received.bytes, fds));
-            }
-        }
+/// Receives without waiting, up to the first byte that came with a descriptor. Fails if that is the next one.
+fn receive(stream: impl AsFd, room: &mut [u8]) -> io::Result<usize> {
+    let count = count_harmless(&stream, room)?;
+    // Nobody else receives, so these are the bytes that were looked at, and not those that came since.
+    let room = room.get_mut(..count).unwrap_or_default();
+    match room.is_empty() {
+        true => Ok(0),
+        false => Ok(retry_on_intr(|| recv(&stream, &mut *room, RecvFlags::DONTWAIT))?.0),
+    }
+}
+
+/// Returns how many bytes can be received before any descriptor.
+fn count_harmless(stream: impl AsFd, room: &mut [u8]) -> io::Result<usize> {
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let seen = retry_on_intr(|| {
+        // The kernel says that there is no room for a descriptor, and keeps it: it stays where it is.
+        let mut control = RecvAncillaryBuffer::default();
+        recvmsg(&stream, &mut [IoSliceMut::new(room)], &mut control, flags)
+    })?;
+    match seen.flags.contains(ReturnFlags::CTRUNC) {
+        false => Ok(seen.bytes),
+        true => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 
@@ -76,19 +79,14 @@ impl AsyncRead for ClientStream {
         context: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let offload = self.offload.clone();
         let stream = self.open()?;
         loop {
             ready!(stream.poll_read_ready(context))?;
             let room = into.initialize_unfilled();
             match stream.try_io(Interest::READABLE, || receive(&*stream, room)) {
-                Ok((bytes, fds)) if fds.is_empty() => {
+                Ok(bytes) => {
                     into.advance(bytes);
                     return Poll::Ready(Ok(()));
-                }
-                Ok((_, fds)) => {
-                    offload.close(fds);
-                    return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
@@ -135,9 +133,10 @@ impl Drop for ClientStream {
         };
         // From now on the client can send nothing more. If nothing is left to read, closing it closes nothing else.
         let _ = shutdown(&stream, Shutdown::Both);
-        match receive(&stream, &mut [0]) {
-            Ok((0, fds)) if fds.is_empty() => {}
-            unread => self.offload.close((stream, unread)),
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        match retry_on_intr(|| recv(&stream, &mut [0], flags)) {
+            Ok((_, 0)) => {}
+            Ok(_) | Err(_) => self.offload.close(stream),
         }
     }
 }

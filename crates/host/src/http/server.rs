@@ -105,12 +105,17 @@ async fn accept(listener: UnixListener, router: Router) {
     // Clients of another socket do not wait for what those of this one have sent.
     let offload = Offload::default();
     loop {
+        // Those that are being closed count, because they have their descriptors until then.
+        let closing = offload.jobs();
+        let has_room = open.len() + closing < CONNECTIONS_MAX && !offload.is_full();
         tokio::select! {
             Some(_) = open.join_next() => {}
-            () = sleep(ACCEPT_PAUSE), if offload.is_full() => {}
-            accepted = listener.accept(), if open.len() < CONNECTIONS_MAX && !offload.is_full() => match accepted {
+            () = sleep(ACCEPT_PAUSE), if !has_room && closing > 0 => {}
+            accepted = listener.accept(), if has_room => match accepted {
                 Ok((stream, _)) => {
-                    let stream = ClientStream::new(stream, &offload);
+                    let Ok(stream) = ClientStream::new(stream, &offload) else {
+                        continue;
+                    };
                     let over = sleep(CONNECTION_TIME);
                     open.spawn(converse(stream, router.clone(), over, TAKE_TIME));
                 }
@@ -270,7 +275,8 @@ mod tests {
             .unwrap();
         served.set_nonblocking(true).unwrap();
         let served = UnixStream::from_std(served).unwrap();
-        (client, ClientStream::new(served, &Offload::default()))
+        let served = ClientStream::new(served, &Offload::default());
+        (client, served.unwrap())
     }
 
     /// The time of the connection is over while its request is being answered.
