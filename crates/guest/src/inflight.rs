@@ -373,10 +373,18 @@ impl Journal {
     }
 
     /// Notes that the chain that was taken last is given back. A daemon that dies before this leaves it as in flight, and the
-    /// next one does it first, which is its turn.
-    pub(crate) fn untake(&mut self, head: u16) {
-        self.set_in_flight(head, false);
+    /// next one does it first, which is its turn. If it is the head of one of the `added` requests that completed last, which the guest
+    /// was not shown, that one stays in flight: a page that is not there has named its head.
+    pub(crate) fn untake(&mut self, head: u16, added: u16) {
         self.taken = self.taken.wrapping_sub(1);
+        let mut ended = self.last;
+        for _ in 0..added {
+            if ended == head {
+                return;
+            }
+            ended = self.before(ended);
+        }
+        self.set_in_flight(head, false);
     }
 
     /// Notes that a request has completed; the guest does not see that yet.

@@ -312,6 +312,14 @@ impl Memory {
         self.is_known_lost()
     }
 
+    /// Returns true if any memory of the process is lost, so that it is worth asking which. Costs one load.
+    #[inline]
+    pub fn any_is_lost() -> bool {
+        // As in `is_lost`.
+        fence(Ordering::Acquire);
+        sigbus::any_lost()
+    }
+
     /// Does what `is_lost` does, before the memory is accessed: it covers no earlier read.
     #[inline]
     fn is_known_lost(&self) -> bool {

@@ -303,11 +303,13 @@ pub struct Vring {
     marked: Option<Journal>,
     /// Requests that a dead daemon had taken, to be taken before any other; the first of them is last.
     again: Vec<u16>,
+    /// The last of those that was taken, until the next one is taken from anywhere.
+    retaken: Option<u16>,
     /// True if `take` returns only those requests.
     drains: bool,
     /// Why the vring cannot be served.
     fault: Option<VringFault>,
-    /// True if at least one of the last three fields is set.
+    /// True if at least one of the last four fields is set.
     is_special: bool,
 }
 
@@ -339,6 +341,7 @@ impl Vring {
             earlier: VecDeque::new(),
             marked: None,
             again: Vec::new(),
+            retaken: None,
             drains: false,
             fault: None,
             is_special: false,
@@ -452,6 +455,12 @@ impl Vring {
         self.place.is_none()
     }
 
+    /// Returns true if the memory that it holds is lost: then it shows no answer any more.
+    pub fn is_lost(&self) -> bool {
+        let place = self.place.as_ref();
+        place.is_some_and(|place| place.epoch.is_lost())
+    }
+
     /// Returns true if another table maps this very ring: the same bytes of the same files, mapped again or shared. If so, the
     /// vring can move there at any time.
     pub fn is_in(&self, epoch: &Epoch) -> bool {
@@ -532,9 +541,28 @@ impl Vring {
     #[cold]
     pub fn untake(&mut self, head: u16) {
         if let Some(journal) = &mut self.journal {
-            journal.untake(head);
+            journal.untake(head, self.positions.added());
         }
         self.positions.untake();
+    }
+
+    /// Gives up the chain of this head, which [`take`](Vring::take) returned last and with which nothing was done, and takes no
+    /// more, because memory is lost. In a page that is not there every entry of the ring names head 0, which the guest may not have
+    /// offered: the next connection would do what lies in its descriptors. So such a head is given back, while those of a dead daemon
+    /// stay in flight.
+    #[cold]
+    pub fn leave(&mut self, head: u16) {
+        if self.retaken.is_none() {
+            self.untake(head);
+        }
+        self.leave_all();
+    }
+
+    /// Takes no more, neither from the ring nor of a dead daemon's requests. Those stay in flight for the next connection.
+    #[cold]
+    fn leave_all(&mut self) {
+        self.again.clear();
+        self.take_no_more();
     }
 
     /// Takes a chain as `take` does, for a vring that has a fault, is draining, or has requests to take again.
@@ -546,11 +574,15 @@ impl Vring {
         if self.place.is_none() {
             return Ok(None);
         }
-        if let Some(head) = self.again.pop() {
-            self.is_special = self.drains || !self.again.is_empty();
+        self.retaken = self.again.pop();
+        if let Some(head) = self.retaken {
             return self.retake(head, chain).map(Some);
         }
-        Ok(None)
+        self.is_special = self.drains;
+        match self.drains {
+            true => Ok(None),
+            false => self.take(chain),
+        }
     }
 
     /// Copies the chain of a head that was taken and not returned once more. The guest may have changed the
@@ -621,6 +653,7 @@ impl Vring {
         let place = self.place.as_ref();
         if place.is_some_and(|place| place.epoch.is_lost()) {
             // The guest may have other pages than those that were written.
+            self.leave_all();
             return false;
         }
         match self.log {
@@ -649,6 +682,7 @@ impl Vring {
         let call = self.signals.publish(parts, old, new);
         if epoch.is_lost() {
             // The index may be in the page that is. The guest has seen nothing then.
+            self.leave_all();
             return false;
         }
         journal.shown(new.wrapping_sub(old), new);

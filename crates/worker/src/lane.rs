@@ -366,6 +366,13 @@ impl Lane {
         }
     }
 
+    /// Leaves the request that was taken last, and all that would follow, because memory is lost.
+    #[cold]
+    pub(crate) fn leave(&mut self, head: u16) {
+        self.left = true;
+        self.vring.leave(head);
+    }
+
     #[inline]
     pub(crate) fn push_used(&mut self, head: u16, used_bytes: u32) {
         self.vring.push_used(head, used_bytes);

@@ -149,6 +149,48 @@ fn answers_in_a_ring_whose_memory_is_lost_leave_their_requests_in_flight() {
     assert_eq!(take_all(&mut whole.serve_again(Base::Junk)), heads);
 }
 
+/// Every entry of a ring that is not there names head 0. The one that was taken before, and is answered but not shown, stays in flight;
+/// one that the guest has not offered does not.
+#[test]
+fn a_head_from_a_page_that_is_not_there_changes_nothing() {
+    let _alone = crate::rig::alone();
+    for first in [0, 1] {
+        for is_answered in [false, true] {
+            let spec = crate::rig::region(0, 1 << 20);
+            let file = spec.file.try_clone().unwrap();
+            let mut guest = Guest::of(Memory::new(vec![spec]).unwrap());
+            guest.free.rotate_left(first);
+            let heads: Vec<u16> = guest.free.iter().copied().take(3).collect();
+            guest.offer(3);
+            let mut vring = guest.serve(BASE);
+            let mut chain = Chain::new();
+            let taken = vring.take(&mut chain).unwrap().unwrap();
+            assert_eq!(taken.head, heads[0]);
+            if is_answered {
+                vring.push_used(taken.head, 1);
+            }
+            file.set_len(0).unwrap();
+            let phantom = vring.take(&mut chain).unwrap().unwrap();
+            assert_eq!(phantom.head, 0);
+            // A worker that has the same head in flight does not come this far.
+            if is_answered || phantom.head != taken.head {
+                vring.leave(phantom.head);
+            }
+            assert!(!vring.publish());
+            assert!(take_all(&mut vring).is_empty());
+            let mut whole = Guest {
+                region: guest.region,
+                ..Guest::new()
+            };
+            whole.free.rotate_left(first);
+            whole.offer(3);
+            let mut next = whole.serve_again(Base::Junk);
+            assert_eq!(next.again(), 1, "{first} {is_answered}");
+            assert_eq!(take_all(&mut next), heads, "{first} {is_answered}");
+        }
+    }
+}
+
 /// Every store that a daemon makes is its last, and then every store of the daemon that comes after it, whatever the frontend
 /// says of the position: each request is answered once.
 #[test]

@@ -66,6 +66,8 @@ pub(crate) enum Begun {
     Yes,
     /// The chain exceeds the disk's limits.
     OverLimit,
+    /// Memory is lost, and perhaps what the head was read from.
+    Lost,
 }
 
 /// Consecutive inline requests of the same type and length, which are counted together.
@@ -97,7 +99,8 @@ impl InlineRun {
 impl<S: Store> Acceptance<'_, S> {
     /// Handles one chain as far as possible without waiting. The head must be free, and the store must have
     /// room for a whole request.
-    /// Only where [`is_limited`](Acceptance::is_limited): a request over the limits is left, and its chain must be given back.
+    /// Only where [`is_limited`](Acceptance::is_limited): a request over the limits is left, and its chain must be given back. So must
+    /// one whose memory is lost.
     #[inline]
     pub(crate) fn begin(&mut self, lane: &mut Lane, taken: TakenChain, chain: &mut Chain) -> Begun {
         if self.watched && self.laps.is_timed() {
@@ -108,11 +111,12 @@ impl<S: Store> Acceptance<'_, S> {
             .and_then(|addr| Some((addr, self.epoch.spot(addr)?)));
         let Some((status_addr, spot)) = status else {
             // In memory that is lost its status byte is not found, and all of the vring's requests are left.
-            if !self.epoch.is_lost() {
-                // The chain has no status byte to report the error in. It still goes back to the guest.
-                lane.record.broken();
-                lane.push_used(taken.head, 0);
+            if self.epoch.is_lost() {
+                return Begun::Lost;
             }
+            // The chain has no status byte to report the error in. It still goes back to the guest.
+            lane.record.broken();
+            lane.push_used(taken.head, 0);
             return Begun::Yes;
         };
         let cut = self.device.cut(lane.features);
@@ -133,11 +137,12 @@ impl<S: Store> Acceptance<'_, S> {
                 }
             }
             Err(status) => {
+                let used = write_status_at(self.epoch, spot, Outcome::refused(status));
+                let Some(used_bytes) = used else {
+                    return Begun::Lost;
+                };
                 lane.record.refused(status);
-                lane.answer(
-                    taken.head,
-                    write_status_at(self.epoch, spot, Outcome::refused(status)),
-                );
+                lane.push_used(taken.head, used_bytes);
             }
         }
         Begun::Yes

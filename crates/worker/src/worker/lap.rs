@@ -4,7 +4,7 @@
 use std::io;
 
 use cleave_engine::{Store, Wait};
-use cleave_guest::MarkingBudget;
+use cleave_guest::{MarkingBudget, Memory};
 
 use super::Worker;
 use crate::policy::LapWork;
@@ -52,7 +52,7 @@ impl<S: Store> Worker<S> {
         let worked = accepted.chains + reaped + at_once > 0;
         let polled = self.reactor.polled();
         self.meters.lap_ended(worked, polled, &mut self.lanes);
-        if self.epoch.is_lost() {
+        if Memory::any_is_lost() && self.has_lost_memory() {
             self.lose_memory();
         }
         // The requests that failed before the storage was back are known by now.

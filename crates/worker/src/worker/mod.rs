@@ -254,6 +254,13 @@ impl<S: Store> Worker<S> {
         device.logs.others.log(|_| line(device.disk.name()))
     }
 
+    /// Returns true if a page is not there of the table in force, or of an earlier one in which a vring still shows its answers.
+    #[cold]
+    fn has_lost_memory(&self) -> bool {
+        let mut lanes = self.lanes.iter().flatten();
+        self.epoch.is_lost() || lanes.any(|lane| lane.vring.is_lost())
+    }
+
     /// Notes that a page of guest memory is not there: the frontend cut its file, or the host has lost it or has none. Reads returned
     /// zeroes, so nothing of this connection can be trusted; the session ends it. No request is answered any more.
     fn lose_memory(&mut self) {

@@ -8,7 +8,7 @@ use cleave_blk::Verb;
 use cleave_engine::Store;
 
 use super::Worker;
-use super::accept::{Acceptance, InlineRun};
+use super::accept::{Acceptance, Begun, InlineRun};
 use super::status::write_status;
 use super::take::{DESCRIPTORS_MAX, TAKE_MAX};
 use crate::ErrorAction;
@@ -72,6 +72,7 @@ impl<S: Store> Worker<S> {
         let Some(Some(lane)) = self.lanes.get_mut(number) else {
             return;
         };
+        let features = lane.features;
         let laps = &mut self.meters.laps;
         lane.record.ended(head, ended, None, &ended.epoch, laps);
         match write_status(&ended.epoch, ended.status_addr, ended.outcome) {
@@ -79,10 +80,16 @@ impl<S: Store> Worker<S> {
                 lane.vring.log_answer(&ended.epoch);
                 lane.push_used(head, used_bytes);
             }
-            None => lane.left = true,
+            None => {
+                lane.left = true;
+                if ended.epoch.is_lost() {
+                    // The table in force may have other memory, which is not lost.
+                    self.lose_memory();
+                }
+            }
         }
         let disk = &self.device.disk;
-        let is_flush = ended.verb == Verb::Flush || self.device.is_write_through(lane.features);
+        let is_flush = ended.verb == Verb::Flush || self.device.is_write_through(features);
         if is_flush && ended.verb != Verb::Read && disk.sync_failed() {
             disk.mark_loss_told();
         }
@@ -229,7 +236,10 @@ impl<S: Store> Worker<S> {
             lane.record.redone(stall.head);
             match lane.vring.retake(stall.head, &mut taking.chain) {
                 // Never over a limit.
-                Ok(taken) => drop(acceptance.begin(lane, taken, &mut taking.chain)),
+                Ok(taken) => {
+                    let is_left = acceptance.begin(lane, taken, &mut taking.chain) == Begun::Lost;
+                    lane.left |= is_left;
+                }
                 Err(error) => {
                     fault = Some(error);
                     break;

@@ -144,7 +144,10 @@ impl<S: Store> Worker<S> {
             // Its ring may be empty, and then only a kick announces the next request.
             lane.throttled = None;
         }
-        if let Stop::Breach(breach) = &stop {
+        // What stands in a page that is not there is no breach of the guest's. The end of the lap retires all vrings then.
+        if let Stop::Breach(breach) = &stop
+            && !self.epoch.is_lost()
+        {
             self.retire(slot, breach);
         }
         Accepted {
@@ -187,9 +190,16 @@ fn take_batch<S: Store>(
             Ok(Some(taken)) => {
                 // Also if the chain is given back: what costs time is to read it.
                 *descriptors_left = descriptors_left.saturating_sub(chain.descriptors());
-                if acceptance.begin(lane, taken, chain) == Begun::OverLimit {
-                    lane.vring.untake(taken.head);
-                    return (chains, Stop::OverLimit);
+                match acceptance.begin(lane, taken, chain) {
+                    Begun::Yes => {}
+                    Begun::OverLimit => {
+                        lane.vring.untake(taken.head);
+                        return (chains, Stop::OverLimit);
+                    }
+                    Begun::Lost => {
+                        lane.leave(taken.head);
+                        return (chains, Stop::Drained);
+                    }
                 }
             }
             Err(fault) => return (chains, Stop::Breach(Breach::Vring(fault))),

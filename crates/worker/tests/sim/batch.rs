@@ -16,15 +16,15 @@ use crate::driver::{Ask, Driver, Part};
 use crate::{Bench, FEATURES, device, event, quiet, vring};
 
 /// Completes every op at once, and calls a closure in the middle of the first.
-struct Meddler {
+pub(crate) struct Meddler {
     /// Number of ops that it has room for.
-    ops: usize,
+    pub(crate) ops: usize,
     /// Completes each op inline.
-    on_the_spot: bool,
+    pub(crate) on_the_spot: bool,
     /// Kind and token of each op.
-    pushed: Rc<RefCell<Vec<(OpKind, u64)>>>,
-    meddle: Option<Box<dyn FnOnce()>>,
-    ended: Vec<u64>,
+    pub(crate) pushed: Rc<RefCell<Vec<(OpKind, u64)>>>,
+    pub(crate) meddle: Option<Box<dyn FnOnce()>>,
+    pub(crate) ended: Vec<u64>,
 }
 
 impl Store for Meddler {
@@ -58,7 +58,7 @@ impl Store for Meddler {
 }
 
 /// A worker that serves a store, and its control.
-fn worker_with(
+pub(crate) fn worker_with(
     store: Meddler,
     device: Arc<Device>,
     memory: Arc<Memory>,

@@ -10,6 +10,7 @@ mod control;
 mod crash;
 mod driver;
 mod log;
+mod loss;
 mod model;
 mod panic;
 mod splitting;
