@@ -42,6 +42,9 @@ const COPY_MAX: u64 = 4 << 20;
 /// Whether it has to is not known here. So each change of a clone counts as this part of the objects that it touches, which lets 64
 /// objects of 4 MiB be changed at once.
 const COPIED_PART: u64 = 4;
+/// librbd begins the request for each object on the thread that gives it an op, with locks and a look into the object map. That takes
+/// at least as long as to copy so many bytes.
+const OBJECT_BYTES_COPIED: u64 = 8 << 10;
 /// librbd's EBLOCKLISTED: the cluster refuses this client for good.
 const BLOCKLISTED: i32 = libc::ESHUTDOWN;
 /// Such an op fails with this error. `--on-error` cannot repeat it, so it is always reported.
@@ -68,7 +71,7 @@ pub struct Rbd {
     moved_bytes: u64,
     /// Ops that wait until that is less, or for the next lap.
     waiting: VecDeque<u16>,
-    /// For what librbd copies while it is given a write, and for look-ups of guest memory.
+    /// For what librbd does while it is given an op, and for look-ups of guest memory.
     lap: LapBudget,
     /// For the completions of all legs.
     inbox: Inbox,
@@ -93,10 +96,14 @@ fn range_part(object_bytes: u64, offset: u64, left: u64) -> u64 {
     left.min(most - offset % object_bytes)
 }
 
+/// Objects of which this range has a byte.
+fn objects(object_bytes: u64, offset: u64, len: u64) -> u64 {
+    (offset % object_bytes + len).div_ceil(object_bytes)
+}
+
 /// The weight of a change of this range, for which librbd may have to read whole objects from the parent.
 fn copied(object_bytes: u64, offset: u64, len: u64) -> u64 {
-    let objects = (offset % object_bytes + len).div_ceil(object_bytes);
-    (objects * object_bytes / COPIED_PART).min(MOVED_MAX)
+    (objects(object_bytes, offset, len) * object_bytes / COPIED_PART).min(MOVED_MAX)
 }
 
 impl Rbd {
@@ -138,7 +145,7 @@ impl Rbd {
         match kind {
             OpKind::Sync => (self.ops.get(index).own != SentPart::Flush).then_some(SentPart::Flush),
             _ if left > 0 && matches!(kind, OpKind::Discard | OpKind::Zero { .. }) => {
-                let object_bytes = image(&self.disk, leg).map_or(RANGE_MAX, Image::object_bytes);
+                let object_bytes = self.object_bytes(leg);
                 Some(SentPart::Bytes(range_part(object_bytes, offset, left)))
             }
             OpKind::Write { .. } if left > 0 && self.lap.is_bounded() => {
@@ -159,18 +166,16 @@ impl Rbd {
             Some(_) if self.is_closing => self.ops.finish(index, Err(libc::ECANCELED)),
             Some(part) => {
                 let weight = self.weight(index, part);
-                let copied = self.copied_here(index, part);
-                if self.moved_bytes + weight > MOVED_MAX || copied > 0 && self.lap.is_used_up() {
-                    self.ops.get_mut(index).own = SentPart::Nothing;
-                    self.waiting.push_back(index);
-                    return;
+                let cost = self.cost(index, part);
+                if self.moved_bytes + weight > MOVED_MAX || cost > 0 && self.lap.is_used_up() {
+                    return self.wait(index);
                 }
                 let moved = self.moved(index, part);
                 if moved > 0 && moved < left {
                     self.ops.show_first(index, moved);
                 }
                 self.ops.get_mut(index).own = part;
-                self.lap.spend(copied);
+                self.lap.spend(cost);
                 match self.submit(index, part, offset) {
                     Ok(()) => {
                         self.sent_count += 1;
@@ -190,12 +195,23 @@ impl Rbd {
         }
     }
 
-    /// Bytes that librbd copies before it returns. What it reads it copies on its own threads.
-    fn copied_here(&self, index: u16, part: SentPart) -> u64 {
-        match self.ops.get(index).kind {
-            OpKind::Write { .. } => self.moved(index, part),
-            _ => 0,
+    /// What a part costs of the lap: what librbd does before it returns. What it reads it copies on its own threads.
+    fn cost(&self, index: u16, part: SentPart) -> u64 {
+        let (true, SentPart::Bytes(len)) = (self.lap.is_bounded(), part) else {
+            return 0;
+        };
+        let entry = self.ops.get(index);
+        let object_bytes = self.object_bytes(entry.leg);
+        let begun = objects(object_bytes, entry.rest().0, len) * OBJECT_BYTES_COPIED;
+        match entry.kind {
+            OpKind::Write { .. } => begun.max(len),
+            _ => begun,
         }
+    }
+
+    /// Bytes of the objects of a leg.
+    fn object_bytes(&self, leg: u16) -> u64 {
+        image(&self.disk, leg).map_or(RANGE_MAX, Image::object_bytes)
     }
 
     /// Bytes that librbd may need for a part.
@@ -215,8 +231,14 @@ impl Rbd {
     /// Returns true if an op has to go after those that wait: the room that a large one needs would always be taken by smaller ones.
     #[inline]
     fn queues(&self, index: u16) -> bool {
-        let weighs = |part| self.weight(index, part) > 0;
+        let weighs = |part| self.weight(index, part) > 0 || self.cost(index, part) > 0;
         !self.waiting.is_empty() && self.next_part(index).is_some_and(weighs)
+    }
+
+    /// Has an op wait for room, or for the next lap.
+    fn wait(&mut self, index: u16) {
+        self.ops.get_mut(index).own = SentPart::Nothing;
+        self.waiting.push_back(index);
     }
 
     /// Proceeds with the ops that wait, as far as there is room for their bytes.
@@ -225,7 +247,7 @@ impl Rbd {
         while let Some(index) = self.waiting.front().copied() {
             let part = self.next_part(index).unwrap_or(SentPart::Nothing);
             let has_room = self.moved_bytes + self.weight(index, part) <= MOVED_MAX;
-            if !has_room || self.copied_here(index, part) > 0 && self.lap.is_used_up() {
+            if !has_room || self.cost(index, part) > 0 && self.lap.is_used_up() {
                 break;
             }
             self.waiting.pop_front();
@@ -283,7 +305,11 @@ impl Rbd {
             self.ops.show_all(index);
             self.ops.consume(index, moved, |_, _| ());
         }
-        self.proceed(index);
+        // In a lap that is bounded long ops would take all of it with one part after the other.
+        match self.lap.is_bounded() && self.queues(index) {
+            true => self.wait(index),
+            false => self.proceed(index),
+        }
     }
 
     fn fail(&mut self, index: u16, mut errno: i32) {
@@ -377,7 +403,7 @@ impl Store for Rbd {
 
     fn push(&mut self, _reactor: &mut Reactor, epoch: &Epoch, op: Op<'_>, token: u64) {
         match self.admit(epoch, &op, token) {
-            Ok(index) if self.queues(index) => self.waiting.push_back(index),
+            Ok(index) if self.queues(index) => self.wait(index),
             Ok(index) => self.proceed(index),
             Err(result) => self.ops.end(token, result),
         }
@@ -486,37 +512,95 @@ mod tests {
         }
     }
 
+    /// A store on a thread that other disks share. Its disk is not an image, so what is submitted fails at once.
+    fn shared_store(ops: u16) -> (Reactor, Rbd) {
+        let spec: cleave_disk::DiskSpec = "null:2T".parse().unwrap();
+        let disk = Arc::new(Disk::open(&spec, &cleave_disk::OpenOptions::default()).unwrap());
+        let (heir, _closed) = std::sync::mpsc::channel();
+        let prepared = crate::Prepared::new(&[&disk], [ops, 0, 0], &Arc::default()).unwrap();
+        let mut reactor = prepared.enable(&heir).unwrap();
+        let rbd = Rbd::new(&mut reactor, disk, ops).unwrap();
+        (reactor, rbd)
+    }
+
+    fn begin(rbd: &mut Rbd, kind: OpKind, len: u64) -> u16 {
+        let entry = Entry::new(0, kind, 0, len, SentPart::Nothing);
+        let index = rbd.ops.take(entry).unwrap();
+        rbd.proceed(index);
+        index
+    }
+
+    /// Has librbd complete the first part of a long op.
+    fn complete_part(rbd: &mut Rbd, kind: OpKind) -> u16 {
+        let entry = Entry::new(0, kind, 0, 1 << 30, SentPart::Bytes(RANGE_MAX));
+        let index = rbd.ops.take(entry).unwrap();
+        rbd.sent_count += 1;
+        rbd.settle(index, 0);
+        index
+    }
+
+    /// librbd begins a request for each object of an op on the thread that other disks share.
+    #[test]
+    fn ops_wait_for_the_next_lap_if_many_were_begun_in_this_one() {
+        let zero = OpKind::Zero {
+            unmap: true,
+            durable: false,
+        };
+        for kind in [OpKind::Discard, zero, OpKind::Read] {
+            let (mut reactor, mut rbd) = shared_store(64);
+            let mut begun = 0;
+            while !rbd.is_sated() {
+                begin(&mut rbd, kind, 512);
+                begun += 1;
+                assert!(begun < 64, "{kind:?}");
+            }
+            assert!(begun > 8 && rbd.waiting.is_empty(), "{kind:?}: {begun}");
+            let next = match kind {
+                OpKind::Read => begin(&mut rbd, kind, 512),
+                // Not even the part that follows when librbd has completed one.
+                _ => complete_part(&mut rbd, kind),
+            };
+            assert_eq!(rbd.waiting, [next], "{kind:?}");
+            rbd.proceed_waiting();
+            assert_eq!(rbd.waiting, [next], "the lap goes on");
+            let wait = Wait::Until(None);
+            assert_eq!(rbd.before_enter(&mut reactor, wait), Some(Duration::ZERO));
+            rbd.after_enter();
+            rbd.collect();
+            assert!(rbd.waiting.is_empty(), "{kind:?}");
+        }
+    }
+
+    /// Otherwise a read would wait until all discards of the disk are done.
+    #[test]
+    fn the_next_part_of_a_long_op_goes_after_those_that_wait() {
+        let (_reactor, mut rbd) = shared_store(4);
+        rbd.lap.exhaust();
+        let read = begin(&mut rbd, OpKind::Read, 512);
+        rbd.after_enter();
+        let long = complete_part(&mut rbd, OpKind::Discard);
+        assert_eq!(rbd.waiting, [read, long]);
+    }
+
     /// librbd copies a write while it takes it, on the thread that other disks share.
     #[test]
     fn a_write_waits_for_the_next_lap_if_much_was_copied_in_this_one() {
         const LEN: u64 = 8 << 20;
-        let spec: cleave_disk::DiskSpec = "null:1G".parse().unwrap();
-        let disk = Arc::new(Disk::open(&spec, &cleave_disk::OpenOptions::default()).unwrap());
-        let (heir, _closed) = std::sync::mpsc::channel();
-        let prepared = crate::Prepared::new(&[&disk], [4, 0, 0], &Arc::default()).unwrap();
-        let mut reactor = prepared.enable(&heir).unwrap();
-        let mut rbd = Rbd::new(&mut reactor, disk, 4).unwrap();
-        let begin = |rbd: &mut Rbd, kind| {
-            let entry = Entry::new(0, kind, 0, LEN, SentPart::Nothing);
-            let index = rbd.ops.take(entry).unwrap();
-            rbd.proceed(index);
-            index
-        };
+        let (mut reactor, mut rbd) = shared_store(4);
         let write = OpKind::Write { durable: false };
-        // It is not an image, so what is submitted fails at once.
-        begin(&mut rbd, write);
+        begin(&mut rbd, write, LEN);
         assert!(rbd.waiting.is_empty() && rbd.is_sated());
-        let second = begin(&mut rbd, write);
-        begin(&mut rbd, OpKind::Read);
-        begin(&mut rbd, OpKind::Sync);
-        assert_eq!(rbd.waiting, [second]);
+        let second = begin(&mut rbd, write, LEN);
+        let third = begin(&mut rbd, OpKind::Read, LEN);
+        begin(&mut rbd, OpKind::Sync, LEN);
+        assert_eq!(rbd.waiting, [second, third]);
         rbd.proceed_waiting();
-        assert_eq!(rbd.waiting, [second], "the lap goes on");
+        assert_eq!(rbd.waiting, [second, third], "the lap goes on");
         let wait = Wait::Until(None);
         assert_eq!(rbd.before_enter(&mut reactor, wait), Some(Duration::ZERO));
         rbd.after_enter();
         rbd.proceed_waiting();
-        assert!(rbd.waiting.is_empty() && rbd.is_sated());
+        assert!(rbd.waiting == [third] && rbd.is_sated());
     }
 
     #[test]
