@@ -468,6 +468,11 @@ impl Disk {
         matches!(self.backing(), Backing::Nbd(nbd) if nbd.owes_changes())
     }
 
+    /// Returns true if an NBD server has answered changes and not flushed them. If no store runs, the first that does sends them again.
+    pub fn has_unflushed(&self) -> bool {
+        matches!(self.backing(), Backing::Nbd(nbd) if nbd.has_unflushed())
+    }
+
     /// Records that the daemon which served this disk before owed changes when it ended ([`Disk::owes_changes`]), or that a sync had
     /// failed of which the guest may not know. They are gone, so every flush fails.
     pub fn mark_changes_lost(&self) {

@@ -274,6 +274,11 @@ impl NbdClient {
         self.shared.has_untold_loss.load(Ordering::SeqCst) || self.shared.owed_bytes() > 0
     }
 
+    /// Returns true if changes were answered and not flushed. They are sent again on the next connection of a disk that has none.
+    pub fn has_unflushed(&self) -> bool {
+        lock(&self.shared.unflushed).bytes() > 0
+    }
+
     /// Returns true if a flush was sent and is not answered. The server may tell nobody else of lost data.
     pub fn has_flush_out(&self) -> bool {
         lock(&self.shared.flushes).is_out()

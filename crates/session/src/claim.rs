@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use cleave_worker::{Incident, Pending, is_unsent};
 
 use crate::MessageRefusal;
-use crate::owner::Claim;
+use crate::owner::{Claim, Unserved};
 use crate::possession::Possession;
 use crate::signals::Summons;
 use crate::state::SessionState;
@@ -268,16 +268,30 @@ impl SessionState {
 
     /// Makes what a guest was answered before its vrings stopped durable when it begins to move: no later message makes the frontend
     /// wait. Only for a disk without locks, as in `settle_unlocked`: a server that was lost while the guest runs elsewhere would be sent
-    /// old changes again. Workers that have ended had their store flushed.
-    fn settle_at_rest(&self) -> Result<(), MessageRefusal> {
+    /// old changes again.
+    fn settle_at_rest(&mut self) -> Result<(), MessageRefusal> {
         let is_here = |possession: &dyn Possession| possession.is_here();
-        match self.claimant.possession().is_some_and(is_here)
-            && self.device.disk.reconnects()
-            && self.workers.have_started()
-        {
-            true => self.settle(Mover::Waits),
-            false => Ok(()),
+        if !self.claimant.possession().is_some_and(is_here) || !self.device.disk.reconnects() {
+            return Ok(());
         }
+        if self.workers.have_started() {
+            return self.settle(Mover::Waits);
+        }
+        // Workers that have ended had their store flushed, unless its server was away. Then the next one sends it the changes again.
+        loop {
+            match self.claimant.claim_unserved() {
+                Unserved::Taken => break,
+                Unserved::Ending => self.pause(Some(Instant::now() + ASK_AGAIN))?,
+                Unserved::Owned => return Ok(()),
+            }
+        }
+        if self.device.disk.has_unflushed() && !self.device.is_lost() {
+            self.workers.start(0, &self.device, &self.memory)?;
+            self.settle(Mover::Waits)?;
+            self.workers.end();
+        }
+        self.claimant.release();
+        Ok(())
     }
 
     /// Waits until the disk's server has ended what a killed daemon sent it, which would overtake what the other host writes.

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! An owner that comes from another process has the disk from the beginning: it is *resuming* until its vrings are started again, and
-//! then serving, or free if it had none.
+//! then serving, or free if it had none. A session without a vring that has the disk flushed is serving meanwhile.
 //!
 //! What one of them is:
 //!
@@ -122,6 +122,17 @@ pub(crate) enum Claim {
     TakenOver,
     /// The session had the disk before, and one that was parked meanwhile has been hung up.
     Defended,
+}
+
+/// Result of a claim by a session without vrings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unserved {
+    /// The session has the disk now.
+    Taken,
+    /// The frontend of the session that has the disk has left, and its requests are under way.
+    Ending,
+    /// A session that is connected has the disk, or had it last.
+    Owned,
 }
 
 impl Sessions {
@@ -278,6 +289,31 @@ impl Claimant {
         sessions.hold = Hold::Serving;
         sessions.owner = Some(self.signals.clone());
         true
+    }
+
+    /// Takes the disk without a vring, until [`release`](Claimant::release), if no other session goes on with it.
+    pub(crate) fn claim_unserved(&self) -> Unserved {
+        let mut sessions = self.owners.lock();
+        let is_free = sessions.hold == Hold::Free;
+        if sessions.are_owned_beside(&self.signals) || sessions.is_owner(&self.signals) && !is_free
+        {
+            return Unserved::Owned;
+        }
+        if !is_free {
+            return Unserved::Ending;
+        }
+        sessions.hold = Hold::Serving;
+        sessions.owner = Some(self.signals.clone());
+        Unserved::Taken
+    }
+
+    /// Gives back what [`claim_unserved`](Claimant::claim_unserved) has taken. The workers have ended.
+    pub(crate) fn release(&self) {
+        let mut sessions = self.owners.lock();
+        if !self.signals.owns() {
+            sessions.owner = None;
+        }
+        sessions.free();
     }
 
     /// Sleeps until the session is woken, its frontend leaves, or `until`. Returns why the session must end, if it must.

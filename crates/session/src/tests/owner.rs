@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::running::Driver;
 use super::*;
-use crate::owner::Claim;
+use crate::owner::{Claim, Unserved};
 
 const NEEDS_RESET: u64 = 0x40;
 
@@ -188,6 +188,34 @@ pub(super) fn member(owners: &Arc<Owners>) -> (Claimant, UnixStream) {
     let signals = Arc::new(SessionSignals::new().unwrap());
     let claimant = Claimant::new(owners.clone(), signals, Arc::new(stream));
     (claimant, frontend)
+}
+
+#[test]
+fn a_session_without_vrings_has_the_disk_for_a_while_if_no_other_goes_on_with_it() {
+    let owners = Arc::default();
+    let (first, frontend) = member(&owners);
+    let (second, _connected) = member(&owners);
+    let (third, _beside) = member(&owners);
+    assert_eq!(first.claim(), Ok(Some(Claim::First)));
+    assert_eq!(second.claim_unserved(), Unserved::Owned);
+    first.stopped();
+    assert_eq!(first.claim_unserved(), Unserved::Owned, "it has workers");
+    assert_eq!(second.claim_unserved(), Unserved::Owned);
+    hang_up(frontend);
+    assert_eq!(second.claim_unserved(), Unserved::Ending);
+    drop(first);
+    assert_eq!(second.claim_unserved(), Unserved::Taken);
+    assert_eq!(third.claim_unserved(), Unserved::Owned);
+    assert_eq!(third.claim(), Ok(None));
+    assert!(!second.must_yield(), "it is flushing");
+    second.release();
+    // As if nothing had been.
+    assert_eq!(second.claim(), Ok(Some(Claim::First)));
+    second.stopped();
+    second.give_up();
+    assert_eq!(second.claim_unserved(), Unserved::Taken);
+    second.release();
+    assert_eq!(second.claim(), Ok(Some(Claim::Defended)));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 
 use cleave_guest::RegionSpec;
 use cleave_tests::Scratch;
-use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, simple};
+use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, WRITE, simple};
 
 use super::dirty::Log;
 use super::owner::{comes, member};
@@ -146,9 +146,18 @@ impl Bench {
     }
 
     fn on(disk: Disk, hosts: Arc<Hosts>, scratch: Scratch) -> Bench {
-        let device = device_on(disk);
-        let (stream, frontend) = UnixStream::pair().unwrap();
         let owners = Arc::new(Owners::of(hosts.clone()));
+        Bench::beside(device_on(disk), owners, hosts, scratch)
+    }
+
+    /// One of the sessions of a device.
+    fn beside(
+        device: Arc<Device>,
+        owners: Arc<Owners>,
+        hosts: Arc<Hosts>,
+        scratch: Scratch,
+    ) -> Bench {
+        let (stream, frontend) = UnixStream::pair().unwrap();
         let signals = Arc::new(SessionSignals::new().unwrap());
         let claimant = Claimant::new(owners.clone(), signals.clone(), Arc::new(stream));
         let mut state = SessionState::new(device, Offload::default(), &CONFIG, claimant).unwrap();
@@ -495,6 +504,60 @@ fn a_guest_whose_driver_was_reset_begins_to_move_when_its_writes_are_durable() {
     tracing::subscriber::with_default(warnings, || bench.log(true));
     assert_eq!(server.flushes(), before + 2);
     assert_eq!(bench.hosts.failures.load(Ordering::SeqCst), 0);
+}
+
+/// Its VMM has connected again, and the workers of the first connection found no server that they could flush. If their changes were sent
+/// again later, they would replace what the guest writes on the other host.
+#[test]
+fn a_guest_that_was_connected_before_begins_to_move_when_its_writes_are_durable() {
+    check_earlier_writes(true);
+    // Its server is waited for.
+    check_earlier_writes(false);
+}
+
+fn check_earlier_writes(is_back: bool) {
+    let mut bench = Bench::of("&reconnect=0&fence=1", |_| ());
+    let (hosts, owners) = (bench.hosts.clone(), bench.owners.clone());
+    let server = hosts.server.get().unwrap();
+    let device = bench.state.device.clone();
+    let mut before = Frontend::connect_to(device.clone(), owners.clone());
+    before = before.negotiate().share_memory();
+    let features = longs(&[FEATURES | feature::FLUSH]);
+    assert_eq!(before.request(Req::SET_FEATURES, &features), Ack);
+    let mut driver = before.drive(0);
+    driver.make_write();
+    driver.kick();
+    driver.finish();
+    assert!(device.disk.has_unflushed());
+    server.accept(false);
+    server.hang_up();
+    comes(|| device.disk.is_cut_off());
+    assert!(matches!(before.end(), Ending::HungUp));
+    server.accept(is_back);
+    let writes = || {
+        let asked = server.asked();
+        asked.iter().filter(|asked| asked.kind == WRITE).count()
+    };
+    assert_eq!((writes(), server.flushes()), (1, 0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // A worker looks for the server, and ends when it has flushed.
+            comes(|| is_back || !device.modes().is_empty());
+            server.accept(true);
+        });
+        bench.log(true);
+    });
+    assert_eq!((writes(), server.flushes()), (2, 1));
+    assert!(!device.disk.has_unflushed() && device.modes().is_empty());
+    // Another session may have the disk, and at the end nothing is written again.
+    let mut parked = Frontend::connect_to(device, owners);
+    parked = parked.negotiate().share_memory();
+    assert_eq!(parked.start(0), Ack);
+    assert!(matches!(parked.end(), Ending::HungUp));
+    bench.frontend.shutdown(std::net::Shutdown::Both).unwrap();
+    bench.state.finish();
+    assert_eq!(bench.handed().len(), 1);
+    assert_eq!(writes(), 2);
 }
 
 /// How a session is told to end, and how it ends.

@@ -42,6 +42,14 @@ impl Driver {
         self.put(0x2002, &self.made.to_le_bytes());
     }
 
+    /// Makes one available that writes a sector.
+    pub(super) fn make_write(&mut self) {
+        self.make();
+        self.put(0x3000, &1u32.to_le_bytes());
+        // The device reads its data.
+        self.put(16 + 12, &1u16.to_le_bytes());
+    }
+
     /// Makes two available at once. The second one reads into memory beside the rings.
     pub(super) fn make_two(&mut self) {
         self.add(0, 0x8_0000);
