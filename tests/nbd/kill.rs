@@ -1,5 +1,7 @@
 //! The daemon is killed while it serves the export of a server, and nothing is lost.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -9,8 +11,8 @@ use std::time::{Duration, Instant};
 use cleave_client::{Base, Client, Error};
 use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, WRITE, simple};
 use cleave_tests::{
-    Case, Killed, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, connect, disk_socket, http,
-    outliving, program_path, scale, seeded, small, wait_until,
+    Case, Killed, Mount, Requirement, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, connect,
+    disk_socket, http, outliving, program_path, run_to_exit, scale, seeded, small, wait_until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -26,6 +28,7 @@ pub(crate) fn cases() -> Vec<Case> {
         a_killed_daemon_loses_nothing: QEMU,
         a_killed_node_loses_nothing: QEMU,
         the_next_daemon_waits_for_the_fence,
+        an_export_whose_lock_has_no_room_for_a_line_is_not_served: Requirement::Root,
         the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart,
         a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away,
         a_loss_is_kept_until_a_flush_has_failed,
@@ -177,6 +180,30 @@ fn the_next_daemon_waits_for_the_fence() {
     connect(|| client.reconnect(&socket, &options, Base::Used));
     client.queue(0).write(0, &[3; 512]).unwrap();
     assert!(killed.elapsed() >= Duration::from_secs(3), "{killed:?}");
+}
+
+/// After a kill the next daemon would not know of the fence.
+fn an_export_whose_lock_has_no_room_for_a_line_is_not_served() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(SURVIVOR_DISK_BYTES));
+    let mount = Mount::tmpfs(&scratch, 64 << 10).unwrap();
+    let filler = mount.path().join("filler");
+    let mut file = File::create(&filler).unwrap();
+    while file.write(&[1; 4096]).is_ok() {}
+    drop(file);
+    let (socket, uri) = (mount.path().join("socket"), server.uri("&fence=3"));
+    let words = ["serve", "--disk", &uri, "--socket-path"].map(str::as_ref);
+    let line = [&words[..], &[socket.as_ref()]].concat();
+    let refused = run_to_exit(&line);
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    let why = "No space left on device (os error 28): after a kill the next daemon would not know that the NBD server";
+    assert!(refused.stderr.contains(why), "{}", refused.stderr);
+    std::fs::remove_file(&filler).unwrap();
+    let daemon = start(&line);
+    let mut client = connect(|| Client::open(&socket, &outliving()));
+    client.queue(0).write(0, &[1; 512]).unwrap();
+    drop(client);
+    end(daemon);
 }
 
 /// Ends it as an operator does.

@@ -1,11 +1,14 @@
 //! The program never takes a socket or an image from another program.
 
 use std::fs::File;
+use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use cleave_tests::{Daemon, Scratch, exercise, run, run_to_exit, small, wait_until};
+use cleave_tests::{
+    Daemon, Mount, Scratch, exercise, ignored, is_root, run, run_to_exit, small, wait_until,
+};
 use rustix::process::{Pid, Signal};
 
 #[test]
@@ -127,6 +130,54 @@ fn a_left_over_lock_vouches_for_no_other_disk() {
     // The lock of a daemon that was killed before it had opened its disk.
     std::fs::write(&lock, "").unwrap();
     refuse();
+}
+
+/// A full tmpfs has room for the names of a socket and its lock, and for no line. It takes any length of zeroes.
+#[test]
+fn a_lock_without_room_for_its_line_is_of_use_to_the_next_daemon() {
+    if !is_root() {
+        return ignored("needs root, to mount");
+    }
+    let scratch = Scratch::in_memory();
+    let mount = Mount::tmpfs(&scratch, 64 << 10).unwrap();
+    let filler = mount.path().join("filler");
+    let mut file = File::create(&filler).unwrap();
+    while file.write(&[1; 4096]).is_ok() {}
+    drop(file);
+    let [socket, lock] = ["socket", "socket.lock"].map(|name| mount.path().join(name));
+    let line = [
+        "serve",
+        "--socket-path",
+        socket.to_str().unwrap(),
+        "--disk",
+        "ram:1M",
+    ];
+    let mut daemon = Daemon::with_args(Scratch::in_memory(), socket.clone(), &line);
+    let told = [
+        "socket.lock cannot be written: No space left",
+        "make room there",
+    ];
+    for part in told {
+        assert!(daemon.log_has(part), "{part}: {}", daemon.log());
+    }
+    assert_eq!(std::fs::read(&lock).unwrap(), b"");
+    daemon.die().unwrap();
+    let next = daemon.start_again().unwrap();
+    daemon.abandon();
+    daemon = next;
+    std::fs::remove_file(&filler).unwrap();
+    // As that one left it, and as version 0.4.0 did.
+    for zeroes in [0, 40] {
+        daemon.die().unwrap();
+        std::fs::write(&lock, vec![0; zeroes]).unwrap();
+        let next = daemon.start_again().unwrap();
+        daemon.abandon();
+        daemon = next;
+        let text = std::fs::read_to_string(&lock).unwrap();
+        assert!(text.starts_with("served ram:1M\n"), "{zeroes}: {text:?}");
+    }
+    daemon.finish();
+    assert!(!lock.exists());
 }
 
 #[test]

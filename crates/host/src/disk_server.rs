@@ -22,8 +22,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cleave_api::EventName;
-use cleave_config::Cache;
-use cleave_disk::{Disk, Locking, OpenError, Resized};
+use cleave_config::{Cache, Storage};
+use cleave_disk::{Disk, DiskSpec, Locking, OpenError, Resized};
 use cleave_sandbox::Role;
 use cleave_session::{Ending, Offload, Offloaded, Owners, Quota, SessionHandle};
 use cleave_worker::record::Recording;
@@ -174,10 +174,28 @@ fn complete(
     }
     service.tuning.split = split_for(&service.config, &disk, service.names)?;
     if let Some(lock) = lock {
-        lock.record(&service.disk, disk.is_loss_untold());
+        let recorded = lock.record(&service.disk, disk.is_loss_untold());
+        recorded.or_else(|why| go_on_unrecorded(service, &why))?;
         service.cache_note = lock.cache_note(&service.disk);
     }
     Ok(disk)
+}
+
+/// Goes on with a disk that is not recorded beside its socket, unless that is on an NBD server: after a kill, the next daemon would let
+/// that server's last writes from this one overtake its own.
+fn go_on_unrecorded(service: &Service, why: &str) -> Result<(), Failure> {
+    match &service.disk {
+        Storage::One(DiskSpec::Nbd(_)) if !service.open.read_only => Err(Failure::start(format!(
+            "{why}: after a kill the next daemon would not know that the NBD server may still write: make room there"
+        ))),
+        _ => {
+            tracing::warn!(
+                "{why}: after a kill the next daemon will not know that this disk was served, nor of a failed sync, nor of a guest that \
+                 has switched its write cache off: make room there, then reload or restart cleave"
+            );
+            Ok(())
+        }
+    }
 }
 
 /// Returns what tells these files from others: the numbers of their devices and inodes.

@@ -208,13 +208,18 @@ impl PathLock {
     /// Returns true if a daemon ended here that served the same disk, which lacks changes, or may lack them, of which the guest may
     /// not know. Another disk lacks nothing.
     pub(crate) fn left_lost_changes(&self, disk: &Storage) -> bool {
+        let Predecessor::Died(text) = &self.predecessor else {
+            return false;
+        };
         let is_same = match (self.disk_left(), disk) {
             (Some(DiskSpec::Nbd(left)), Storage::One(DiskSpec::Nbd(now))) => {
                 left.address == now.address && left.export == now.export
             }
+            // It could not record which disk.
+            _ if text == LOST => true,
             _ => self.was_serving(disk),
         };
-        matches!(&self.predecessor, Predecessor::Died(text) if is_same && ends_with_loss(text))
+        is_same && ends_with_loss(text)
     }
 
     /// Returns true if the daemon that had this file noted such a loss, whether or not it runs.
@@ -233,7 +238,7 @@ impl PathLock {
         let length = self.file.metadata().map_or(0, |found| found.len());
         let mut bytes = vec![0; length.min(LOCK_BYTES_MAX) as usize];
         self.file.read_exact_at(&mut bytes, 0).ok()?;
-        String::from_utf8(bytes).ok()
+        Some(without_zeroes(str::from_utf8(&bytes).ok()?))
     }
 
     /// Has failed syncs of this disk noted in the file, by whatever thread sees them, so that they are known after a kill too.
@@ -282,41 +287,59 @@ impl PathLock {
         line.strip_prefix(SERVED)?.parse().ok()
     }
 
-    /// Records that this disk is open, and whether its guest does not know of a loss, for a successor. A failure, as on a full file system,
-    /// leaves the successor without that knowledge. A death in between leaves the end of an older line after this one.
-    pub(crate) fn record(&self, disk: &Storage, is_loss_untold: bool) {
+    /// Records that this disk is open, and whether its guest does not know of a loss, for a successor. After an error, as on a full file
+    /// system, the file tells nothing. A death in between leaves the end of an older line after this one.
+    pub(crate) fn record(&self, disk: &Storage, is_loss_untold: bool) -> Result<(), String> {
         let line = served(disk);
-        match self.predecessor {
-            Predecessor::Foreign => {}
+        let recorded = match self.predecessor {
+            Predecessor::Foreign => Ok(()),
             Predecessor::Running => self.find_place(&line),
             _ => {
                 let cache = match self.tells_of_cache_off() {
                     true => CacheWord::IsOff,
                     false => CacheWord::AsSet,
                 };
-                let text = [&line, cache.line(), lost_line(is_loss_untold)].concat();
-                let ends = line.len() + CacheWord::BYTES;
-                let mut file = &self.file;
-                let _ = file.rewind().and_then(|()| file.write_all(text.as_bytes()));
-                let _ = file.set_len(text.len() as u64);
-                let _ = file.seek(io::SeekFrom::Start(ends as u64));
+                self.write(&line, cache, is_loss_untold)
             }
-        }
+        };
+        recorded.map_err(|error| format!("{} cannot be written: {error}", self.path.display()))
+    }
+
+    /// Writes all that the file tells, and finds the place for a line about a loss, after that about the cache.
+    fn write(&self, disk: &str, cache: CacheWord, is_loss_untold: bool) -> io::Result<()> {
+        let text = [disk, cache.line(), lost_line(is_loss_untold)].concat();
+        let ends = disk.len() + CacheWord::BYTES;
+        let mut file = &self.file;
+        let written = file.rewind().and_then(|()| file.write_all(text.as_bytes()));
+        // A full tmpfs takes any length, of zeroes.
+        let (length, place) = match written {
+            Ok(()) => (text.len(), ends),
+            Err(_) => (0, 0),
+        };
+        file.set_len(length as u64)?;
+        file.seek(io::SeekFrom::Start(place as u64))?;
+        written
     }
 
     /// Finds the place for a line about a loss, after the line of the disk, which is the same for a daemon that runs, and that about the
-    /// cache. What that daemon may note is not for this one to change.
-    fn find_place(&self, disk: &str) {
+    /// cache. What that daemon may note is not for this one to change, unless it could not record its disk.
+    fn find_place(&self, disk: &str) -> io::Result<()> {
+        let text = self.text().unwrap_or_default();
+        if text.is_empty() || text == LOST {
+            return self.write(disk, CacheWord::AsSet, !text.is_empty());
+        }
         let mut file = &self.file;
-        let _ = file.rewind().and_then(|()| file.write_all(disk.as_bytes()));
+        file.rewind()?;
+        file.write_all(disk.as_bytes())?;
         let text = self.text().unwrap_or_default();
         let cache = text.get(disk.len()..).and_then(CacheWord::first_of);
         let ends = disk.len() + cache.map_or(0, |_| CacheWord::BYTES);
-        let _ = file.seek(io::SeekFrom::Start(ends as u64));
+        file.seek(io::SeekFrom::Start(ends as u64))?;
+        Ok(())
     }
 
     /// Ends the file after the line about the cache, where the file's position is and stays, or after the line that tells of a loss. No
-    /// order of these steps loses that line while the loss is owed.
+    /// order of these steps loses that line while the loss is owed. If the disk is not recorded, that line is alone.
     fn record_loss(&self, is_loss_untold: bool) {
         if self.predecessor == Predecessor::Foreign {
             return;
@@ -326,9 +349,16 @@ impl PathLock {
             return;
         };
         let lost = lost_line(is_loss_untold);
-        let _ = file.write_all(lost.as_bytes());
-        let _ = file.set_len(end + lost.len() as u64);
+        let written = file.write_all(lost.as_bytes());
+        let length = written.as_ref().map_or(0, |()| lost.len() as u64);
+        let _ = file.set_len(end + length);
         let _ = file.seek(io::SeekFrom::Start(end));
+        if let Err(error) = written {
+            tracing::error!(
+                "{}: cannot be written: the next daemon will not know that changes may be lost: {error}",
+                self.path.display()
+            );
+        }
     }
 
     /// Removes the file: the daemon ends in order.
@@ -485,10 +515,12 @@ impl Predecessor {
     /// Reads a lock file that another daemon made.
     fn of(file: &fs::File) -> Predecessor {
         let mut text = String::new();
-        match file.take(LOCK_BYTES_MAX).read_to_string(&mut text) {
-            // Its daemon never had the disk open, or has only just created the file.
+        let read = file.take(LOCK_BYTES_MAX).read_to_string(&mut text);
+        let text = without_zeroes(&text);
+        match read {
+            // Its daemon never had the disk open, or could not record it, or has only just created the file.
             Ok(_) if text.is_empty() => Predecessor::None,
-            Ok(_) if !text.starts_with(SERVED) => Predecessor::Foreign,
+            Ok(_) if !text.starts_with(SERVED) && text != LOST => Predecessor::Foreign,
             Ok(_) if CacheWord::within(&text) == Some(CacheWord::WasOff) => Predecessor::Ended,
             Ok(_) => Predecessor::Died(text),
             _ => Predecessor::Foreign,
@@ -499,7 +531,12 @@ impl Predecessor {
 /// Returns true if the text of a lock file tells of a loss.
 fn ends_with_loss(text: &str) -> bool {
     text.strip_suffix(LOST)
-        .is_some_and(|rest| rest.ends_with('\n'))
+        .is_some_and(|rest| rest.is_empty() || rest.ends_with('\n'))
+}
+
+/// Returns what a lock file tells. Version 0.4.0 leaves zeroes in the place of a text for which its file system has no room.
+fn without_zeroes(text: &str) -> String {
+    text.trim_start_matches('\0').to_owned()
 }
 
 /// Returns true if both are descriptions of one file.
@@ -518,6 +555,8 @@ fn is_at(file: impl AsFd, path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
+
+    use cleave_disk::OpenOptions;
 
     use super::*;
 
@@ -591,16 +630,16 @@ mod tests {
         let path = folder.path().join("s");
         let spec = || DiskSpec::Null(1 << 20);
         let storage = Storage::One(spec());
-        let open = || Disk::open(&spec(), &cleave_disk::OpenOptions::default()).unwrap();
+        let open = || Disk::open(&spec(), &OpenOptions::default()).unwrap();
         let running = PathLock::take(&path).unwrap().unwrap();
         let mut disk = open();
         running.note_failures_of(&mut disk);
-        running.record(&storage, false);
+        running.record(&storage, false).unwrap();
         let next = PathLock::of_running(&path).unwrap();
         assert!(!next.tells_of_loss());
         disk.mark_sync_failed();
         disk.mark_sync_failed();
-        next.record(&storage, false);
+        next.record(&storage, false).unwrap();
         assert!(next.tells_of_loss());
         drop(next);
         // It dies.
@@ -611,7 +650,7 @@ mod tests {
         let mut disk = open();
         disk.mark_changes_lost();
         next.note_failures_of(&mut disk);
-        next.record(&storage, disk.is_loss_untold());
+        next.record(&storage, disk.is_loss_untold()).unwrap();
         let left = Left::of(&disk, Some(&next));
         next.end(left);
         let next = PathLock::take(&path).unwrap().unwrap();
@@ -621,6 +660,60 @@ mod tests {
         next.end(left);
         let last = PathLock::take(&path).unwrap().unwrap();
         assert!(!last.left_lost_changes(&storage));
+    }
+
+    /// Its file system was full when it opened the disk. Version 0.4.0 left zeroes there, and its failed sync after them.
+    #[test]
+    fn a_daemon_that_could_not_record_its_disk_is_none_unless_it_tells_of_a_loss() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let beside = folder.path().join("s.lock");
+        let storage = Storage::One(DiskSpec::Null(1 << 20));
+        let text = format!("{}{}", served(&storage), CacheWord::AsSet.line());
+        let take = || PathLock::take(&path).unwrap().unwrap();
+        for zeroes in [0, 1, 40] {
+            let left = "\0".repeat(zeroes);
+            fs::write(&beside, &left).unwrap();
+            let lock = take();
+            assert!(!lock.was_serving(&storage) && !lock.left_lost_changes(&storage));
+            lock.record(&storage, false).unwrap();
+            lock.leave_to_rings();
+            assert_eq!(fs::read_to_string(&beside).unwrap(), text, "{zeroes}");
+            assert!(take().was_serving(&storage), "{zeroes}");
+            let lost = [left.as_str(), LOST].concat();
+            fs::write(&beside, &lost).unwrap();
+            let lock = take();
+            assert!(lock.left_lost_changes(&storage) && !lock.was_serving(&storage));
+            drop(lock);
+            assert_eq!(
+                fs::read_to_string(&beside).unwrap(),
+                lost,
+                "it is still owed"
+            );
+            // One that takes over has room again.
+            for (left, is_lost) in [(&left, false), (&lost, true)] {
+                fs::write(&beside, left).unwrap();
+                let Some(next) = PathLock::of_running(&path) else {
+                    panic!("{zeroes}: no file");
+                };
+                assert_eq!(next.tells_of_loss(), is_lost, "{zeroes}");
+                next.record(&storage, false).unwrap();
+                assert!(next.cache_note(&storage).is_some(), "{zeroes}");
+                let told = [text.as_str(), lost_line(is_lost)].concat();
+                assert_eq!(fs::read_to_string(&beside).unwrap(), told, "{zeroes}");
+            }
+            fs::remove_file(&beside).unwrap();
+        }
+        // A sync fails, and nobody is told, when nothing is recorded.
+        let mut disk = Disk::open(&DiskSpec::Null(1 << 20), &OpenOptions::default()).unwrap();
+        let lock = take();
+        lock.note_failures_of(&mut disk);
+        disk.mark_sync_failed();
+        assert_eq!(fs::read_to_string(&beside).unwrap(), LOST);
+        let left = Left::of(&disk, Some(&lock));
+        lock.end(left);
+        assert_eq!(fs::read_to_string(&beside).unwrap(), LOST);
+        assert!(take().left_lost_changes(&storage));
     }
 
     /// A guest is the same whichever disk its next daemon has.
@@ -633,14 +726,14 @@ mod tests {
         let take = || PathLock::take(&path).unwrap().unwrap();
         let lock = take();
         assert!(lock.cache_note(&storage).is_none(), "there is no line yet");
-        lock.record(&storage, false);
+        lock.record(&storage, false).unwrap();
         let note = lock.cache_note(&storage).unwrap();
         assert!(!note.is_off() && !lock.tells_of_cache_off());
         note.set_off(true);
         note.set_off(true);
         // One that takes over finds it, and leaves it as it is.
         let next = PathLock::of_running(&path).unwrap();
-        next.record(&storage, true);
+        next.record(&storage, true).unwrap();
         let its_note = next.cache_note(&storage).unwrap();
         assert!(its_note.is_off() && next.tells_of_cache_off());
         its_note.set_off(false);
@@ -651,7 +744,7 @@ mod tests {
         lock.leave_to_rings();
         let lock = take();
         assert!(lock.was_serving(&storage) && lock.tells_of_cache_off());
-        lock.record(&other, true);
+        lock.record(&other, true).unwrap();
         assert!(lock.tells_of_cache_off() && lock.tells_of_loss());
         assert!(lock.cache_note(&storage).is_none());
         let left = |is_loss_untold| Left {
@@ -661,14 +754,14 @@ mod tests {
         lock.end(left(true));
         let lock = take();
         assert!(lock.left_lost_changes(&other) && lock.tells_of_cache_off());
-        lock.record(&storage, false);
+        lock.record(&storage, false).unwrap();
         lock.end(left(false));
         // That one has ended in order.
         let lock = take();
         assert!(lock.tells_of_cache_off() && !lock.was_serving(&storage));
         drop(lock);
         let lock = take();
-        lock.record(&storage, false);
+        lock.record(&storage, false).unwrap();
         let note = lock.cache_note(&storage).unwrap();
         assert!(note.is_off());
         note.set_off(false);
