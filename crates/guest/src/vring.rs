@@ -537,9 +537,13 @@ impl Vring {
     }
 
     /// Gives back the chain of this head, to be taken and read again later. It must be the one that [`take`](Vring::take)
-    /// returned last, from the ring and not from those of a dead daemon, and nothing may have been done with it.
+    /// returned last, and nothing may have been done with it.
     #[cold]
     pub fn untake(&mut self, head: u16) {
+        if self.retaken.take().is_some() {
+            // It is in flight already, and was not taken from the ring.
+            return self.again.push(head);
+        }
         if let Some(journal) = &mut self.journal {
             journal.untake(head, self.positions.added());
         }
@@ -552,9 +556,7 @@ impl Vring {
     /// stay in flight.
     #[cold]
     pub fn leave(&mut self, head: u16) {
-        if self.retaken.is_none() {
-            self.untake(head);
-        }
+        self.untake(head);
         self.leave_all();
     }
 

@@ -63,6 +63,8 @@ pub(crate) struct Lane {
     pub(crate) intake: LaneIntake,
     /// Its next request waits for the disk's limits.
     pub(crate) throttled: Option<Throttled>,
+    /// While it stops, the requests of an earlier daemon do not wait for the disk's limits.
+    pub(crate) hurries: bool,
     /// Entries were pushed since the last publish.
     pub(crate) dirty: bool,
     /// Number of entries that were pushed since the last publish.
@@ -147,6 +149,7 @@ impl Lane {
             left: false,
             intake: LaneIntake::Open,
             throttled: None,
+            hurries: false,
             dirty: false,
             record,
             call_history: CallHistory::default(),
@@ -252,6 +255,16 @@ impl Lane {
         }
     }
 
+    /// Stops it when nothing is in flight any more, for control. Control must not wait for the disk's limits, so what an earlier daemon
+    /// left in flight does not either. Its frontend could write such requests into the region again and again, and have them done by a
+    /// start and a stop: so that is done once for each vring, and the next time they stay in the region.
+    pub(crate) fn stop(&mut self, device: &Device, done: SyncSender<Stopped>) {
+        self.vring.take_no_more();
+        self.leave_limits(device);
+        self.hurries |= self.vring.again() > 0 && device.may_hurry(self.index);
+        self.state = LaneState::Stopping(done);
+    }
+
     /// Starts or stops serving it, for control.
     pub(crate) fn enable(&mut self, enable: bool) {
         match &mut self.state {
@@ -323,8 +336,10 @@ impl Lane {
     /// Returns true if control waits for it and nothing is in flight.
     pub(crate) fn is_drained(&self) -> bool {
         // Requests of an earlier daemon cannot be taken from a ring that is away, and while control waits no table brings it
-        // back; nor may they go to a disk that is quiesced or not settled. They stay where that daemon left them.
-        let may_take = !self.vring.is_detached() && self.may_repeat();
+        // back; nor may they go to a disk that is quiesced or not settled. They stay where that daemon left them, as do those that are
+        // over the disk's limits.
+        let is_over_limit = self.throttled.is_some_and(|it| it.since_ns.is_some());
+        let may_take = !self.vring.is_detached() && self.may_repeat() && !is_over_limit;
         let takes_on = may_take && self.vring.again() > 0;
         matches!(self.state, LaneState::Stopping(_)) && self.has_answered() && !takes_on
     }

@@ -20,7 +20,7 @@ use self::cache_note::CacheNote;
 use self::incident::{Incident, IncidentHook};
 use self::logs::Logs;
 use self::registry::Registry;
-use self::throttle::{LimitGroup, LimitLevels, Throttle};
+use self::throttle::{LimitGroup, LimitLevels, Throttle, VRINGS};
 use crate::clock::nanoseconds;
 use crate::policy::Budget;
 use crate::record::{Recording, Records};
@@ -91,6 +91,8 @@ pub struct Device {
     pub(crate) has_shown: AtomicBool,
     /// A vring has brought requests that an earlier daemon left in flight.
     pub(crate) has_leftovers: AtomicBool,
+    /// The vrings that were stopped while requests of an earlier daemon were to be done again.
+    hurried: [AtomicBool; VRINGS],
     /// A worker was left behind, and the kernel may still do what it had in flight.
     pub(crate) is_lost: AtomicBool,
     /// The threads that serve it beside other disks. `None`: its workers have threads of their own.
@@ -128,6 +130,7 @@ impl Device {
             incidents: IncidentHook::default(),
             has_shown: AtomicBool::new(false),
             has_leftovers: AtomicBool::new(false),
+            hurried: [const { AtomicBool::new(false) }; VRINGS],
             is_lost: AtomicBool::new(false),
             pool: None,
         }
@@ -263,6 +266,12 @@ impl Device {
         let settled_at = self.disk.settled_at().filter(|_| is_left)?;
         let left = settled_at.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
+    }
+
+    /// Returns true, once, if a vring that stops may do what an earlier daemon left in flight past the disk's limits.
+    pub(crate) fn may_hurry(&self, vring: u16) -> bool {
+        let hurried = self.hurried.get(usize::from(vring));
+        hurried.is_some_and(|hurried| !hurried.swap(true, Ordering::Relaxed))
     }
 
     /// Returns true if a worker was left behind with requests in flight, which may still complete at any time. No guest may be

@@ -22,7 +22,7 @@ use crate::clock::nanoseconds;
 use crate::{Limit, LimitKind, RateLimits, Tuning};
 
 /// Most vrings of a disk.
-const VRINGS: usize = 256;
+pub(crate) const VRINGS: usize = 256;
 /// How late a vring may be until the others stop leaving room for it. After that it probably has no requests any more.
 const PATIENCE_NS: u64 = 20_000_000;
 /// Longest wait for others that may go first while the buckets have room. An empty bucket holds as much, and what leaks after

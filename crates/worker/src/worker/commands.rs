@@ -347,9 +347,7 @@ impl<S: Store> Worker<S> {
         if let Some(lane) = self.lanes[number].as_mut() {
             // A second stop of the same vring replaces the first.
             self.inbox.stopping += usize::from(!matches!(lane.state, LaneState::Stopping(_)));
-            lane.vring.take_no_more();
-            lane.leave_limits(&self.device);
-            lane.state = LaneState::Stopping(done);
+            lane.stop(&self.device, done);
         }
         self.abandon(number);
     }
@@ -445,6 +443,7 @@ impl<S: Store> Worker<S> {
             };
             let slot = number as u16;
             self.inbox.stopping -= 1;
+            lane.leave_limits(&self.device);
             self.reactor.unwatch(slot);
             self.reactor.set_bell(call_bell(slot), None);
             self.reactor.set_bell(err_bell(slot), None);

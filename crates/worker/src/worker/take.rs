@@ -133,8 +133,7 @@ impl<S: Store> Worker<S> {
             watched,
             noted: watched || lane.vring.is_logged(),
             run: InlineRun::NONE,
-            // The daemon that died has counted the requests which it left in flight.
-            is_limited: active.is_limited && lane.vring.again() == 0,
+            is_limited: active.is_limited && !lane.hurries,
             laps,
         };
         let (chains, stop) = take_batch(&mut acceptance, lane, taking, active);

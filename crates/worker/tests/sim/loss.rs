@@ -16,14 +16,14 @@ use crate::driver::{Ask, Driver, Part};
 use crate::{Bench, DISK_BYTES, FEATURES, device, inflight_region, is_rung, kept_vring, quiet};
 
 /// Serves the ring of a driver from the requests in flight that the region has.
-fn next_of(region: &Inflight, driver: &Driver) -> Vring {
+pub(crate) fn next_of(region: &Inflight, driver: &Driver) -> Vring {
     let mut next = Vring::new(driver.memory(), Driver::layout(), FEATURES, 0).unwrap();
     next.keep(region.journal(0).unwrap());
     next
 }
 
 /// Takes all that the ring has, the requests in flight first.
-fn take_all(vring: &mut Vring) -> Vec<u16> {
+pub(crate) fn take_all(vring: &mut Vring) -> Vec<u16> {
     let mut chain = Chain::new();
     std::iter::from_fn(|| vring.take(&mut chain).unwrap())
         .map(|taken| taken.head)
@@ -125,7 +125,7 @@ fn take(bench: &mut Bench, count: usize) {
 }
 
 /// Stops the vring, and waits until all that it has taken is done.
-fn stop(bench: &mut Bench) -> Stopped {
+pub(crate) fn stop(bench: &mut Bench) -> Stopped {
     let mut stopped = bench.control.stop(0);
     for _ in 0..100 {
         bench.lap();

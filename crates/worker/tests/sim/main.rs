@@ -9,6 +9,7 @@ mod cache;
 mod control;
 mod crash;
 mod driver;
+mod limits;
 mod log;
 mod loss;
 mod model;
