@@ -307,6 +307,30 @@ fn the_folder_of_another_daemon_stays_as_it_is() {
     assert_eq!(mode(), 0o755);
 }
 
+/// Its unit starts again, and learns from the lock that changes are lost, and that its guest may have written what looks like an image.
+#[test]
+fn what_a_daemon_that_died_has_left_is_not_removed_with_a_refused_disk() {
+    let node = Node::start();
+    let socket = node.socket("d1");
+    let (folder, lock) = (socket.parent().unwrap(), socket.with_extension("sock.lock"));
+    std::fs::create_dir(folder).unwrap();
+    let served = "served /x\ncache: as set \n".to_owned();
+    for text in [format!("{served}changes are lost\n"), served] {
+        std::fs::write(&lock, &text).unwrap();
+        let refused = node.put("d1", &json!({"disk": [folder.join("none")]}));
+        assert_eq!(refused.status, 422, "{}", refused.body);
+        assert!(wait_until(
+            || node.ask("GET", "/v1/disks/d1", "").status == 404
+        ));
+        let left = std::fs::read_to_string(&lock).unwrap_or_default();
+        assert_eq!(left, text);
+    }
+    node.add("d1", &ram());
+    node.remove("d1");
+    assert!(!folder.exists());
+    node.daemon.finish();
+}
+
 /// systemd listens for a unit that does not run, and holds no lock.
 #[test]
 fn the_socket_of_a_unit_that_does_not_run_stays_as_it_is() {

@@ -13,7 +13,7 @@ use crate::disk_server::Order;
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::hosted::disk::HostedState;
-use crate::hosted::disk_host::{DiskHost, OpenResult, Past, ServerEnd, Work};
+use crate::hosted::disk_host::{DiskHost, OpenResult, Past, Removal, ServerEnd, Work};
 use crate::process::systemd::Manager;
 use crate::status::DiskStatus;
 
@@ -99,5 +99,5 @@ impl DiskHost for Alone {
         self.events.tell(id, state.word().into(), details);
     }
 
-    fn forget(&self, _: &str) {}
+    fn forget(&self, _: &str, _: Removal) {}
 }

@@ -84,7 +84,7 @@ pub(crate) trait DiskHost: Send + Sync + 'static {
     fn tell_change(&self, id: &str, details: Value);
 
     /// Takes a disk out of the list, with the folder of its socket.
-    fn forget(&self, id: &str);
+    fn forget(&self, id: &str, removal: Removal);
 }
 
 /// How the server of a disk has ended.
@@ -104,6 +104,15 @@ impl ServerEnd {
 
 /// The result of opening.
 pub(crate) type OpenResult<H> = Result<(<H as DiskHost>::Opened, OpenFiles), Failure>;
+
+/// Why a disk leaves the list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Removal {
+    /// The disk was served, or somebody has deleted it. What is left at its socket is its own.
+    Ended,
+    /// A new disk could not be opened. What a daemon that died has left at its socket is not its own.
+    Refused,
+}
 
 /// Knowledge about the content of a disk that is to be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

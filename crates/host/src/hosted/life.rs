@@ -39,7 +39,7 @@ use tokio::time::Instant;
 use super::disk::{
     DeleteMode, DiskRequest, FutureReply, HostedDisk, HostedState, HostedStatus, Placed, Reply,
 };
-use super::disk_host::{DiskHost, Past, ServerEnd, Work};
+use super::disk_host::{DiskHost, Past, Removal, ServerEnd, Work};
 use super::open_files::OpenFiles;
 use crate::disk_server::Order;
 use crate::problem::Refusal;
@@ -588,6 +588,10 @@ impl<H: DiskHost> Life<H> {
     }
 
     fn undone(&mut self, refusal: Refusal) {
+        let removal = match self.was_open {
+            Some(_) => Removal::Ended,
+            None => Removal::Refused,
+        };
         if let Some(before) = self.before.take() {
             if let Some(limits) = &before.limits {
                 self.host.clone().take_limits_back(&self.id, limits);
@@ -597,7 +601,7 @@ impl<H: DiskHost> Life<H> {
             self.came_back = before.came_back;
             self.show_description();
             match before.was {
-                Was::Nothing if self.file == KeptFile::Absent => self.vanish(),
+                Was::Nothing if self.file == KeptFile::Absent => self.vanish(removal),
                 // There may be a file of it although it could not be written whole.
                 Was::Nothing => {
                     self.enter(LifePhase::Removing);
@@ -610,7 +614,7 @@ impl<H: DiskHost> Life<H> {
                 }
             }
         } else {
-            self.vanish();
+            self.vanish(removal);
         }
         self.answer_waiting(|| refusal.clone());
     }
@@ -625,10 +629,10 @@ impl<H: DiskHost> Life<H> {
     }
 
     /// Leaves the list, and ends.
-    fn vanish(&mut self) {
+    fn vanish(&mut self, removal: Removal) {
         self.host.leaves(&self.config);
         self.enter(LifePhase::Over(self.lost.clone()));
-        self.host.forget(&self.id);
+        self.host.forget(&self.id, removal);
     }
 
     // Answers.

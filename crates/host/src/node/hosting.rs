@@ -23,7 +23,7 @@ use crate::handover::merge::DiskUse;
 use crate::handover::store;
 use crate::hosted::aside::aside;
 use crate::hosted::disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Placed};
-use crate::hosted::disk_host::{DiskHost, OpenResult, Past, ServerEnd, Work};
+use crate::hosted::disk_host::{DiskHost, OpenResult, Past, Removal, ServerEnd, Work};
 use crate::hosted::{FileBounds, ManyDisks, life};
 use crate::problem::Refusal;
 use crate::process::systemd::Manager;
@@ -387,11 +387,11 @@ impl DiskHost for Node {
         self.events.tell(id, state.word().into(), details);
     }
 
-    fn forget(&self, id: &str) {
+    fn forget(&self, id: &str, removal: Removal) {
         let disk = self.disks.find(id);
         self.disks.remove(id);
         let user = disk.and_then(|disk| disk.shown().config.socket_user.clone());
-        self.remove_folder(id, user.as_deref());
+        self.remove_folder(id, user.as_deref(), removal);
         self.events.tell(id, EventName::Removed, Value::Null);
     }
 }

@@ -14,7 +14,7 @@ use super::opening::Opened;
 use super::shared::Node;
 use crate::disk_server::{DiskServer, Naming, Order, Served};
 use crate::failure::Failure;
-use crate::hosted::disk_host::{ServerEnd, Work};
+use crate::hosted::disk_host::{Removal, ServerEnd, Work};
 use crate::socket::path_lock::{Left, PathLock};
 use crate::socket::{self, Door};
 use crate::status::DiskStatus;
@@ -73,7 +73,7 @@ pub(super) fn begin(
         let end = serve(&node, server, disk, opened.door, opened.lock, orders).await;
         // Containers that have the folder of a disk mounted find the socket there again after a restart.
         if !is_kept {
-            node.remove_folder(&id, config.socket_user.as_deref());
+            node.remove_folder(&id, config.socket_user.as_deref(), Removal::Ended);
         }
         end
     };

@@ -20,6 +20,7 @@ use crate::handover::offer::{self, Offer};
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::hosted::Disks;
 use crate::hosted::changes::Changes;
+use crate::hosted::disk_host::Removal;
 use crate::http::server::CONNECTIONS_MAX;
 use crate::process::confine::Confinement;
 use crate::process::systemd::Manager;
@@ -163,9 +164,10 @@ impl Node {
     }
 
     /// Removes the folder of a socket, unless somebody listens there or a lock is held in it, or it tells of an NBD disk whose daemon did
-    /// not end in order or of a guest that has switched its write cache off. A node that was killed leaves a socket and a lock behind,
-    /// and the socket may have been given to a user. The service manager may listen for a unit that does not run, without the lock.
-    pub(super) fn remove_folder(&self, id: &str, socket_user: Option<&str>) {
+    /// not end in order or of a guest that has switched its write cache off. A disk that was refused leaves what any daemon that died
+    /// tells there. A node that was killed leaves a socket and a lock behind, and the socket may have been given to a user. The service
+    /// manager may listen for a unit that does not run, without the lock.
+    pub(super) fn remove_folder(&self, id: &str, socket_user: Option<&str>, removal: Removal) {
         let user = socket_user.map(|user| socket::user_number("socket_user", user));
         let given_to = user.and_then(Result::ok);
         // Refused, instead of waited for, where another holds it.
@@ -176,7 +178,9 @@ impl Node {
             ] {
                 let _ = socket::make_room(&stale, Knocking::OnOwn { given_to });
             }
-            if !lock.left_a_server() && !lock.tells_of_cache_off() {
+            // The unit of that name may start again.
+            let is_of_another = removal == Removal::Refused && lock.was_left();
+            if !is_of_another && !lock.left_a_server() && !lock.tells_of_cache_off() {
                 lock.remove();
             }
         }

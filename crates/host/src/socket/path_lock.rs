@@ -199,6 +199,11 @@ impl PathLock {
         matches!(&self.predecessor, Predecessor::Died(text) if text.starts_with(&served(disk)))
     }
 
+    /// Returns true if a daemon died here, or left a message for the next one.
+    pub(crate) fn was_left(&self) -> bool {
+        matches!(self.predecessor, Predecessor::Died(_))
+    }
+
     /// Returns true if a daemon died here that was serving the export of an NBD server. The lock says nothing of what that server
     /// still does.
     pub(crate) fn left_a_server(&self) -> bool {

@@ -7,7 +7,7 @@ use cleave_api::ProblemKind;
 use super::phase::{KeptFile, LifePhase};
 use super::{Life, answer};
 use crate::hosted::disk::Placed;
-use crate::hosted::disk_host::DiskHost;
+use crate::hosted::disk_host::{DiskHost, Removal};
 use crate::problem::Refusal;
 
 impl<H: DiskHost> Life<H> {
@@ -64,7 +64,7 @@ impl<H: DiskHost> Life<H> {
     fn is_kept(&mut self) {
         match &self.phase {
             LifePhase::Removing => {
-                self.vanish();
+                self.vanish(Removal::Ended);
                 for reply in self.deleting.drain(..) {
                     answer(reply, Ok(self.lost.clone()));
                 }

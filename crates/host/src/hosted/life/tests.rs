@@ -251,7 +251,7 @@ impl DiskHost for Invented {
         self.note(state.word().name());
     }
 
-    fn forget(&self, _: &str) {
+    fn forget(&self, _: &str, _: Removal) {
         self.note("forgotten");
     }
 }
