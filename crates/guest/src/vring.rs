@@ -669,6 +669,11 @@ impl Vring {
         self.positions.added()
     }
 
+    /// Returns the used index of the entry that is added next.
+    pub fn next_used(&self) -> u16 {
+        self.positions.next_used()
+    }
+
     #[inline]
     fn show(&mut self) -> bool {
         let Some(RingPlace { epoch, parts }) = &self.place else {

@@ -87,7 +87,8 @@ impl Control {
         self.ask(|done| Command::Stop(index, done))
     }
 
-    /// Asks for an answer at the end of a lap. By then every completion that was decided before this call has been published.
+    /// Asks for an answer when every completion that was decided before this call has been published: at the end of a lap, or of a
+    /// later one while the guest moves and its answers take long to mark.
     pub fn pass(&self) -> Pending<()> {
         self.ask(Command::Pass)
     }

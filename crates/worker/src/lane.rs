@@ -69,6 +69,8 @@ pub(crate) struct Lane {
     pub(crate) dirty: bool,
     /// Number of entries that were pushed since the last publish.
     pub(crate) pushed: u32,
+    /// Used index up to which control waits for the answers to be published.
+    owed: Option<u16>,
     pub(crate) caller: Caller,
     pub(crate) record: Recorder,
     call_history: CallHistory,
@@ -156,6 +158,7 @@ impl Lane {
             empty_kicks: 0,
             doubted_ns: None,
             pushed: 0,
+            owed: None,
             caller: Caller::default(),
         }
     }
@@ -370,6 +373,20 @@ impl Lane {
     pub(crate) fn keep_rest(&mut self) {
         self.pushed = self.vring.added().into();
         self.dirty = self.pushed > 0;
+    }
+
+    /// Notes that control waits until the answers that were decided by now are published.
+    pub(crate) fn owe(&mut self) {
+        self.owed = self.dirty.then(|| self.vring.next_used());
+    }
+
+    /// Returns true if some of these are not published, and will be.
+    pub(crate) fn owes(&self) -> bool {
+        let since = |owed| self.vring.next_used().wrapping_sub(owed);
+        self.dirty
+            && self
+                .owed
+                .is_some_and(|owed| self.vring.added() > since(owed))
     }
 
     /// Answers a request. `None`: its memory is lost, so it is left.

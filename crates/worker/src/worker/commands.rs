@@ -38,6 +38,20 @@ impl<S: Store> Worker<S> {
         !self.inbox.sync_next.is_empty() && self.inbox.syncing.is_empty() && !self.inbox.exiting
     }
 
+    /// Returns true if control waits for answers to be published, and they are.
+    fn has_passed(&self) -> bool {
+        !self.inbox.passing.is_empty() && !self.lanes.iter().flatten().any(Lane::owes)
+    }
+
+    /// Answers those that wait for this.
+    fn answer_passes(&mut self) {
+        if self.has_passed() {
+            let passing = std::mem::take(&mut self.inbox.passing);
+            self.inbox.stopping -= passing.len();
+            passing.iter().for_each(|done| reply(done, ()));
+        }
+    }
+
     /// Begins a flush for the operator as soon as there is room.
     fn begin_sync(&mut self) {
         if self.wants_sync() && self.store().room() > 0 {
@@ -67,6 +81,7 @@ impl<S: Store> Worker<S> {
         self.inbox.exiting && self.is_at_rest()
             || self.wants_sync() && self.store().room() > 0
             || self.inbox.draining && self.is_at_rest()
+            || self.has_passed()
             || lanes.any(|lane| lane.is_drained() || lane.can_release_memory())
     }
 
@@ -93,6 +108,7 @@ impl<S: Store> Worker<S> {
         while let Ok(command) = self.inbox.commands.queue.try_recv() {
             self.handle_command(command);
         }
+        self.answer_passes();
         self.begin_sync();
         self.release_old_memory();
         self.fail_rested();
@@ -135,7 +151,11 @@ impl<S: Store> Worker<S> {
                 self.bind(memory);
                 reply(&done, ());
             }
-            Command::Pass(done) => reply(&done, ()),
+            Command::Pass(done) => {
+                self.lanes.iter_mut().flatten().for_each(Lane::owe);
+                self.inbox.stopping += 1;
+                self.inbox.passing.push(done);
+            }
             Command::Sync(waiter) => {
                 if self.inbox.sync_next.len() < SYNC_WAITERS_MAX {
                     self.inbox.sync_next.push(waiter);

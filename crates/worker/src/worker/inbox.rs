@@ -1,6 +1,7 @@
 //! Commands from control that are in progress.
 
 use std::num::NonZeroU64;
+use std::sync::mpsc::SyncSender;
 
 use crate::command::SyncWaiter;
 use crate::control::Commands;
@@ -13,8 +14,10 @@ pub(crate) struct CommandInbox {
     pub(crate) commands: Commands,
     /// There may be a command in the queue: handle it before sleeping.
     pub(crate) is_pending: bool,
-    /// Number of vrings that control waits for.
+    /// Number of vrings that control waits for, and of those in `passing`.
     pub(crate) stopping: usize,
+    /// Those that wait until the answers that were decided before are published. Each session waits for one at a time.
+    pub(crate) passing: Vec<SyncSender<()>>,
     /// Some vring that is not served still holds memory of an earlier table.
     pub(crate) holds_old_memory: bool,
     /// Control asked the worker to exit.
@@ -34,6 +37,7 @@ impl CommandInbox {
             commands,
             is_pending: true,
             stopping: 0,
+            passing: Vec::new(),
             holds_old_memory: false,
             exiting: false,
             quiet: None,

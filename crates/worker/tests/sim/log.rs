@@ -154,6 +154,32 @@ fn answers_that_take_long_to_mark_are_published_lap_by_lap() {
     assert_eq!(used, [1, 2, 3, 4, 5, 6, 7, 8, 9, 9]);
 }
 
+/// A guest that switches its write cache off takes every answer that comes after that for durable. Those that were decided before
+/// come first.
+#[test]
+fn a_pass_waits_until_the_answers_that_were_decided_before_are_marked() {
+    let mut bench = Bench::new(quiet(1), FEATURES);
+    let log = Log::new();
+    put(&mut bench, &log);
+    bench.driver.submit_longest(9);
+    // A lap takes two and marks one.
+    for _ in 0..4 {
+        bench.lap();
+    }
+    assert_eq!(bench.driver.used_index(), 4);
+    // Those that the guest adds meanwhile are not waited for.
+    bench.driver.submit_longest(9);
+    let mut passed = bench.control.pass();
+    let shown = loop {
+        bench.lap();
+        match passed.wait_for(Duration::ZERO) {
+            Ok(answer) => break answer.map(|()| bench.driver.used_index()),
+            Err(again) => passed = again,
+        }
+    };
+    assert!(matches!(shown, Some(8..18)), "{shown:?}");
+}
+
 #[test]
 fn a_vring_does_not_wait_until_all_answers_of_another_are_marked() {
     const ELSEWHERE: u64 = 0x8000_0000;
