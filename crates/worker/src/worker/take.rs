@@ -29,7 +29,15 @@ enum Stop {
     Budget,
     /// The disk's limits; the lane knows until when.
     OverLimit,
-    Breach(Breach),
+    /// Boxed, because each batch asks if there is one, and that is cheaper then.
+    Breach(Box<Breach>),
+}
+
+impl Stop {
+    #[cold]
+    fn breach(breach: Breach) -> Stop {
+        Stop::Breach(Box::new(breach))
+    }
 }
 
 /// A guest's violation that retires its vring.
@@ -143,17 +151,18 @@ impl<S: Store> Worker<S> {
             // Its ring may be empty, and then only a kick announces the next request.
             lane.throttled = None;
         }
+        let more = matches!(stop, Stop::Budget);
         // What stands in a page that is not there is no breach of the guest's. The end of the lap retires all vrings then.
-        if let Stop::Breach(breach) = &stop
+        if let Stop::Breach(breach) = stop
             && !self.epoch.is_lost()
         {
-            self.retire(slot, breach);
+            self.retire(slot, &breach);
         }
         Accepted {
             chains,
             awaited: 0,
             ended,
-            more: matches!(stop, Stop::Budget),
+            more,
         }
     }
 }
@@ -184,7 +193,7 @@ fn take_batch<S: Store>(
         match lane.vring.take(chain) {
             Ok(None) => return (chains, Stop::Drained),
             Ok(Some(taken)) if lane.slots.is_taken(taken.head) => {
-                return (chains, Stop::Breach(Breach::Head(taken.head)));
+                return (chains, Stop::breach(Breach::Head(taken.head)));
             }
             Ok(Some(taken)) => {
                 // Also if the chain is given back: what costs time is to read it.
@@ -201,7 +210,7 @@ fn take_batch<S: Store>(
                     }
                 }
             }
-            Err(fault) => return (chains, Stop::Breach(Breach::Vring(fault))),
+            Err(fault) => return (chains, Stop::breach(Breach::Vring(fault))),
         }
         chains += 1;
         if *descriptors_left == 0 || acceptance.store.is_sated() {
