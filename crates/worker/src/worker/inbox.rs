@@ -46,4 +46,12 @@ impl CommandInbox {
             sync_next: Vec::with_capacity(SYNC_WAITERS_MAX),
         }
     }
+
+    /// Drops those that wait for something: they learn that there will be no answer.
+    pub(crate) fn give_up(&mut self) {
+        while self.commands.queue.try_recv().is_ok() {}
+        self.passing.clear();
+        self.syncing.clear();
+        self.sync_next.clear();
+    }
 }

@@ -206,8 +206,7 @@ impl<S: Store> Seated for Worker<S> {
         for (slot, _) in (0..).zip(self.lanes.drain(..)) {
             self.reactor.unwatch(slot);
         }
-        // Those that wait for an answer learn that there will be none.
-        while self.inbox.commands.queue.try_recv().is_ok() {}
+        self.inbox.give_up();
         while self.reactor.reap(&mut self.store).is_some() {}
         if self.prepare_close() {
             return Ok(Turn::Ended);
@@ -227,6 +226,7 @@ impl<S: Store> Seated for Worker<S> {
         self.device.is_lost.store(true, Ordering::Release);
         // A command in a queue that is never dropped would never be answered, and the end of the rings never be seen.
         self.inbox.commands.close();
+        self.inbox.give_up();
         self.reactor.disinherit();
         // The other workers of the disk may be asked for a flush when their session ends. Whatever failed may fail here too.
         let [store] = &mut self.store;

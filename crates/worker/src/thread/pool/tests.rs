@@ -8,7 +8,7 @@ use rustix::thread::sched_getcpu;
 
 use super::*;
 use crate::thread::handle::Runs;
-use crate::{Device, Handle};
+use crate::{Device, Handle, Pending};
 
 /// A store that panics when it is used, with or without something in flight, or whose disk hangs until it is told otherwise.
 enum Bad {
@@ -16,6 +16,8 @@ enum Bad {
     /// Set when the store is told to give up what other workers wait for.
     Lost(Arc<AtomicBool>),
     Hanging(Arc<AtomicBool>),
+    /// Panics as soon as it has an op, and has it in flight.
+    Busy(bool),
 }
 
 impl Store for Bad {
@@ -27,9 +29,14 @@ impl Store for Bad {
             Bad::Mistaken => 0,
             Bad::Lost(_) => 1,
             Bad::Hanging(hangs) => usize::from(hangs.load(Ordering::Relaxed)),
+            Bad::Busy(is_busy) => usize::from(*is_busy),
         }
     }
-    fn push(&mut self, _: &mut Reactor, _: &Epoch, _: Op<'_>, _: u64) {}
+    fn push(&mut self, _: &mut Reactor, _: &Epoch, _: Op<'_>, _: u64) {
+        if let Bad::Busy(is_busy) = self {
+            *is_busy = true;
+        }
+    }
     fn reap(&mut self) -> Option<Done> {
         None
     }
@@ -38,8 +45,8 @@ impl Store for Bad {
     }
     fn before_enter(&mut self, _: &mut Reactor, _: Wait) -> Option<Duration> {
         match self {
-            Bad::Mistaken | Bad::Lost(_) => panic!("told to panic"),
-            Bad::Hanging(_) => Some(Duration::from_millis(1)),
+            Bad::Mistaken | Bad::Lost(_) | Bad::Busy(true) => panic!("told to panic"),
+            Bad::Hanging(_) | Bad::Busy(false) => Some(Duration::from_millis(1)),
         }
     }
     fn release_shared(&mut self) {
@@ -148,6 +155,22 @@ fn nobody_waits_for_a_worker_that_fails_while_it_winds_down() {
     assert!(becomes(|| pool.workers() == [1]));
     assert!(is_released.load(Ordering::SeqCst));
     assert!(!other.has_ended() && !is_rung(&alarm));
+}
+
+/// The session of a guest that moves waits for the flush, also while the disk's server is away.
+#[test]
+fn nobody_waits_for_the_flush_of_a_worker_that_fails() {
+    let pool = pool(1);
+    let device = device(&pool);
+    let (busy, _alarm) = bad_of(&pool, device.clone(), Bad::Busy(false));
+    assert_eq!(busy.pass().wait(), Some(()));
+    let waiting: Vec<_> = device.sync().into_iter().chain(device.sync()).collect();
+    assert_eq!(waiting.len(), 2);
+    let ending = std::thread::spawn(move || waiting.into_iter().map(Pending::wait).collect());
+    assert!(becomes(|| ending.is_finished()));
+    let answers: Vec<Option<_>> = ending.join().unwrap();
+    assert_eq!(answers, [None, None]);
+    assert!(becomes(|| busy.has_ended()) && device.is_lost());
 }
 
 #[test]
