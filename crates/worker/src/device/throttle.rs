@@ -165,8 +165,11 @@ pub(crate) struct Throttle {
 impl Throttle {
     /// Joins a group; `began` is the start of the disk's clock.
     pub(crate) fn join(group: &LimitGroup, registry: &Arc<Registry>, began: Instant) -> Throttle {
+        // For both steps, as in `drop`: the place that one leaves is the next one's at once.
+        let mut tuned = group.tuned();
         let member = group.state().add_member();
-        group.tuned().push((member, Arc::downgrade(registry)));
+        tuned.push((member, Arc::downgrade(registry)));
+        drop(tuned);
         let ahead = began.saturating_duration_since(group.0.began).as_nanos() as i64;
         let behind = group.0.began.saturating_duration_since(began).as_nanos() as i64;
         Throttle {
@@ -227,10 +230,9 @@ impl Throttle {
 
 impl Drop for Throttle {
     fn drop(&mut self) {
+        let mut tuned = self.group.tuned();
         self.group.state().remove_member(self.member);
-        self.group
-            .tuned()
-            .retain(|(member, _)| *member != self.member);
+        tuned.retain(|(member, _)| *member != self.member);
     }
 }
 

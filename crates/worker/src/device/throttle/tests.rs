@@ -293,6 +293,27 @@ fn the_limits_of_the_last_that_sets_them_are_those_of_all() {
     }
 }
 
+/// The place in the group that one leaves is given to the next at once.
+#[test]
+fn a_disk_that_joins_while_another_leaves_hears_of_new_limits() {
+    let (group, began) = (LimitGroup::default(), Instant::now());
+    let registry = || Arc::new(Registry::new(Tuning::new(crate::Split::Off)));
+    let (one, other) = (registry(), registry());
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            for _ in 0..300_000 {
+                drop(Throttle::join(&group, &other, began));
+            }
+        });
+        while !others.is_finished() {
+            let _joined = Throttle::join(&group, &one, began);
+            let tuned = group.tuned();
+            let mut known = tuned.iter().filter_map(|(_, registry)| registry.upgrade());
+            assert!(known.any(|registry| Arc::ptr_eq(&registry, &one)));
+        }
+    });
+}
+
 #[test]
 fn clocks_of_disks_that_began_apart_are_one() {
     let (began, registry) = (
@@ -575,7 +596,7 @@ fn reads_and_writes_with_limits_of_their_own_do_not_wait_for_each_other() {
 fn at_half_its_rate_a_disk_does_not_notice_its_limit() {
     let (throttle, mut random, mut now_ns) = (throttle("iops-total=1000"), Random(3), 0);
     let mut late = 0;
-    for _ in 0..20_000 {
+    for _ in 0..300_000 {
         // Arrivals at random, 500 a second.
         now_ns += random.below(4_000_000);
         late += u32::from(throttle.admit(0, read(4096), now_ns).is_err());
