@@ -31,7 +31,7 @@ impl<S: Store> Worker<S> {
         nanoseconds(self.device.began)
     }
 
-    /// Combines the modes of all vrings: the one that demands the most polling decides.
+    /// Combines the modes of all vrings.
     pub(crate) fn update_wait_mode(&mut self) {
         let mode = |lane: &Lane| match lane.completion {
             _ if !lane.is_running() => WaitMode::Sleep,
@@ -44,7 +44,7 @@ impl<S: Store> Worker<S> {
         let mut lanes = self.lanes.iter().flatten();
         self.waiting.has_flags = lanes.any(Lane::kicks_by_flag);
         let modes = self.lanes.iter().flatten().map(mode);
-        self.waiting.mode = modes.max_by_key(|mode| *mode as u8).unwrap_or_default();
+        self.waiting.mode = modes.fold(WaitMode::Sleep, WaitMode::and);
         if self.waiting.mode != WaitMode::Adaptive {
             self.waiting.pacer.leave();
         }

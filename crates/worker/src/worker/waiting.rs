@@ -21,6 +21,20 @@ pub(crate) enum WaitMode {
     PollAlways,
 }
 
+impl WaitMode {
+    /// Combines the modes of two vrings: the one that demands more polling decides. A worker that polls may sleep until a kick while
+    /// another thread wants the core, which a guest that never kicks would not end.
+    pub(crate) fn and(self, other: WaitMode) -> WaitMode {
+        match [self, other] {
+            [WaitMode::Poll, WaitMode::PollBudgeted] | [WaitMode::PollBudgeted, WaitMode::Poll] => {
+                WaitMode::PollAlways
+            }
+            _ if self as u8 >= other as u8 => self,
+            _ => other,
+        }
+    }
+}
+
 /// State of polling rings whose guests never kick. The worker spins as far as the disk's budget allows, then
 /// sleeps between checks, longer each time until there is work.
 #[derive(Debug, Default)]
@@ -90,6 +104,27 @@ impl Waiting {
             for_room: false,
             throttled: false,
             is_shared,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::WaitMode::{self, Adaptive, Poll, PollAlways, PollBudgeted, Sleep};
+
+    #[test]
+    fn a_guest_that_never_kicks_is_polled_beside_one_that_may_be_slept_on() {
+        for (modes, together) in [
+            (&[][..], Sleep),
+            (&[Adaptive, Sleep], Adaptive),
+            (&[Adaptive, Poll, Sleep], Poll),
+            (&[PollBudgeted, Adaptive], PollBudgeted),
+            (&[PollAlways, Poll], PollAlways),
+            (&[Poll, PollBudgeted], PollAlways),
+            (&[PollBudgeted, Sleep, Poll], PollAlways),
+        ] {
+            let combined = modes.iter().copied().fold(Sleep, WaitMode::and);
+            assert_eq!(combined, together, "{modes:?}");
         }
     }
 }
