@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::iter::repeat_n;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::thread::sleep;
@@ -56,7 +57,14 @@ pub(crate) fn run(root: &Path) -> Result {
     empty_folder(&folder)?;
     fs::create_dir(&sockets).at(&sockets)?;
     let image = folder.join("db.img");
-    let made = File::create(&image).and_then(|file| file.set_len(64 << 20));
+    // As an image should be: what everybody may read is warned of.
+    let mut options = File::options();
+    let made = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&image);
+    let made = made.and_then(|file| file.set_len(64 << 20));
     made.at(&image)?;
     let (program, state) = (cleave.display(), folder.join("state"));
     let line = "{} node --state {} --run {}";
