@@ -72,7 +72,9 @@ impl Lossy {
         let scratch = Scratch::in_memory();
         let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
         // Requests wait for the server for a second, and the fence is short.
-        let (source, control) = serve(&server.uri("&reconnect=1&fence=1"), more);
+        // What a late machine needs for the end is not judged.
+        let more = [&["--stop-deadline", "60"], more].concat();
+        let (source, control) = serve(&server.uri("&reconnect=1&fence=1"), &more);
         Lossy {
             _scratch: scratch,
             server,
