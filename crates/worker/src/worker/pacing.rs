@@ -32,6 +32,7 @@ impl<S: Store> Worker<S> {
     }
 
     /// Combines the modes of all vrings.
+    #[cold]
     pub(crate) fn update_wait_mode(&mut self) {
         let mode = |lane: &Lane| match lane.completion {
             _ if !lane.is_running() => WaitMode::Sleep,
