@@ -276,7 +276,7 @@ impl NbdClient {
 
     /// Returns true if changes were answered and not flushed. They are sent again on the next connection of a disk that has none.
     pub fn has_unflushed(&self) -> bool {
-        lock(&self.shared.unflushed).bytes() > 0
+        self.shared.has_unflushed()
     }
 
     /// Returns true if a flush was sent and is not answered. The server may tell nobody else of lost data.

@@ -274,7 +274,7 @@ impl Port {
 
     /// Returns true if changes were answered and not flushed.
     pub fn has_unflushed(&self) -> bool {
-        lock(&self.shared.unflushed).bytes() > 0
+        self.shared.has_unflushed()
     }
 
     /// Returns the number of the next change that is kept: a flush that is sent now covers those before it.

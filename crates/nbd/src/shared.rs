@@ -94,6 +94,11 @@ impl Shared {
         }
     }
 
+    /// Returns true if changes were answered and not flushed.
+    pub(crate) fn has_unflushed(&self) -> bool {
+        lock(&self.unflushed).bytes() > 0
+    }
+
     /// Returns true if changes are kept until the server has flushed them. A server without flushes has nothing that is not
     /// durable, or cannot make it so.
     pub(crate) fn keeps_changes(&self) -> bool {

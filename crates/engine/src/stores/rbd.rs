@@ -42,8 +42,8 @@ const COPY_MAX: u64 = 4 << 20;
 /// Whether it has to is not known here. So each change of a clone counts as this part of the objects that it touches, which lets 64
 /// objects of 4 MiB be changed at once.
 const COPIED_PART: u64 = 4;
-/// librbd begins the request for each object on the thread that gives it an op, with locks and a look into the object map. That takes
-/// at least as long as to copy so many bytes.
+/// librbd begins the request for each object on the thread that gives it an op, with locks and a look into the object map. That counts
+/// as a copy of so many bytes, which is an estimate.
 const OBJECT_BYTES_COPIED: u64 = 8 << 10;
 /// librbd's EBLOCKLISTED: the cluster refuses this client for good.
 const BLOCKLISTED: i32 = libc::ESHUTDOWN;
@@ -195,7 +195,7 @@ impl Rbd {
         }
     }
 
-    /// What a part costs of the lap: what librbd does before it returns. What it reads it copies on its own threads.
+    /// The share of the lap that librbd uses up for a part before it returns, in bytes copied. Its own threads copy the data of reads.
     fn cost(&self, index: u16, part: SentPart) -> u64 {
         let (true, SentPart::Bytes(len)) = (self.lap.is_bounded(), part) else {
             return 0;

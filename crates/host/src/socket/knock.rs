@@ -15,7 +15,7 @@ use crate::failure::Failure;
 /// The owner's right to write to a file, which connecting to a socket needs.
 const OWNER_WRITES: u32 = 0o200;
 
-/// What a process may do to find out whether a program listens on a socket.
+/// How a process finds out whether a program listens on a socket.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Knocking {
     /// Connect to it.

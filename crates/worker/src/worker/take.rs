@@ -152,7 +152,7 @@ impl<S: Store> Worker<S> {
             lane.throttled = None;
         }
         let more = matches!(stop, Stop::Budget);
-        // What stands in a page that is not there is no breach of the guest's. The end of the lap retires all vrings then.
+        // Zeroes read from a lost page are not the guest's fault. The end of the lap retires all vrings for the loss.
         if let Stop::Breach(breach) = stop
             && !self.epoch.is_lost()
         {
