@@ -124,7 +124,9 @@ fn unless_late_in(
             ));
         }
         std::fs::create_dir_all(folder).unwrap();
-        let file = format!("{name}-{}-{number}.log", std::process::id());
+        // A name may tell a path.
+        let plain = name.replace('/', "-");
+        let file = format!("{plain}-{}-{number}.log", std::process::id());
         std::fs::write(folder.join(file), line).unwrap();
     }
     Err(found)
@@ -156,7 +158,8 @@ mod tests {
         for (right_from, is_ok, attempts, kept) in [(3, true, 3, 2), (4, false, 3, 3)] {
             let folder = tempfile::tempdir().unwrap();
             let mut number = 0;
-            let found = unless_late_in(folder.path(), "late", Duration::ZERO, |_| {
+            let name = "late for \"/dev/disk\"";
+            let found = unless_late_in(folder.path(), name, Duration::ZERO, |_| {
                 number += 1;
                 ensure(number >= right_from, || "wrong".to_owned())
             });
