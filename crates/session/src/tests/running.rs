@@ -39,21 +39,27 @@ impl Driver {
     /// Makes a request available without a kick.
     pub(super) fn make(&mut self) {
         self.add(0, 0x8_0000);
-        self.put(0x2002, &self.made.to_le_bytes());
+        self.publish();
     }
 
     /// Makes one available that writes a sector.
     pub(super) fn make_write(&mut self) {
-        self.make();
+        self.add(0, 0x8_0000);
         self.put(0x3000, &1u32.to_le_bytes());
         // The device reads its data.
         self.put(16 + 12, &1u16.to_le_bytes());
+        self.publish();
     }
 
     /// Makes two available at once. The second one reads into memory beside the rings.
     pub(super) fn make_two(&mut self) {
         self.add(0, 0x8_0000);
         self.add(3, 0x7_0000);
+        self.publish();
+    }
+
+    /// Makes what was added available. A worker that has just started takes it without a kick.
+    fn publish(&self) {
         self.put(0x2002, &self.made.to_le_bytes());
     }
 
