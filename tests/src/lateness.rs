@@ -124,7 +124,7 @@ fn unless_late_in(
             ));
         }
         std::fs::create_dir_all(folder).unwrap();
-        // A name may tell a path.
+        // A name may contain a path.
         let plain = name.replace('/', "-");
         let file = format!("{plain}-{}-{number}.log", std::process::id());
         std::fs::write(folder.join(file), line).unwrap();
