@@ -363,6 +363,9 @@ impl Session {
             Some(Summons::HandOver) if !self.awaits_message() => {
                 return Err(MessageRefusal::HandOver);
             }
+            Some(Summons::HandOver) if self.shared.signals.is_hurried() => {
+                return Err(MessageRefusal::Gone);
+            }
             Some(Summons::HandOver) => {}
             Some(Summons::Alarm) => return Err(self.relay.state().loss()),
         }
@@ -428,7 +431,7 @@ impl Session {
         let has_reply = !reply.is_empty();
         let signals = &self.shared.signals;
         self.connection
-            .write(&reply, fd, &signals.wake, || signals.is_hung_up())?;
+            .write(&reply, fd, &signals.wake, || signals.is_hurried())?;
         self.relay.state().note_cache_on();
         let why = match outcome {
             Err(MessageRefusal::Message(why)) if has_reply => why,
@@ -468,6 +471,12 @@ impl SessionHandle {
     /// [`Ending::HandedOver`]. If the frontend's message waits for something meanwhile, the session hangs up instead.
     pub fn hand_over(&self) {
         self.shared.signals.hand_over();
+    }
+
+    /// Has a session that is to end hang up where it waits for its frontend: for the rest of a message, or for room for an answer. What
+    /// the session itself has to do it finishes, however long that takes.
+    pub fn hurry(&self) {
+        self.shared.signals.hurry();
     }
 
     /// Takes [`hand_over`](SessionHandle::hand_over) back. A session that has begun with it still ends so.

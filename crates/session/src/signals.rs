@@ -18,6 +18,7 @@ pub(crate) struct SessionSignals {
     pub(crate) alarm: Arc<OwnedFd>,
     hang_up: AtomicBool,
     hand_over: AtomicBool,
+    hurry: AtomicBool,
     config_changed: AtomicBool,
     owns: AtomicBool,
 }
@@ -41,6 +42,7 @@ impl SessionSignals {
             alarm: Arc::new(bell()?),
             hang_up: AtomicBool::new(false),
             hand_over: AtomicBool::new(false),
+            hurry: AtomicBool::new(false),
             config_changed: AtomicBool::new(false),
             owns: AtomicBool::new(false),
         })
@@ -66,6 +68,17 @@ impl SessionSignals {
     /// Takes that back. The session may have begun to hand itself over.
     pub(crate) fn stay(&self) {
         self.hand_over.store(false, Ordering::Release);
+    }
+
+    /// Asks the session to end rather than wait for its frontend.
+    pub(crate) fn hurry(&self) {
+        self.hurry.store(true, Ordering::Release);
+        self.ring();
+    }
+
+    /// Returns true if the frontend is not waited for.
+    pub(crate) fn is_hurried(&self) -> bool {
+        self.hurry.load(Ordering::Acquire) || self.is_hung_up()
     }
 
     pub(crate) fn is_hung_up(&self) -> bool {

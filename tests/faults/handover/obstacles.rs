@@ -5,7 +5,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use cleave_client::message::{VERSION, config_space, message, request};
+use cleave_client::message::{VERSION, config_space, message, request, vring_state};
 use cleave_client::{Base, Client, DeviceOptions, Error};
 use cleave_tests::{
     Case, Outcome, Requirement, Scratch, TIMEOUT, UnresponsiveFs, closes_within, connect,
@@ -33,6 +33,7 @@ pub(super) fn cases() -> Vec<Case> {
         a_silent_connection_ends_alone,
         a_signal_at_any_moment_loses_nothing,
         a_second_signal_changes_nothing: Requirement::Fuse,
+        a_frontend_that_waits_for_its_answer_stays: Requirement::Fuse,
         a_disk_that_hangs_is_not_handed_over: Requirement::Fuse,
         a_held_request_is_repeated_if_its_frontend_keeps_it,
         a_held_request_that_nobody_keeps_ends_with_its_daemon,
@@ -274,6 +275,25 @@ fn a_second_signal_changes_nothing() {
     mute.release();
     assert_eq!(service.manager.awaits(&mut service.daemon).code(), Some(0));
     service.start_again();
+    is_written(&mut client, 0);
+}
+
+/// The daemon lets go of frontends that it waits for, not of those that wait for it.
+fn a_frontend_that_waits_for_its_answer_stays() {
+    let (mute, mut service, mut client) = holding(&["--stop-deadline", "30"]);
+    let stop = message(request::GET_VRING_BASE, VERSION, &vring_state(0, 0));
+    client.frontend().socket().send_raw(&stop, &[]).unwrap();
+    // It is read, and its answer comes after the request.
+    std::thread::sleep(Duration::from_millis(20));
+    terminate(&mut service.daemon);
+    // Longer than a frontend has.
+    std::thread::sleep(Duration::from_millis(700));
+    mute.release();
+    assert_eq!(service.manager.awaits(&mut service.daemon).code(), Some(0));
+    service.start_again();
+    let stopped = client.frontend().socket().recv().unwrap();
+    assert_eq!(stopped.payload[4..8], 1_u32.to_le_bytes());
+    client.resume_queue(0, 1).unwrap();
     is_written(&mut client, 0);
 }
 

@@ -212,7 +212,8 @@ impl DiskServer {
     }
 
     /// Waits for the ends of all sessions, at most for so long, or for less if that is ordered meanwhile. Returns those that can go on in
-    /// another process, and true if all have ended. `patience`: how long their frontends have to go on, if they are hung up then.
+    /// another process, and true if all have ended. `patience`: after so long no frontend is
+    /// waited for that does not finish its message, or does not read its answers.
     pub(super) async fn sessions_end(
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
@@ -241,11 +242,9 @@ impl DiskServer {
                         self.deferred = Some(order);
                     }
                 }
-                // A frontend that does not finish its message, or does not read its answers. To a session that waits for the disk it is
-                // all the same.
                 () = until(impatient_at), if impatient_at.is_some() => {
                     patience = None;
-                    self.guests.iter().for_each(|guest| guest.remote.hang_up());
+                    self.guests.iter().for_each(|guest| guest.remote.hurry());
                 }
                 () = tokio::time::sleep_until((start + *deadline).into()) => {
                     return (handovers, false);

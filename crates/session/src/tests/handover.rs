@@ -179,6 +179,33 @@ fn a_message_that_has_begun_is_served_first() {
     frontend.end();
 }
 
+/// How late the session is is not the frontend's fault.
+#[test]
+fn a_session_that_is_hurried_before_it_begins_is_handed_over() {
+    let mut frontend = Frontend::with_memory();
+    let mut driver = frontend.drive(0);
+    driver.request();
+    let (same, handover) = frontend.hand_over();
+    let (session, remote) = Session::resume(
+        handover,
+        device(),
+        Offload::default(),
+        Arc::default(),
+        CONFIG,
+        || (),
+    )
+    .unwrap();
+    remote.hand_over();
+    remote.hurry();
+    let ending = session.run();
+    let Ending::HandedOver(handover) = ending else {
+        panic!("{ending:?}")
+    };
+    let frontend = same.go_on(*handover, device(), Arc::default());
+    driver.request();
+    frontend.end();
+}
+
 /// A frontend that moves the border of a region removes it for a moment.
 #[test]
 fn memory_that_is_taken_away_comes_back_first() {

@@ -212,20 +212,26 @@ fn a_remote_hangs_up() {
     frontend.remote.hang_up();
     let ending = frontend.thread.join().unwrap();
     assert!(matches!(ending, Ending::HungUp));
-    // Also for a frontend that does not read, before its own limit has passed.
+}
+
+/// Before its own limit has passed.
+#[test]
+fn a_frontend_that_does_not_read_is_not_waited_for() {
     let limit = intake::ANSWER_WITHIN;
-    let is_soon = cleave_tests::unless_late("hangs-up", limit / 2, |_| {
-        let mut frontend = Frontend::connect();
-        let started = Instant::now();
-        frontend.ask_until_full();
-        frontend.remote.hang_up();
-        let ending = frontend.thread.join().unwrap();
-        let took = started.elapsed();
-        cleave_tests::ensure(took < limit, || format!("{ending:?} after {took:?}"))?;
-        assert!(matches!(ending, Ending::HungUp), "{ending:?}");
-        Ok(())
-    });
-    is_soon.unwrap();
+    for end in [SessionHandle::hang_up, SessionHandle::hurry] {
+        let is_soon = cleave_tests::unless_late("hangs-up", limit / 2, |_| {
+            let mut frontend = Frontend::connect();
+            let started = Instant::now();
+            frontend.ask_until_full();
+            end(&frontend.remote);
+            let ending = frontend.thread.join().unwrap();
+            let took = started.elapsed();
+            cleave_tests::ensure(took < limit, || format!("{ending:?} after {took:?}"))?;
+            assert!(matches!(ending, Ending::HungUp), "{ending:?}");
+            Ok(())
+        });
+        is_soon.unwrap();
+    }
 }
 
 /// If the daemon holds the frontend's end of the connection, it never sees the frontend leave, and no other
