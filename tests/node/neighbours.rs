@@ -299,7 +299,7 @@ fn large_writes_to_a_file_do_not_hold_up_others_on_its_file_system() {
     }
     let mut quiet = node.open("quiet", &small(1));
     let mut other = node.open("other", &small(1));
-    other.queue(0).set_timeout(4 * TIMEOUT);
+    other.queue(0).set_timeout(TIMEOUT);
     unless_late("large writes", LATE, |lateness| {
         *lateness = Lateness::start(&[node.daemon.pid()]);
         let done = AtomicBool::new(false);
@@ -376,7 +376,7 @@ fn requests_over_many_regions_do_not_hold_up_others() {
         plug_pages(&mut other);
         street.compare(&format!("many regions of {disk}"), |done| {
             let queue = other.queue(0);
-            queue.set_timeout(4 * TIMEOUT);
+            queue.set_timeout(TIMEOUT);
             while !done.load(Ordering::Relaxed) {
                 let pushed = read_across_pages(queue);
                 wait_all(queue, pushed);
@@ -436,7 +436,7 @@ fn stand_beside_large_reads(street: &mut Street, name: &str, segment_bytes: u32)
     let mut other = street.node.open("other", &options);
     street.compare(name, |done| {
         let queue = other.queue(0);
-        queue.set_timeout(4 * TIMEOUT);
+        queue.set_timeout(TIMEOUT);
         while !done.load(Ordering::Relaxed) {
             let pushed = read_much(queue, segment_bytes);
             assert!(pushed > 8, "{pushed}");

@@ -86,7 +86,7 @@ impl Default for DeviceOptions {
             features_first: false,
             data_bytes: 64 << 20,
             base: 0,
-            timeout: Duration::from_secs(10),
+            timeout: Duration::from_secs(120),
         }
     }
 }

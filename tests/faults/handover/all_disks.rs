@@ -422,7 +422,7 @@ fn a_process_that_takes_no_disk_gets_none() {
     guests.work(&mut random, Duration::from_millis(5));
     let mut silent = made_ready(&place.control, "/v1/take-over");
     // The node waits for 30 s.
-    silent.set_read_timeout(Some(2 * TIMEOUT)).unwrap();
+    silent.set_read_timeout(Some(TIMEOUT)).unwrap();
     assert_eq!(received(&mut silent), KEPT);
     assert_eq!(guests.verify(true), 0);
     let change = || fetch(&place.control, "PATCH", "/v1/disks/b", "{}").status;
