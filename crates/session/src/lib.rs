@@ -473,8 +473,8 @@ impl SessionHandle {
         self.shared.signals.hand_over();
     }
 
-    /// Has a session that is to end hang up where it waits for its frontend: for the rest of a message, or for room for an answer. What
-    /// the session itself has to do it finishes, however long that takes.
+    /// Has a session that is to end hang up where it waits for its frontend: for the rest of a message, for memory of a ring that was
+    /// taken away, or for room for an answer. What the session itself has to do it finishes, however long that takes.
     pub fn hurry(&self) {
         self.shared.signals.hurry();
     }

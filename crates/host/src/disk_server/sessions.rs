@@ -212,8 +212,8 @@ impl DiskServer {
     }
 
     /// Waits for the ends of all sessions, at most for so long, or for less if that is ordered meanwhile. Returns those that can go on in
-    /// another process, and true if all have ended. `patience`: after so long no frontend is
-    /// waited for that does not finish its message, or does not read its answers.
+    /// another process, and true if all have ended. `patience`: for how long frontends are waited for that do not go on; a session that
+    /// is itself late has until the deadline.
     pub(super) async fn sessions_end(
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
