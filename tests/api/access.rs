@@ -582,7 +582,7 @@ fn a_descriptor_that_a_client_sends_holds_nobody_up() {
             let lingering = Lingering::new().unwrap();
             let client = Socket::connect(socket, cleave_tests::TIMEOUT).unwrap();
             // Its copy must not be closed before ours.
-            daemon.signal(Signal::STOP);
+            daemon.freeze();
             if is_behind {
                 client.send_raw(REQUEST, &[]).unwrap();
             }
@@ -617,7 +617,7 @@ fn descriptors_that_clients_send_are_not_taken() {
     let before = daemon.fds_at_rest();
     let connect = || Socket::connect(&metrics, cleave_tests::TIMEOUT).unwrap();
     let (mut clients, mut unread) = (Vec::new(), Vec::new());
-    daemon.signal(Signal::STOP);
+    daemon.freeze();
     for _ in 0..8 {
         let (client, lingering) = (connect(), Lingering::new().unwrap());
         let fds = [lingering.socket.as_fd()];

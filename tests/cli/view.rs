@@ -413,7 +413,7 @@ fn top_ends_at_once_whoever_hangs() {
     let (daemon, control) = Daemon::serve_with_control(&["--disk", "null:16M", "--serial", "disk"]);
     type Hang<'a> = &'a dyn Fn(&OwnedFd, &mut std::fs::File);
     let hangs: [(&str, Hang<'_>); 3] = [
-        ("daemon", &|_, _| daemon.signal(Signal::STOP)),
+        ("daemon", &|_, _| daemon.freeze()),
         ("Ctrl-S", &|_, screen| screen.write_all(b"\x13").unwrap()),
         ("terminal", &|theirs, _| {
             tcflow(theirs, Action::OOff).unwrap();

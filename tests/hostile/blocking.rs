@@ -182,7 +182,7 @@ fn lingering(rows: &mut Vec<Row>) {
 /// Runs an action while the daemon is stopped, so that the daemon finds the result complete and owns the last copy of
 /// a descriptor.
 fn while_stopped<T>(daemon: &Daemon, act: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    daemon.signal(Signal::STOP);
+    daemon.freeze();
     let done = act();
     daemon.signal(Signal::CONT);
     done

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use cleave_client::{Base, Error, OffsetOrder, Stop, Workload};
 use cleave_tests::nbd::{Export, NbdServer, WRITE};
 use cleave_tests::{
-    Case, Daemon, Node, Scratch, TIMEOUT, connect, exercise, outliving, small, wait_until,
+    Case, Daemon, Node, Scratch, TIMEOUT, connect, exercise, freeze, outliving, small, wait_until,
     writes_all,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use rustix::thread::sched_getcpu;
 use serde_json::{Value, json};
 
@@ -247,8 +247,7 @@ fn a_server_that_is_stopped_does_not_keep_a_node_from_its_end() {
     node.add("quick", &body("ram:4M"));
     let mut client = node.open("d", &small(1));
     client.queue(0).write(0, &[1; 512]).unwrap();
-    let process = Pid::from_child(&stopped.child);
-    kill_process(process, Signal::STOP).unwrap();
+    freeze(&stopped.child);
     drop(client);
     exercise(&mut node.open("quick", &small(1))).unwrap();
     let mut daemon = node.daemon;

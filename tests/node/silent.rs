@@ -335,7 +335,7 @@ fn descriptors_that_cannot_be_closed_are_felt_by_the_disk_they_came_to() {
     let mut neighbour = node.open("b", &small(1));
     let mut held = HeldPipe::new(128);
     // It owns the last copy of each then.
-    node.daemon.signal(Signal::STOP);
+    node.daemon.freeze();
     let kick = message::message(
         message::request::SET_VRING_KICK,
         message::VERSION | message::FLAG_NEED_REPLY,

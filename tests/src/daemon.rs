@@ -36,6 +36,15 @@ pub struct Exited {
     pub stderr: String,
 }
 
+/// Stops a process. No thread of it runs when this returns; SIGSTOP alone lets some go on for a while.
+pub fn freeze(child: &Child) {
+    let process = Pid::from_child(child);
+    kill_process(process, Signal::STOP).unwrap();
+    let awaited = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    let status = waitid(WaitId::Pid(process), awaited).unwrap();
+    assert!(status.is_some_and(|status| status.stopped()));
+}
+
 /// Path of the program: `CLEAVE_BIN` if set; otherwise it is built now, in the caller's profile.
 pub fn program_path() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
@@ -356,8 +365,13 @@ impl Daemon {
         let _ = kill_process(self.process(), signal);
     }
 
+    /// Freezes it. SIGCONT lets it go on.
+    pub fn freeze(&self) {
+        freeze(&self.child);
+    }
+
     fn process(&self) -> Pid {
-        Pid::from_raw(self.child.id() as i32).unwrap()
+        Pid::from_child(&self.child)
     }
 
     /// Returns true if its first thread has ended. The kernel may still wait for what the others have in flight.

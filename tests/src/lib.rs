@@ -33,7 +33,9 @@ mod unresponsive;
 pub use cases::{Case, Requirement, case, ignored, in_module, run_cases};
 pub use cleave_client::{header, range};
 pub use cleave_states::Random;
-pub use daemon::{Daemon, Exited, earlier_program, program_copy, program_path, run_to_exit};
+pub use daemon::{
+    Daemon, Exited, earlier_program, freeze, program_copy, program_path, run_to_exit,
+};
 pub use exercise::{assert_serves, exercise, exercise_queue, small};
 pub use face::assert_face_v1;
 pub use frontend::{BackendChannel, Messages, closes_within, has_listener};

@@ -12,7 +12,7 @@ use cleave_client::{Base, Client};
 use cleave_tests::http::{converse, fetch, get};
 use cleave_tests::{
     Case, Killed, Random, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT, connect, disk_socket,
-    exercise_queue, has_listener, outliving, program_path, run_to_exit, seeded, wait_until,
+    exercise_queue, freeze, has_listener, outliving, program_path, run_to_exit, seeded, wait_until,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -445,7 +445,7 @@ fn a_node_fails_if_the_one_that_took_its_disks_is_dead() {
     let _taken = DISKS.map(|id| taken(&place.control, id));
     assert_eq!(received(&mut all), PARCEL);
     // Both have happened when it looks.
-    signal(&node, Signal::STOP);
+    freeze(&node.0);
     all.write_all(&frame(TAKEN, &[])).unwrap();
     drop(all);
     signal(&node, Signal::CONT);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use cleave_client::{Base, Client, DeviceOptions};
 use cleave_tests::{
     Case, Daemon, Exited, Killed, Requirement, SURVIVOR_DISK_BYTES, Scratch, Survivor, TIMEOUT,
-    connect, outliving, program_copy, program_path, run_to_exit, seeded, wait_until,
+    connect, freeze, outliving, program_copy, program_path, run_to_exit, seeded, wait_until,
 };
 
 use cleave_tests::http::{converse, fetch};
@@ -310,7 +310,7 @@ fn a_process_fails_if_the_one_that_took_its_disk_is_dead() {
     stream.write_all(&frame(READY, &[])).unwrap();
     assert_eq!(received(&mut stream), 4);
     // Both have happened when it looks.
-    signal(&daemon, Signal::STOP);
+    freeze(&daemon.0);
     stream.write_all(&frame(TAKEN, &[])).unwrap();
     drop(stream);
     signal(&daemon, Signal::CONT);
