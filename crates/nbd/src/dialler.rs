@@ -35,6 +35,11 @@ pub(crate) struct Dialler {
     refused: Refused,
 }
 
+/// Returns true if the store of this mailbox has not closed.
+fn is_in_use(mailbox: &Weak<Mailbox>) -> bool {
+    mailbox.strong_count() > 0
+}
+
 impl Dialler {
     pub(crate) fn start(shared: Arc<Shared>, inbox: Receiver<DiallerOrder>) -> io::Result<()> {
         let dialler = Dialler {
@@ -104,7 +109,7 @@ impl Dialler {
             let waiting = waiting.filter_map(|mailbox| mailbox.upgrade());
             return waiting.for_each(|mailbox| mailbox.ring());
         }
-        self.wanted.retain(|mailbox| mailbox.strong_count() > 0);
+        self.wanted.retain(is_in_use);
         let attached = lock(&self.shared.attached);
         let (is_closing, is_first) = (attached.is_closing(), attached.count == 0);
         drop(attached);
@@ -125,8 +130,10 @@ impl Dialler {
                 }
             }
             Err(Failed { error, fence }) => {
-                self.report(&error);
-                self.pause_longer();
+                if self.is_wanted() {
+                    self.report(&error);
+                    self.pause_longer();
+                }
                 self.await_fence(fence);
             }
         }
@@ -145,6 +152,11 @@ impl Dialler {
         self.fence = Some(fence);
     }
 
+    /// Returns true if a store still waits for a connection, of those that are known.
+    fn is_wanted(&self) -> bool {
+        self.wanted.iter().any(is_in_use)
+    }
+
     fn make(&self, is_first: bool) -> Result<Link, Failed> {
         let spare = lock(&self.shared.spares).pop();
         if let Some(link) = spare.filter(|link| link.is_alive()) {
@@ -152,7 +164,7 @@ impl Dialler {
         }
         // A server that lets in no more must not keep this thread from those that lose theirs.
         let time = if is_first { DIAL_TIME } else { MORE_TIME };
-        self.shared.connect(time, is_first)
+        self.shared.connect(time, is_first, || self.is_wanted())
     }
 
     /// A server that lets us in and then hangs up must not keep us busy, nor fill the log.

@@ -24,17 +24,17 @@ pub(crate) struct Replayed {
 }
 
 /// Sends changes again, in order. Two that overlap are never under way at the same time, because a server may do requests in any
-/// order. `time`: how long the next reply may take.
+/// order. `time`: how long the next reply may take. `is_over`: asked before each request and each reply.
 pub(crate) fn replay<'a>(
     call: &mut Call,
     export: &Export,
     changes: impl Iterator<Item = &'a Change>,
     time: Duration,
-    is_abandoned: impl Fn() -> bool,
+    is_over: impl Fn() -> bool,
 ) -> Result<Replayed, NbdError> {
     let wait = |call: &mut Call| {
         call.allow(time);
-        match is_abandoned() {
+        match is_over() {
             true => Err(NbdError::Closed),
             false => Ok(()),
         }

@@ -105,12 +105,18 @@ impl Shared {
         !self.is_read_only && self.export.has(wire::export::FLUSH)
     }
 
-    /// Connects and negotiates. While no store has a connection, the changes that the server may have lost are written again first.
-    pub(crate) fn connect(&self, time: Duration, is_alone: bool) -> Result<Link, Failed> {
+    /// Connects and negotiates. While no store has a connection, the changes that the server may have lost are written again first, as
+    /// long as this is wanted: a guest that has left may run on another host, and have written there.
+    pub(crate) fn connect(
+        &self,
+        time: Duration,
+        is_alone: bool,
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<Link, Failed> {
         let (mut call, export) = dial(&self.targets, &self.spec, time)?;
         fit(&self.export, &export, self.is_read_only)?;
         if is_alone {
-            self.replay(&mut call, &export)?;
+            self.replay(&mut call, &export, is_wanted)?;
         }
         let size = export.size_bytes;
         if self.size_bytes.swap(size, Ordering::Relaxed) != size {
@@ -142,12 +148,18 @@ impl Shared {
     }
 
     /// Writes the kept changes again. Nobody adds to them meanwhile, because no store has a connection.
-    fn replay(&self, call: &mut Call, export: &Export) -> Result<(), Failed> {
+    fn replay(
+        &self,
+        call: &mut Call,
+        export: &Export,
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<(), Failed> {
         let server = process_of(call.socket(), self.is_unix());
         // Not under the lock: a store that closes must not wait for the server here.
         let kept = lock(&self.unflushed).lend();
-        let (has_some, is_abandoned) = (!kept.is_empty(), || self.is_abandoned());
-        let done = replay::replay(call, export, kept.iter(), self.spec.timeout, is_abandoned);
+        let has_some = !kept.is_empty();
+        let is_over = || self.is_abandoned() || !is_wanted();
+        let done = replay::replay(call, export, kept.iter(), self.spec.timeout, is_over);
         lock(&self.unflushed).give_back(kept);
         let done = done.map_err(|error| Failed {
             error,

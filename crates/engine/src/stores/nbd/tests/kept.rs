@@ -276,6 +276,61 @@ fn changes_that_are_being_sent_again_are_still_owed() {
     bench.disk.abandon();
 }
 
+/// Its guest may run on another host by then, and have written there.
+#[test]
+fn nothing_is_sent_again_when_a_store_closes_before_its_server_greets() {
+    let bench = Bench::new(Export::able(SIZE), "&fence=1");
+    let mut store = bench.store();
+    put(&bench, &mut store, PLAIN, 0, 1);
+    // Nobody is greeted meanwhile.
+    bench.server.export(|_| {
+        bench.server.hang_up();
+        store.push(op(SYNC, 0, 0, &[]), 1);
+        while bench.server.connections() < 2 {
+            nothing_ends(&mut store);
+        }
+        drop(store);
+    });
+    assert_eq!(run(&mut bench.store(), op(SYNC, 0, 0, &[])), Ok(()));
+    assert_eq!(written(&bench), [(0, 1), (2, 1)]);
+}
+
+/// The two overlap, so the server gets them one after the other.
+#[test]
+fn nothing_more_is_sent_again_when_a_store_closes() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=60&fence=1");
+    let mut store = bench.store();
+    put(&bench, &mut store, PLAIN, 0, 1);
+    put(&bench, &mut store, PLAIN, 0, 2);
+    let is_held = Arc::new(AtomicBool::new(true));
+    let held = is_held.clone();
+    bench.server.react(move |_| {
+        while held.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Reaction::Honest
+    });
+    bench.server.hang_up();
+    store.push(op(SYNC, 0, 0, &[]), 1);
+    while written(&bench).len() < 3 {
+        nothing_ends(&mut store);
+    }
+    drop(store);
+    is_held.store(false, Ordering::SeqCst);
+    assert_eq!(run(&mut bench.store(), op(SYNC, 0, 0, &[])), Ok(()));
+    assert_eq!(written(&bench), [(0, 1), (0, 2), (1, 1), (2, 1), (2, 2)]);
+    assert!(bench.server.bytes()[..4096].iter().all(|byte| *byte == 2));
+}
+
+/// Returns the connection and the first byte of each write so far.
+fn written(bench: &Bench) -> Vec<(u64, u8)> {
+    let asked = bench.server.asked();
+    let writes = asked.iter().filter(|asked| asked.kind == WRITE);
+    writes
+        .map(|asked| (asked.connection, asked.data[0]))
+        .collect()
+}
+
 /// Has the server lose what it answered, and closes the connection on which it gets that again. Returns when it did the latter.
 fn lose_again(bench: &Bench, store: &mut Uring) -> Instant {
     put(bench, store, PLAIN, 0, 1);
