@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cleave_client::message;
@@ -238,6 +239,16 @@ fn disks_that_are_deleted_while_their_server_is_silent_keep_no_other_disk_away()
     }
     node.add("other", &ram());
     drop(silent);
+    // What opened them then held the lock of the path, or makes the folder only now.
+    let run = node.daemon.scratch().join("run");
+    let folders = || std::fs::read_dir(&run).unwrap().flatten();
+    let is_left =
+        || folders().any(|folder| folder.file_name().to_string_lossy().starts_with("hung"));
+    assert!(
+        wait_until(|| !is_left()),
+        "{:?}",
+        folders().collect::<Vec<_>>()
+    );
     node.daemon.finish();
 }
 
@@ -325,6 +336,22 @@ impl HeldPipe {
     }
 }
 
+/// Returns true if a process other than this one has a file open with this name in `/proc`.
+fn is_open_elsewhere(name: &Path) -> bool {
+    let is_other = |process: &std::fs::DirEntry| {
+        let pid = process.file_name().to_string_lossy().parse::<u32>();
+        pid.is_ok_and(|pid| pid != std::process::id())
+    };
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let others = processes.filter(is_other);
+    let open = others.filter_map(|process| std::fs::read_dir(process.path().join("fd")).ok());
+    let mut names = open
+        .flatten()
+        .flatten()
+        .filter_map(|fd| fd.path().read_link().ok());
+    names.any(|open| open == *name)
+}
+
 /// They cost that disk its frontend, and nobody else anything.
 #[test]
 fn descriptors_that_cannot_be_closed_are_felt_by_the_disk_they_came_to() {
@@ -334,6 +361,8 @@ fn descriptors_that_cannot_be_closed_are_felt_by_the_disk_they_came_to() {
     let mut hostile = node.open("a", &small(1));
     let mut neighbour = node.open("b", &small(1));
     let mut held = HeldPipe::new(128);
+    let pipe = std::fs::read_link(format!("/proc/self/fd/{}", held.opened[0].as_raw_fd()));
+    let pipe = pipe.unwrap();
     // It owns the last copy of each then.
     node.daemon.freeze();
     let kick = message::message(
@@ -345,6 +374,8 @@ fn descriptors_that_cannot_be_closed_are_felt_by_the_disk_they_came_to() {
         let socket = hostile.frontend().socket();
         socket.send_raw(&kick, &[file.as_fd()]).unwrap();
     }
+    // A child that another test starts may have copies for a moment, and would be the last to close them.
+    assert!(wait_until(|| !is_open_elsewhere(&pipe)));
     node.daemon.signal(Signal::CONT);
     assert!(closes_within(hostile.frontend().socket(), TIMEOUT));
     assert!(

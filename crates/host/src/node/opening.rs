@@ -74,15 +74,20 @@ pub(super) async fn open(
         let _inside = runtime.enter();
         let is_wanted = || !reply.is_closed();
         let opened = examine_and_open(&opening, &name, service, &config, past, &is_wanted);
-        match opened {
-            Err(failure) => drop(reply.send(Err(failure))),
+        let is_taken = match opened {
+            Err(failure) => reply.send(Err(failure)).is_ok(),
             Ok(opened) => {
                 *lock_slot(&filled) = Some(opened);
                 let _ = reply.send(Ok(()));
                 // Until it is taken, or nobody waits for it any more. Then it is closed here, which may take long.
                 let _ = until_taken.recv();
-                drop(lock_slot(&filled).take());
+                let untaken = lock_slot(&filled).take();
+                untaken.is_none()
             }
+        };
+        if !is_taken {
+            // On the thread that adds disks, so that no new one of that name begins meanwhile.
+            runtime.spawn(async move { opening.remove_folder_again(&name, &config, past) });
         }
     });
     spawned.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;

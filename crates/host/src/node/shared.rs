@@ -20,7 +20,7 @@ use crate::handover::offer::{self, Offer};
 use crate::handover::parcel::{DiskRecord, Parcel};
 use crate::hosted::Disks;
 use crate::hosted::changes::Changes;
-use crate::hosted::disk_host::Removal;
+use crate::hosted::disk_host::{Past, Removal};
 use crate::http::server::CONNECTIONS_MAX;
 use crate::process::confine::Confinement;
 use crate::process::systemd::Manager;
@@ -185,6 +185,17 @@ impl Node {
             }
         }
         let _ = fs::remove_dir(self.run.join(id));
+    }
+
+    /// Removes the folder of a disk that was deleted while a thread opened it, which had its lock or made the folder anew.
+    pub(super) fn remove_folder_again(&self, id: &str, config: &DiskConfig, past: Past) {
+        let removal = match past {
+            Past::Unknown => Removal::Refused,
+            Past::CameBack | Past::WasOpen => Removal::Ended,
+        };
+        if self.disks.find(id).is_none() {
+            self.remove_folder(id, config.socket_user.as_deref(), removal);
+        }
     }
 
     pub(super) fn socket_path(&self, id: &str) -> PathBuf {
