@@ -172,7 +172,8 @@ fn an_inherited_connection_stays_open_until_everything_is_answered() {
     const READS: u16 = 20;
     let (ours, theirs) = UnixStream::pair().unwrap();
     let slow = "model:custom,size=64M,channels=1,window=1,page=64K,read_us=20000,jitter=0";
-    let args = ["serve", "--fd", "0", "--disk", slow];
+    let mut args = vec!["serve", "--fd", "0", "--disk", slow];
+    args.extend(["--stop-deadline", "60"]);
     let mut daemon = Daemon::with_stdin(OwnedFd::from(theirs), &args);
     let frontend = Frontend::new(ours, TIMEOUT).unwrap();
     let mut client = Client::start(frontend, &small(1)).unwrap();

@@ -26,7 +26,8 @@ fn refusal(ended: Exited) -> String {
 
 #[test]
 fn a_demonstration_verifies_prints_and_cleans_up() {
-    let scratch = Scratch::new();
+    // Its daemon has five seconds to listen there.
+    let scratch = Scratch::in_memory();
     let output = Command::new(program_path())
         .args(["demo", "--exit", "--seconds", "1", "--size", "16M", "--dir"])
         .arg(scratch.path())
@@ -50,7 +51,7 @@ fn a_demonstration_verifies_prints_and_cleans_up() {
 fn an_interrupted_demonstration_cleans_up() {
     // The last is a terminal that closes.
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-        let scratch = Scratch::new();
+        let scratch = Scratch::in_memory();
         let line = ["demo", "--size", "16M", "--dir", text(scratch.path())];
         let mut demo = Daemon::without_socket(&line);
         assert!(demo.log_has("filled with a pattern"));

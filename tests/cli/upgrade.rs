@@ -145,7 +145,7 @@ impl Services {
         let own = Scratch::in_memory();
         let file = own.join("cgroup");
         fs::write(&file, format!("0::{group}\n")).unwrap();
-        let mut manager = ServiceManager::new(&own);
+        let mut manager = ServiceManager::empty();
         prelude.clone_into(&mut manager.prelude);
         let daemon = manager.start(args);
         manager.hears("READY=1");

@@ -6,7 +6,7 @@ use cleave_blk::spec::feature;
 use cleave_client::{DeviceOptions, Error, all_are};
 use cleave_tests::{
     Case, Daemon, Lateness, Messages as _, Random, Scratch, TIMEOUT, ensure, exercise, small,
-    unless_late,
+    unless_late, wait_until,
 };
 
 const DISK: u64 = 64 << 20;
@@ -224,7 +224,7 @@ fn is_watching(daemon: &Daemon) -> bool {
 }
 
 fn sighup_checks_the_size_at_once() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::in_memory();
     let path = scratch.image("disk", DISK);
     let daemon = Daemon::serve(&["--disk", path.to_str().unwrap()]);
     let mut client = daemon.open(&small(1));
@@ -239,6 +239,8 @@ fn sighup_checks_the_size_at_once() {
     // The daemon does not watch the file for a second after a change. If the test takes longer than that between its
     // two changes, either the signal or the watch may notice the second one.
     let noticed = unless_late("hang-up", Duration::from_millis(500), |lateness| {
+        // An earlier attempt may have left it in that second.
+        assert!(wait_until(|| is_watching(&daemon)), "{}", daemon.log());
         *lateness = Lateness::start(&[daemon.pid()]);
         grow();
         assert!(is_told());

@@ -21,8 +21,8 @@ use cleave_client::{
     RingLayout,
 };
 use cleave_tests::{
-    Case, Daemon, LoopDevice, Messages as _, Random, Requirement, Scratch, TIMEOUT, case, http,
-    run_to_exit, scale, seeded, wait_until,
+    Case, Daemon, EndOf, LoopDevice, Messages as _, Random, Requirement, Scratch, TIMEOUT, case,
+    http, run_to_exit, scale, seeded, wait_until,
 };
 
 use driver::{DEPTH, Driver, RAM, REST, RESTS, RINGS, RUN, SLOT, SPARE};
@@ -377,13 +377,13 @@ fn drive(
                 scope.spawn(move || Driver::new(queue, seed, indirect, lost_from).run(stop, rest))
             })
             .collect();
-        let end = Instant::now() + duration();
+        let (end, until) = (EndOf(&stop), Instant::now() + duration());
         let mut changes = 0;
-        while Instant::now() < end && drivers.iter().all(|driver| !driver.is_finished()) {
+        while Instant::now() < until && drivers.iter().all(|driver| !driver.is_finished()) {
             storm.change();
             changes += 1;
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(end);
         let (mut served, mut failed) = (0, 0);
         for driver in drivers {
             let done = driver.join();

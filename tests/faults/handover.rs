@@ -124,7 +124,7 @@ fn round(end: End, number: u64, restarts: u64, random: &mut Random, sums: &mut S
     let scratch = Scratch::new();
     let image = scratch.image("disk", SURVIVOR_DISK_BYTES);
     let socket = scratch.join("socket");
-    let mut manager = ServiceManager::new(&scratch);
+    let mut manager = ServiceManager::empty();
     let direct = ["on", "off"][(number % 2) as usize];
     let args = [
         "serve",

@@ -142,6 +142,7 @@ fn requests_on_a_hanging_disk_are_left_to_the_next_daemon() {
     client.queue(0).set_timeout(Duration::from_millis(300));
     let stuck = client.queue(0).write(0, &[b'A'; BLOCK]);
     assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+    assert!(wait_until(|| mute.held() == 1));
     daemon.signal(Signal::TERM);
     let ended = daemon.wait();
     let log = daemon.log();

@@ -526,7 +526,7 @@ fn descriptors_are_counted_for_all_vrings_and_workers() {
     let socket = scratch.join("socket");
     let start = ["serve", "--socket-path", socket.to_str().unwrap()];
     let output = std::process::Command::new("sh")
-        .args(["-c", "ulimit -n 1024; exec timeout 20 \"$@\"", "sh"])
+        .args(["-c", "ulimit -n 1024; exec timeout 120 \"$@\"", "sh"])
         .arg(cleave_tests::program_path())
         .args(start.iter().chain(&args))
         .output()

@@ -13,7 +13,7 @@ use cleave_tests::{
     Daemon, Lingering, Outcome, Row, Scratch, UnresponsiveFs, assert_serves, closes_within, ensure,
     flood, is_root, row, time_limit, wait_until,
 };
-use rustix::pipe::{SpliceFlags, pipe, splice};
+use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 use rustix::process::Signal;
 use rustix::thread::gettid;
 
@@ -286,7 +286,7 @@ fn set(client: &mut Client, part: &str, fd: BorrowedFd<'_>) -> Result<(), cleave
 type Ends = (OwnedFd, OwnedFd);
 
 fn pipe_of(blocking: bool) -> Result<Ends, String> {
-    let (reader, writer) = context(pipe(), "pipe")?;
+    let (reader, writer) = context(pipe_with(PipeFlags::CLOEXEC), "pipe")?;
     context(rustix::io::ioctl_fionbio(&writer, !blocking), "flags")?;
     Ok((reader, writer))
 }
@@ -306,7 +306,7 @@ fn check_signal(reader: &OwnedFd) -> Outcome {
         rustix::event::PollFlags::IN,
     )];
     let timeout = rustix::time::Timespec {
-        tv_sec: 30,
+        tv_sec: 120,
         tv_nsec: 0,
     };
     let ready = context(rustix::event::poll(&mut fds, Some(&timeout)), "poll")?;

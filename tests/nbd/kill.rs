@@ -155,7 +155,15 @@ fn the_next_daemon_waits_for_the_fence() {
     let scratch = Scratch::in_memory();
     let server = NbdServer::start(&scratch.join("nbd"), Export::able(SURVIVOR_DISK_BYTES));
     let (socket, uri) = (scratch.join("socket"), server.uri("&fence=3"));
-    let words = ["serve", "--disk", &uri, "--socket-path"].map(str::as_ref);
+    let words = [
+        "serve",
+        "--stop-deadline",
+        "60",
+        "--disk",
+        &uri,
+        "--socket-path",
+    ]
+    .map(str::as_ref);
     let start = || start(&[&words[..], &[socket.as_ref()]].concat());
     let options = outliving();
     let mut daemon = start();
@@ -192,7 +200,15 @@ fn an_export_whose_lock_has_no_room_for_a_line_is_not_served() {
     while file.write(&[1; 4096]).is_ok() {}
     drop(file);
     let (socket, uri) = (mount.path().join("socket"), server.uri("&fence=3"));
-    let words = ["serve", "--disk", &uri, "--socket-path"].map(str::as_ref);
+    let words = [
+        "serve",
+        "--stop-deadline",
+        "60",
+        "--disk",
+        &uri,
+        "--socket-path",
+    ]
+    .map(str::as_ref);
     let line = [&words[..], &[socket.as_ref()]].concat();
     let refused = run_to_exit(&line);
     assert_eq!(refused.code, Some(1), "{}", refused.stderr);
@@ -230,7 +246,15 @@ fn the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart() {
     let (socket, lock) = (scratch.join("socket"), scratch.join("socket.lock"));
     let start = |fence: u32| {
         let uri = server.uri(&format!("&fence={fence}"));
-        let words = ["serve", "--disk", &uri, "--socket-path"].map(str::as_ref);
+        let words = [
+            "serve",
+            "--stop-deadline",
+            "60",
+            "--disk",
+            &uri,
+            "--socket-path",
+        ]
+        .map(str::as_ref);
         let daemon = start(&[&words[..], &[socket.as_ref()]].concat());
         assert!(wait_until(|| cleave_tests::has_listener(&socket)));
         daemon
@@ -289,7 +313,7 @@ impl Losing {
 
     /// Serves this disk, and returns when it is open.
     fn serve(&self, disk: &str) -> Killed {
-        self.serve_until(disk, "2")
+        self.serve_until(disk, "60")
     }
 
     /// Serves this disk with this stop deadline.

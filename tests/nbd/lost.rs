@@ -100,9 +100,12 @@ fn a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error() {
             false => At::tcp(),
         };
         // Over a unix socket it is seen that the process has ended, and the fence of 30 s is not waited for.
-        let fence = if is_unix { "" } else { "fence=1" };
+        let options = match is_unix {
+            true => "reconnect=600",
+            false => "reconnect=600&fence=1",
+        };
         let mut server = qemu_nbd(&image, "raw", &at, &["--shared", "8"]);
-        let (daemon, control) = serve(&at.uri("", fence), &["--on-error", "hold"]);
+        let (daemon, control) = serve(&at.uri("", options), &["--on-error", "hold"]);
         // The load ends before the last kill, or after it: the data must be right either way.
         writes_all(&mut daemon.open(&small(2)), &load(), || {
             for _ in 0..3 {
@@ -145,7 +148,7 @@ fn a_killed_server_of_a_qcow2_image_loses_nothing_that_it_answered() {
     .unwrap();
     let at = At::Unix(scratch.join("nbd"));
     let mut server = qemu_nbd(&image, "qcow2", &at, &["--shared", "8"]);
-    let (daemon, control) = serve(&at.uri("", ""), &[]);
+    let (daemon, control) = serve(&at.uri("", "reconnect=600"), &[]);
     let mut events = events(&control);
     let mut client = daemon.open(&small(1));
     for number in 0..8_u8 {

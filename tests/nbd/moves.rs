@@ -72,9 +72,7 @@ impl Lossy {
         let scratch = Scratch::in_memory();
         let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
         // Requests wait for the server for a second, and the fence is short.
-        // A late machine may need longer than the usual two seconds to end the daemon.
-        let more = [&["--stop-deadline", "60"], more].concat();
-        let (source, control) = serve(&server.uri("&reconnect=1&fence=1"), &more);
+        let (source, control) = serve(&server.uri("&reconnect=1&fence=1"), more);
         Lossy {
             _scratch: scratch,
             server,

@@ -223,6 +223,7 @@ fn a_disk_that_is_removed_and_added_again_does_what_was_left() {
     client.queue(0).set_timeout(Duration::from_millis(300));
     let stuck = client.queue(0).write(0, &[2; 512]);
     assert!(matches!(stuck, Err(Error::TimedOut { .. })), "{stuck:?}");
+    assert!(wait_until(|| connections(&node, "d")["held"] == json!(1)));
     let gone = node.ask("DELETE", "/v1/disks/d?mode=hard", "");
     assert!(gone.body.contains("1 request"), "{}", gone.body);
     server.accept(true);
@@ -273,9 +274,9 @@ fn a_disk_that_is_removed_does_not_wait_for_its_last_flush() {
     let is_held = Arc::new(AtomicBool::new(true));
     server.hold_flushes(&is_held);
     drop(client);
+    assert!(wait_until(|| server.flushes() > 0));
     let gone = node.ask("DELETE", "/v1/disks/d?mode=drain", "");
     assert_eq!(gone.status, 200, "{}", gone.body);
-    assert!(wait_until(|| server.flushes() > 0));
     assert_eq!(server.flushes(), 1);
     node.add("d", &body);
     let mut back = [0; 512];

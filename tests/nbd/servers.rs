@@ -116,7 +116,8 @@ pub(crate) fn qemu_nbd(image: &Path, format: &str, at: &At, more: &[&str]) -> Se
 
 /// A daemon with a control socket, and the path of that socket.
 pub(crate) fn serve(uri: &str, more: &[&str]) -> (Daemon, PathBuf) {
-    let args = ["--disk", uri, "--serial", "disk"];
+    // Its last flush may take seconds on a late machine. `finish` finds a hang.
+    let args = ["--disk", uri, "--serial", "disk", "--stop-deadline", "60"];
     Daemon::serve_with_control_in(Scratch::in_memory(), &[&args, more].concat())
 }
 

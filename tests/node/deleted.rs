@@ -153,7 +153,8 @@ fn an_image_is_free_when_its_quiesced_disk_is_deleted() {
 /// The timer of the quiet would hold the image until its time is over.
 #[test]
 fn a_quiet_whose_body_comes_after_the_end_of_its_disk_is_refused() {
-    let images = Scratch::new();
+    // The body has to come within five seconds.
+    let images = Scratch::in_memory();
     let body = json!({"disk": [images.image("a", 1 << 20)]});
     let node = Node::start();
     node.add("a", &body);
@@ -207,8 +208,11 @@ fn a_disk_ends_although_it_is_given_very_many_other_orders() {
             let path = "/v1/disks/d?mode=drain";
             let request =
                 format!("DELETE {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
-            let time = Duration::from_secs(20);
-            let answer = http::converse(node.daemon.socket(), request.as_bytes(), time);
+            let answer = http::converse(
+                node.daemon.socket(),
+                request.as_bytes(),
+                cleave_tests::TIMEOUT,
+            );
             answer.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
         });
         let all = gone.take_while(|is_gone| *is_gone).count();

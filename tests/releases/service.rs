@@ -43,9 +43,11 @@ impl Service {
             &disk,
             "--queues",
             "4",
+            "--stop-deadline",
+            "60",
         ];
         Service {
-            manager: ServiceManager::new(&scratch),
+            manager: ServiceManager::empty(),
             socket,
             args: args.map(str::to_owned).to_vec(),
             daemon: None,

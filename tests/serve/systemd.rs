@@ -254,7 +254,17 @@ fn a_child_inherits_no_manager() {
     let notify = scratch.join("notify");
     let messages = UnixDatagram::bind(&notify).unwrap();
     messages.set_nonblocking(true).unwrap();
-    let demo = ["demo", "--exit", "--seconds", "1", "--size", "16M"];
+    let folder = scratch.path().to_str().unwrap();
+    let demo = [
+        "demo",
+        "--exit",
+        "--seconds",
+        "1",
+        "--size",
+        "16M",
+        "--dir",
+        folder,
+    ];
     let mut command = command(None, &demo);
     let ended = command.env("NOTIFY_SOCKET", &notify).output().unwrap();
     assert!(ended.status.success());

@@ -42,7 +42,7 @@ pub use frontend::{BackendChannel, Messages, closes_within, has_listener};
 pub use killed::{Killed, connect, outliving};
 pub use lateness::{Lateness, unless_late};
 pub use lingering::Lingering;
-pub use load::{flood, flood_with_writes, pattern, writes_all};
+pub use load::{EndOf, flood, flood_with_writes, pattern, writes_all};
 pub use manager::ServiceManager;
 pub use model::{Model, compare_bytes, seeded};
 pub use moving::{leave, moving, prepared};

@@ -1,9 +1,22 @@
 //! Loads, most of which check what they wrote.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cleave_blk::spec::request_type;
 use cleave_client::{Buffer, Client, OffsetOrder, Queue, Stop, Verify, Workload};
+
+use crate::TIMEOUT;
+
+/// Ends a load when it is dropped, also if the test has failed: a scope waits for its threads before it tells of a failure.
+#[derive(Debug)]
+pub struct EndOf<'a>(pub &'a AtomicBool);
+
+impl Drop for EndOf<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// So many writes of a pattern from the beginning of the disk on, over and over its first `span_bytes`.
 pub fn pattern(block_bytes: u32, depth: u16, span_bytes: u64, writes: u64) -> Workload<'static> {
@@ -19,7 +32,7 @@ pub fn pattern(block_bytes: u32, depth: u16, span_bytes: u64, writes: u64) -> Wo
 /// Writes a pattern on every vring while `meanwhile` runs, then reads it back. No request may fail.
 pub fn writes_all(client: &mut Client, fill: &Workload<'_>, meanwhile: impl FnOnce() + Send) {
     for queue in client.queues() {
-        queue.set_timeout(Duration::from_secs(60));
+        queue.set_timeout(TIMEOUT);
     }
     let check = Workload {
         read_percent: 100,

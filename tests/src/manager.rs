@@ -28,6 +28,8 @@ pub struct ServiceManager {
     messages: UnixDatagram,
     address: PathBuf,
     log: PathBuf,
+    /// Where its files never wait for a disk: a service that ends waits two seconds for its last lines to be written.
+    _place: Scratch,
     /// The program that it starts.
     pub program: PathBuf,
     /// Shell commands before a service is started, such as `ulimit -n 64`.
@@ -40,14 +42,16 @@ pub struct ServiceManager {
 
 impl ServiceManager {
     /// Makes one that keeps nothing yet.
-    pub fn new(scratch: &Scratch) -> ServiceManager {
-        let address = scratch.join("notify");
+    pub fn empty() -> ServiceManager {
+        let place = Scratch::in_memory();
+        let address = place.join("notify");
         let messages = UnixDatagram::bind(&address).unwrap();
         messages.set_read_timeout(Some(TIMEOUT)).unwrap();
         ServiceManager {
             messages,
             address,
-            log: scratch.join("journal"),
+            log: place.join("journal"),
+            _place: place,
             program: program_path().to_owned(),
             prelude: ":".to_owned(),
             main_pid: None,

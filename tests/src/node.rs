@@ -52,7 +52,9 @@ impl Node {
     /// Adds a disk.
     pub fn add(&self, id: &str, body: &Value) {
         let answer = self.put(id, body);
-        assert_eq!(answer.status, 201, "{id}: {}", answer.body);
+        // Storage that is slow to open is waited for.
+        let is_late = answer.status == 202 && wait_until(|| self.state(id) == "serving");
+        assert!(answer.status == 201 || is_late, "{id}: {}", answer.body);
     }
 
     /// Removes a disk, with its frontend.

@@ -275,7 +275,7 @@ impl<S: Store> Drop for Solo<S> {
 
 /// Waits for the next result.
 pub(crate) fn next_done<S: Store>(engine: &mut Solo<S>) -> (u64, Result<(), i32>) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + cleave_tests::TIMEOUT;
     loop {
         while let Some(event) = engine.reap() {
             if let Event::Done { token, result } = event {

@@ -188,7 +188,7 @@ fn a_shared_thread_submits_large_direct_writes_in_parts_over_several_laps() {
     for token in 0..WRITES {
         engine.push(op(WRITE, 0, LEN, &segments), token);
     }
-    let (mut ended, mut laps, deadline) = (0, Vec::new(), Instant::now() + Duration::from_secs(20));
+    let (mut ended, mut laps, deadline) = (0, Vec::new(), Instant::now() + cleave_tests::TIMEOUT);
     while ended < WRITES {
         laps.push(files(&mut engine).take_submitted().1);
         assert!(Instant::now() < deadline, "{laps:?}");
@@ -224,7 +224,7 @@ fn a_shared_thread_copies_much_data_over_several_laps() {
     let guest = Guest::new();
     let mut engine = Uring::shared(disk, guest.memory.clone(), 64).unwrap();
     let memory = |number: u64| [segment(512 + number * LEN, LEN as u32)];
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + cleave_tests::TIMEOUT;
     for (kind, whole) in [(READ, true), (WRITE, false)] {
         if kind == WRITE {
             std::fs::write(&path, vec![0; bytes.len()]).unwrap();

@@ -110,7 +110,7 @@ fn as_many_descriptors_as_are_counted_suffice() {
     let line = ["serve", "--socket-path", socket, "--disk", image];
     let control = ["--control", &format!("{socket}.ctl")];
     let refused = Command::new("sh")
-        .args(["-c", "ulimit -n 1024; exec timeout 20 \"$@\"", "sh"])
+        .args(["-c", "ulimit -n 1024; exec timeout 120 \"$@\"", "sh"])
         .arg(program_path())
         .args(line.iter().chain(&control).chain(&options))
         .output()

@@ -203,7 +203,7 @@ fn a_silent_connection_ends_alone() {
 
 /// A disk whose server holds what is written, and a frontend that has written one block.
 pub(super) fn holding(options: &[&str]) -> (UnresponsiveFs, Service, Client) {
-    let scratch = Scratch::new();
+    let scratch = Scratch::in_memory();
     let mute = UnresponsiveFs::mount(&scratch, DISK).unwrap();
     let disk = mute.file().display().to_string();
     let options = [&["--direct", "on"], options].concat();

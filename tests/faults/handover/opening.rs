@@ -39,7 +39,8 @@ impl Scene {
         let node = Service::node();
         let mut random = seeded(name);
         let guests = ["a", "b"].map(|id| {
-            node::add(&node, id, &json!({"stop_deadline": 1}));
+            // Each end waits so long for a disk that cannot be opened.
+            node::add(&node, id, &json!({"stop_deadline": 2}));
             let mut client = node::open(&node, id, &outliving());
             let mut guest = Survivor::new(&mut client);
             guest.work(&mut client, &mut random, Duration::from_millis(2));

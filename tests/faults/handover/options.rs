@@ -181,7 +181,12 @@ fn a_disk_that_is_active_stays_so() {
 fn a_burst_is_not_had_again() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", DISK);
-    let options = ["--serial", "d", "--limit", "iops-total=1,iops-total-max=20"];
+    let options = [
+        "--serial",
+        "d",
+        "--limit",
+        "iops-total=1,iops-total-max=100",
+    ];
     let mut service = Service::serve_in(scratch, image.to_str().unwrap(), &options);
     let mut client = service.open(&DeviceOptions::default());
     let throttled = |service: &Service| {
@@ -193,10 +198,10 @@ fn a_burst_is_not_had_again() {
         throttled(service)
     };
     let requests = (1..).find(|_| read(&service)).unwrap();
-    assert!(requests > 20, "{requests}");
+    assert!(requests > 100, "{requests}");
     for next in [Service::take_over, Service::restart] {
         next(&mut service);
-        let requests = (1..20).find(|_| read(&service));
+        let requests = (1..100).find(|_| read(&service));
         assert!(requests.is_some(), "the limit begins anew");
     }
 }

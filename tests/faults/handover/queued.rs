@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use cleave_client::Base;
 use cleave_tests::{
-    Case, Lingering, Requirement, Stopwatch, Survivor, TIMEOUT, UnresponsiveFs, closes_within,
-    connect, disk_socket, http, outliving, seeded, wait_until,
+    Case, Lingering, Requirement, Scratch, Stopwatch, Survivor, TIMEOUT, UnresponsiveFs,
+    closes_within, connect, disk_socket, http, outliving, seeded, wait_until,
 };
 use serde_json::json;
 
@@ -74,7 +74,8 @@ fn no_daemon_waits_for_what_a_vmm_queues_while_its_disk_hangs() {
 
 fn no_other_disk_waits_for_what_a_vmm_queues_while_its_disk_hangs() {
     let mut random = seeded("handover-queued");
-    let mut service = Service::node();
+    // Its sockets may not wait for a disk.
+    let mut service = Service::node_in(Scratch::in_memory());
     let mute = UnresponsiveFs::mount(&service.scratch, DISK).unwrap();
     let body = json!({"disk": [mute.file()], "direct": "on", "stop_deadline": DEADLINE.as_secs()});
     let path = "/v1/disks/a";

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::net::Shutdown;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
@@ -271,6 +272,8 @@ fn a_process_that_dies_or_falls_silent_takes_nothing() {
     ];
     for (what, step) in steps {
         guest.work(&mut client, &mut random, Duration::from_millis(5));
+        // A disk that takes longer than a guest may wait would stay.
+        guest.await_all(&mut client, true);
         let mut stream = asked(&place.control, "/v1/take-over");
         step(&mut stream);
         drop(stream);
@@ -302,6 +305,8 @@ fn a_process_fails_if_the_one_that_took_its_disk_is_dead() {
     let mut client = connect(|| Client::open(&place.socket, &options));
     let mut guest = Survivor::new(&mut client);
     guest.work(&mut client, &mut random, Duration::from_millis(5));
+    // A disk that takes longer than a guest may wait would stay.
+    guest.await_all(&mut client, true);
     let mut stream = asked(&place.control, "/v1/take-over");
     stream
         .write_all(&frame(HELLO, &1_u32.to_le_bytes()))
@@ -312,7 +317,8 @@ fn a_process_fails_if_the_one_that_took_its_disk_is_dead() {
     // Both have happened when it looks.
     freeze(&daemon.0);
     stream.write_all(&frame(TAKEN, &[])).unwrap();
-    drop(stream);
+    // A child that another test starts may have a copy of it for a moment.
+    stream.shutdown(Shutdown::Both).unwrap();
     signal(&daemon, Signal::CONT);
     assert_eq!(daemon.0.wait().unwrap().code(), Some(1));
     let log = std::fs::read_to_string(&place.log).unwrap();

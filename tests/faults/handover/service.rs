@@ -27,13 +27,17 @@ pub(super) struct Service {
 impl Service {
     /// Starts `cleave node`, with one pool.
     pub(super) fn node() -> Service {
-        let scratch = Scratch::new();
+        Service::node_in(Scratch::new())
+    }
+
+    /// Starts it with its files in this folder.
+    pub(super) fn node_in(scratch: Scratch) -> Service {
         let [state, run] = ["state", "run"].map(|name| scratch.join(name).display().to_string());
         let args = [
             "node", "--state", &state, "--run", &run, "--pool", "shared=0",
         ];
         let args = args.map(str::to_owned).to_vec();
-        let manager = ServiceManager::new(&scratch);
+        let manager = ServiceManager::empty();
         let node = Service {
             daemon: manager.start(&args),
             manager,
@@ -73,7 +77,7 @@ impl Service {
             .into_iter()
             .map(str::to_owned)
             .collect();
-        let mut manager = ServiceManager::new(&scratch);
+        let mut manager = ServiceManager::empty();
         let daemon = manager.start(&args);
         manager.hears("READY=1");
         Service {

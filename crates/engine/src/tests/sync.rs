@@ -156,7 +156,7 @@ fn writes_that_wait_for_their_sync_leave_the_buffers_to_others() {
     let mut engine = engine(&disk, &guest);
     let misaligned = [segment(256, 4096)];
     engine.push(op(DURABLE, 0, 4096, &misaligned), 1);
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + cleave_tests::TIMEOUT;
     while !files(&mut engine).is_syncing() {
         assert!(Instant::now() < deadline && engine.reap().is_none());
         engine.enter(soon()).unwrap();

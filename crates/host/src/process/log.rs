@@ -263,11 +263,12 @@ mod tests {
         let (queue, guard) = Queue::start(out, false).unwrap();
         let line = [b'x'; 4096];
         let start = Instant::now();
-        for _ in 0..10_000 {
+        // Several times what the queue and the socket take. One that waited for room would wait for ever.
+        for _ in 0..1000 {
             queue.make_writer().write_all(&line).unwrap();
         }
         assert!(
-            start.elapsed() < Duration::from_secs(20),
+            start.elapsed() < Duration::from_secs(120),
             "{:?}",
             start.elapsed()
         );

@@ -791,7 +791,7 @@ fn a_worker_sleeps_without_a_timer_while_requests_are_due_and_the_store_is_full(
         if waits == [0, 5] {
             break;
         }
-        assert!(began.elapsed() < Duration::from_secs(5), "{waits:?}");
+        assert!(began.elapsed() < Duration::from_secs(60), "{waits:?}");
     }
     assert_eq!(bench.totals().redone, redone);
     bench.store.lock().unwrap().is_full = false;

@@ -448,7 +448,7 @@ fn nothing_is_sent_again_to_a_server_that_is_silent_before_the_fence_is_over() {
         (
             || Reaction::Dead(Vec::new()),
             GET,
-            "&timeout=1&fence=60",
+            "&timeout=1&fence=600",
             second,
         ),
         (
@@ -457,7 +457,7 @@ fn nothing_is_sent_again_to_a_server_that_is_silent_before_the_fence_is_over() {
             "&fence=2",
             2 * second,
         ),
-        (|| Reaction::Close(Vec::new()), GET, "&fence=60", none),
+        (|| Reaction::Close(Vec::new()), GET, "&fence=600", none),
     ];
     for (react, kind, options, least) in rows {
         let bench = Bench::new(Export::able(SIZE), options);
@@ -651,7 +651,7 @@ fn survives(export: Export, name: &str, attack: Attack) {
     let next = run(&mut store, op(GET, 0, 4096, &[segment(1 << 20, 4096)]));
     assert_eq!(next, Ok(()), "{name}");
     assert_eq!(bench.lost(), 1, "{name}");
-    assert!(begun.elapsed() < Duration::from_secs(20), "{name}");
+    assert!(begun.elapsed() < Duration::from_secs(50), "{name}");
     let after = bench.guest.get(&around, REGION as usize);
     let is_ours = |at: usize| {
         (4096..4196).contains(&at)
@@ -756,10 +756,9 @@ fn a_store_closes_while_the_server_is_silent_or_away() {
         bench.server.react(|_| Reaction::Dead(Vec::new()));
         let mut store = bench.store();
         store.push(op(PLAIN, 0, 512, &[segment(0, 512)]), 1);
-        let soon = Instant::now() + Duration::from_millis(200);
-        while Instant::now() < soon {
-            store.enter(Wait::Until(Some(soon))).unwrap();
-            assert_eq!(store.reap(), None);
+        // An op of which nothing is sent ends at once.
+        while bench.server.asked().is_empty() {
+            nothing_ends(&mut store);
         }
         if away {
             bench.server.accept(false);
