@@ -57,11 +57,11 @@ trap end EXIT
 trap 'exit 1' TERM INT
 
 until_true() {
-    for _ in $(seq 600); do
+    for _ in $(seq 1200); do
         "$@" >/dev/null 2>&1 && return
         sleep 0.1
     done
-    fail "after 60 s still not: $*; $(cat "$work.log"); $(inside journalctl --no-pager -n 30 2>&1 || true)"
+    fail "after two minutes still not: $*; $(cat "$work.log"); $(inside journalctl --no-pager -n 30 2>&1 || true)"
 }
 first() { init=$(cat "/proc/$outer/task/$outer/children") && init=${init% } && [ -n "$init" ]; }
 until_true first
@@ -108,7 +108,7 @@ until_true says cleave@nope 'DISK= in /etc/cleave/NAME.conf'
 
 # A disk as a service, which a kill -9 costs a pause.
 inside truncate -s 16M /var/lib/images/a.img
-inside sh -c "printf 'DISK=/var/lib/images/a.img\nOPTIONS=--serial a\n' >/etc/cleave/a.conf"
+inside sh -c "printf 'DISK=/var/lib/images/a.img\nOPTIONS=--serial a --stop-deadline 60\n' >/etc/cleave/a.conf"
 inside systemctl enable --now cleave@a 2>/dev/null
 serves /run/cleave/a/disk.sock
 reaches_no_socket_but_its_own cleave@a
@@ -203,7 +203,7 @@ serves /run/cleave/a/disk.sock
 # A node keeps its disks, and one that hangs is restarted.
 inside truncate -s 16M /var/lib/images/b.img
 inside systemctl enable --quiet --now cleave
-inside cleave disk add d1 --disk /var/lib/images/b.img --queues 2 >/dev/null
+inside cleave disk add d1 --disk /var/lib/images/b.img --queues 2 --stop-deadline 60 >/dev/null
 serves /run/cleave/d1/disk.sock
 reaches_no_socket_but_its_own cleave
 inside setpriv --reuid=nobody --regid=cleave-metrics --clear-groups curl --silent --fail --unix-socket /run/cleave/metrics.sock \
@@ -221,7 +221,7 @@ inside cleave disk list | grep -q d1 || fail "the node forgot its disk: $(inside
 serves /run/cleave/d1/disk.sock
 for disk in d4 d5; do
     inside truncate -s 16M /var/lib/images/$disk.img
-    inside cleave disk add $disk --disk /var/lib/images/$disk.img --queues 2 >/dev/null
+    inside cleave disk add $disk --disk /var/lib/images/$disk.img --queues 2 --stop-deadline 60 >/dev/null
 done
 three="--socket /run/cleave/d1/disk.sock --socket /run/cleave/d4/disk.sock --socket /run/cleave/d5/disk.sock"
 begin_drive $three --inflight --queues 2
@@ -285,13 +285,13 @@ inside cleave upgrade --control /run/cleave/control.sock >"$work.log" || fail "c
 until_true is_another cleave "$was"
 end_drive cleave 3
 inside mkdir -p /run/systemd/system/cleave.service.d
-inside sh -c "printf '[Service]\nWatchdogSec=3s\n' >/run/systemd/system/cleave.service.d/watchdog.conf"
+inside sh -c "printf '[Service]\nWatchdogSec=6s\n' >/run/systemd/system/cleave.service.d/watchdog.conf"
 inside systemctl daemon-reload
 inside systemctl restart cleave
 # The next process gives signs of life too.
 reload cleave 1
 was=$(pid cleave)
-inside /drive --socket /run/cleave/d1/disk.sock --seconds 5 >/dev/null
+inside /drive --socket /run/cleave/d1/disk.sock --seconds 7 >/dev/null
 [ "$(pid cleave)" = "$was" ] || fail "systemd has killed a node that was taken over: $(inside journalctl --no-pager -n 30 -u cleave)"
 inside kill -STOP "$was"
 until_true is_another cleave "$was"

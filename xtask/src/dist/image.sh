@@ -13,11 +13,11 @@ end() {
 trap end EXIT
 trap 'exit 1' TERM INT
 until_true() {
-    for _ in $(seq 600); do
+    for _ in $(seq 2400); do
         "$@" >/dev/null 2>&1 && return
         sleep 0.05
     done
-    fail "after 30 s still not: $*; $(cat log)"
+    fail "after two minutes still not: $*; $(cat log)"
 }
 
 grep -q "image: localhost/cleave:$version\$" "$manifests/daemonset.yaml" || fail "the DaemonSet is of another version"

@@ -25,7 +25,8 @@ pub(super) enum DaemonMode {
 }
 
 /// Socket, disk, vrings twice, size of a block.
-const CLEAVE: &str = "serve --serial=guest-test-7 --socket-path={} --disk={} --queues={} --workers={} --block-size={}";
+const CLEAVE: &str = "serve --serial=guest-test-7 --socket-path={} --disk={} --queues={} --workers={} --block-size={} \
+--stop-deadline=20";
 
 /// Disk, whether it is read-only, whether it is writable, vrings, size of a block, socket.
 const QEMU: &str = "qemu-storage-daemon \

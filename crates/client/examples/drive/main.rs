@@ -19,6 +19,7 @@ mod histogram;
 
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
@@ -35,6 +36,9 @@ use histogram::Histogram;
 
 /// Time from the last request to the measurement of an idle disk; all spinning ends within it.
 const SETTLE: Duration = Duration::from_millis(1500);
+
+/// Longest wait for a daemon to listen, if the driver connects again.
+const OPEN_TIME: Duration = Duration::from_secs(60);
 
 /// A disk and the process that serves it.
 struct Disk {
@@ -113,12 +117,23 @@ fn main() -> ExitCode {
     }
 }
 
+/// Connects. One that connects again when its daemon has ended also waits for the first.
+fn open(args: &Args, socket: &Path) -> Result<Client, String> {
+    let end = Instant::now() + OPEN_TIME;
+    loop {
+        match (Client::open(socket, &args.options), args.reconnect) {
+            (Err(_), Some(pause)) if Instant::now() < end => std::thread::sleep(pause),
+            (opened, _) => return opened.map_err(text),
+        }
+    }
+}
+
 fn drive(args: &Args) -> Result<(), String> {
     let mut disks = args
         .sockets
         .iter()
         .map(|socket| {
-            let mut client = Client::open(socket, &args.options).map_err(text)?;
+            let mut client = open(args, socket)?;
             let pid = args.pid.or_else(|| peer(&mut client));
             // The cost of several processes one after the other is not known.
             let pid = pid.filter(|_| args.reconnect.is_none());

@@ -92,7 +92,15 @@ fn measure_one(
 ) -> Result<(Value, Vec<[f64; 2]>)> {
     let control = desk.socket(0).with_extension("control");
     let control = control.display().to_string();
-    let more = ["--take-over", "--control", &control].map(str::to_owned);
+    // The disk of a busy machine may take longer than the usual two seconds for what is in flight.
+    let more = [
+        "--take-over",
+        "--control",
+        &control,
+        "--stop-deadline",
+        "20",
+    ];
+    let more = more.map(str::to_owned);
     let line = [line, &more].concat();
     let start = || desk.start(&line, 0);
     let first = start()?;
