@@ -474,14 +474,15 @@ impl Daemon {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, |dir| dir.count())
     }
 
-    /// Number of open descriptors once it no longer changes: sessions that are ending still close some.
+    /// Number of open descriptors once it no longer changes: a daemon that starts still opens some, and sessions that end close some. One
+    /// of its threads that waits for a CPU meanwhile may be about to.
     pub fn fds_at_rest(&self) -> usize {
         let (mut last, mut since) = (self.fds(), Instant::now());
         let end = since + Duration::from_secs(3);
         while since.elapsed() < Duration::from_millis(30) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(2));
             let now = self.fds();
-            if now != last {
+            if now != last || self.asleep().is_none() {
                 (last, since) = (now, Instant::now());
             }
         }
