@@ -376,7 +376,10 @@ fn a_socket_that_was_given_away_is_removed_with_a_disk_that_failed() {
     let node = killed(node, |_| fs::remove_file(&image).unwrap());
     for (id, _) in given_away() {
         // It has no reason while it is tried again.
-        let is_told = || node.disk(id).to_string().contains("does not exist");
+        let is_told = || {
+            let disk = node.disk(id);
+            disk["state"] == "failed" && disk.to_string().contains("does not exist")
+        };
         assert!(wait_until(is_told), "{id}: {}", node.disk(id));
         let socket = node.socket(id);
         // As one that was killed while it made the socket leaves it.

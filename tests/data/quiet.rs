@@ -203,7 +203,7 @@ fn a_disk_that_hangs_is_not_quiesced_and_goes_on() {
         "{}",
         answer.body
     );
-    assert!(start.elapsed() < TIMEOUT);
+    assert!(start.elapsed() < Duration::from_secs(60));
     silent.release();
     let (mut client, done) = read.join().unwrap();
     done.unwrap();

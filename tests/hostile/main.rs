@@ -138,7 +138,7 @@ fn lifecycle() {
 }
 
 fn promptness() {
-    // What is measured is the daemon's time, and a disk would add its own.
+    // These rows measure the daemon's time. A disk would add its own.
     run_rows("life cycle", on_ram, lifecycle::prompt_rows());
 }
 

@@ -239,7 +239,7 @@ fn disks_that_are_deleted_while_their_server_is_silent_keep_no_other_disk_away()
     }
     node.add("other", &ram());
     drop(silent);
-    // What opened them then held the lock of the path, or makes the folder only now.
+    // Until now the threads that opened them held locks in their folders, or had not made the folders.
     let run = node.daemon.scratch().join("run");
     let folders = || std::fs::read_dir(&run).unwrap().flatten();
     let is_left =

@@ -132,7 +132,7 @@ mod tests {
             (&[], &[CONSISTENT_READ], false, false),
         ];
         for (used, unshared, writes, reads) in cases {
-            // One would keep the locks of the case before.
+            // A child would keep the locks of the case before.
             crate::children::none_run();
             let held = other(&path, used, unshared);
             for (read_only, wanted) in [(false, writes), (true, reads)] {

@@ -411,6 +411,7 @@ fn a_guest_that_never_kicks_is_polled_within_the_budget() {
                 device.totals().others > done
             });
             assert!(ends, "it is not served");
+            assert_eq!(device.totals().others, done + 1);
             world.borrow_mut().driver.collect(|_| 0);
             // The budget recovers.
             std::thread::sleep(Duration::from_millis(40));
