@@ -244,8 +244,8 @@ impl Leg {
     }
 
     /// Drops the pages of the file that are in this host's page cache: another host may have written since they were read. Only
-    /// clean pages can be dropped. A block device has a command for it as well (BLKFLSBUF), which drops the same pages and
-    /// needs a privilege that a confined daemon has given up.
+    /// clean pages can be dropped, and only those that the kernel does not use at that moment. A block device has a command for it
+    /// as well (BLKFLSBUF), which drops the same pages and needs a privilege that a confined daemon has given up.
     fn drop_cache(&self, file: &File) -> io::Result<()> {
         self.sync()?;
         Ok(rustix::fs::fadvise(file, 0, None, Advice::DontNeed)?)

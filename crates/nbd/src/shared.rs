@@ -159,11 +159,13 @@ impl Shared {
         let kept = lock(&self.unflushed).lend();
         let has_some = !kept.is_empty();
         let is_over = || self.is_abandoned() || !is_wanted();
+        // Then none of them is sent, and nobody has to wait until the server cannot apply them any more.
+        let was_over = is_over();
         let done = replay::replay(call, export, kept.iter(), self.spec.timeout, is_over);
         lock(&self.unflushed).give_back(kept);
         let done = done.map_err(|error| Failed {
             error,
-            fence: has_some.then(|| Fence {
+            fence: (has_some && !was_over).then(|| Fence {
                 until: Instant::now() + self.spec.fence,
                 server,
             }),

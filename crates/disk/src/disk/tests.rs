@@ -2,6 +2,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags};
@@ -750,9 +751,11 @@ fn a_disk_that_is_acquired_has_no_pages_in_the_cache() {
             }
         }
     };
-    if is_cached() == Some(true) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while is_cached() == Some(true) {
+        // A page stays that the kernel itself has in its hands at that moment, as at the end of its writing.
+        assert!(Instant::now() < end, "the pages stay");
         disk.acquire().unwrap();
-        assert_eq!(is_cached(), Some(false));
     }
 }
 

@@ -276,10 +276,10 @@ fn changes_that_are_being_sent_again_are_still_owed() {
     bench.disk.abandon();
 }
 
-/// Its guest may run on another host by then, and have written there.
+/// Its guest may run on another host by then, and have written there. The next guest does not wait for the fence.
 #[test]
 fn nothing_is_sent_again_when_a_store_closes_before_its_server_greets() {
-    let bench = Bench::new(Export::able(SIZE), "&fence=1");
+    let bench = Bench::new(Export::able(SIZE), "&fence=3600");
     let mut store = bench.store();
     put(&bench, &mut store, PLAIN, 0, 1);
     // Nobody is greeted meanwhile.
