@@ -247,7 +247,14 @@ impl<S: Store> Solo<S> {
     }
 
     pub(crate) fn set_bell(&mut self, slot: u16, fd: Option<OwnedFd>) {
-        self.reactor.set_bell(slot, fd.map(crate::BellFd::new));
+        let made = fd.map(|fd| crate::BellFd::new(fd, false));
+        self.reactor.set_bell(slot, made);
+    }
+
+    /// As a pool has it.
+    pub(crate) fn set_shared_bell(&mut self, slot: u16, fd: OwnedFd) {
+        let made = crate::BellFd::new(fd, true);
+        self.reactor.set_bell(slot, Some(made));
     }
 
     pub(crate) fn ring(&mut self, slot: u16) {

@@ -148,7 +148,7 @@ impl Inflight {
             file_offset: layout.file_offset,
             file,
         };
-        let mapping = Mapping::new(&spec, Taken::default(), allowance, LostWith::Page)?;
+        let mapping = Mapping::new(&spec, Taken::default(), allowance, LostWith::Mapping)?;
         Ok(Inflight {
             mapping: Arc::new(mapping),
             vrings: layout.vrings,

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::{ControlFlow, Deref};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering, compiler_fence, fence};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -176,6 +176,8 @@ pub struct Memory {
     /// The largest region, which is searched first because in a large guest nearly every buffer is there. (A
     /// hint that followed the requests would be a cache line that all workers write.)
     largest: usize,
+    /// The number of marks with which no region was lost.
+    sound_at: AtomicUsize,
 }
 
 impl Memory {
@@ -261,6 +263,8 @@ impl Memory {
         Ok(Arc::new(Memory {
             regions: regions.into(),
             largest,
+            // Not looked at yet.
+            sound_at: AtomicUsize::new(usize::MAX),
         }))
     }
 
@@ -326,9 +330,19 @@ impl Memory {
         sigbus::any_lost() && self.any_region_lost()
     }
 
+    /// Looks at each region only if some mapping was marked since the last time: one that stays lost, which a frontend may keep, must
+    /// not have every access of every disk look at up to 509 of them.
     #[cold]
     fn any_region_lost(&self) -> bool {
-        self.regions.iter().any(|region| region.mapping.is_lost())
+        let marks = sigbus::marks();
+        if self.sound_at.load(Ordering::Acquire) == marks {
+            return false;
+        }
+        let is_lost = self.regions.iter().any(|region| region.mapping.is_lost());
+        if !is_lost {
+            self.sound_at.store(marks, Ordering::Release);
+        }
+        is_lost
     }
 
     /// Copies the first `out.len()` bytes of the stream `segments`, or fewer if the stream is shorter. After
@@ -555,6 +569,31 @@ mod tests {
         let both = segment(0x2ff0, 32);
         memory.resolve(both, |_, len| pieces.push(len)).unwrap();
         assert_eq!(pieces, [16, 16]);
+    }
+
+    #[test]
+    fn memory_that_was_found_sound_is_not_looked_at_again_until_more_is_lost() {
+        let _alone = crate::rig::alone();
+        let cut = |spec: RegionSpec| {
+            let cut_file = spec.file.try_clone().unwrap();
+            let memory = Memory::new(vec![spec]).unwrap();
+            let touch = move |memory: &Memory| {
+                ftruncate(&cut_file, 0).unwrap();
+                memory.copy_in(&[segment(0, 1)], &mut [0]).unwrap_err();
+            };
+            (memory, touch)
+        };
+        let (lost, lose) = cut(region(0, 0x1000));
+        let (memory, lose_this) = cut(region(0, 0x1000));
+        lose(&lost);
+        let is_known_sound = || memory.sound_at.load(Ordering::Relaxed) == sigbus::marks();
+        assert!(!is_known_sound());
+        assert!(Memory::any_is_lost() && !memory.is_lost());
+        assert!(is_known_sound());
+        // Further pages of what is lost already change nothing.
+        assert!(lost.is_lost() && !memory.is_lost() && is_known_sound());
+        lose_this(&memory);
+        assert!(memory.is_lost() && !is_known_sound());
     }
 
     #[test]

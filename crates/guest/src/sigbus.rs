@@ -89,6 +89,8 @@ static SLOTS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// has to check its own entries. Mappings that are gone do not count: otherwise one bad frontend would slow
 /// down all later ones.
 static LOST: AtomicUsize = AtomicUsize::new(0);
+/// How often a mapping was marked, twice for each mark.
+static MARKS: AtomicUsize = AtomicUsize::new(0);
 /// The handler that was installed before ours.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
@@ -140,6 +142,13 @@ impl Drop for MappingWatch {
 #[inline]
 pub(crate) fn any_lost() -> bool {
     LOST.load(Acquire) != 0
+}
+
+/// Returns a number that changes before a mapping is marked lost, and again afterwards. So mappings that are found sound after it
+/// was read are sound as long as it stays.
+#[inline]
+pub(crate) fn marks() -> usize {
+    MARKS.load(Acquire)
 }
 
 /// Installs the handler once for the process.
@@ -214,9 +223,14 @@ fn replace(addr: usize) -> bool {
     // Marked before the zeroes can be seen: a thread that reads them without a fault of its own and then
     // checks the mark must find it. Counted before it is marked, so that a thread that finds the mark set
     // (two threads may fault at once) can rely on the count.
-    LOST.fetch_add(1, SeqCst);
-    if entry.lost.swap(true, SeqCst) {
-        LOST.fetch_sub(1, SeqCst);
+    if !entry.lost.load(SeqCst) {
+        LOST.fetch_add(1, SeqCst);
+        MARKS.fetch_add(1, SeqCst);
+        if entry.lost.swap(true, SeqCst) {
+            LOST.fetch_sub(1, SeqCst);
+        }
+        // Again, for a thread that has read the first number and found no mark yet.
+        MARKS.fetch_add(1, SeqCst);
     }
     let page = addr - (addr - start) % page_bytes;
     // Not all, unless the owner has said so, because its neighbours may be sound (a poisoned page, a full tmpfs). Each replacement

@@ -63,9 +63,10 @@ pub(crate) struct Handed {
 
 impl Handed {
     /// Makes the bells on the calling thread.
-    pub(crate) fn new(mut start: VringStart) -> Handed {
-        let call = start.call.take().map(BellFd::new);
-        let err = start.err.take().map(BellFd::new);
+    pub(crate) fn new(mut start: VringStart, is_shared: bool) -> Handed {
+        let bell = |fd| BellFd::new(fd, is_shared);
+        let call = start.call.take().map(bell);
+        let err = start.err.take().map(bell);
         Handed { start, call, err }
     }
 }

@@ -62,14 +62,25 @@ pub struct Control {
     queue: SyncSender<Command>,
     /// An eventfd that signals a new command.
     pub(crate) bell: Arc<OwnedFd>,
+    /// The worker's thread has other disks too.
+    is_shared: bool,
 }
 
 impl Control {
-    /// Makes both ends of a worker's command queue.
+    /// Makes both ends of the command queue of a worker that has a thread of its own.
     pub fn channel() -> io::Result<(Control, Commands)> {
+        Control::channel_of(false)
+    }
+
+    /// Makes both ends of the command queue of a worker.
+    pub(crate) fn channel_of(is_shared: bool) -> io::Result<(Control, Commands)> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (queue, inbox) = sync_channel(COMMANDS_MAX);
-        let control = Control { queue, bell };
+        let control = Control {
+            queue,
+            bell,
+            is_shared,
+        };
         let commands = Commands {
             queue: inbox,
             control: control.clone(),
@@ -79,7 +90,7 @@ impl Control {
 
     /// Hands a vring over. Answered when it is served, or when it turns out that it cannot be.
     pub fn start(&self, start: VringStart) -> Pending<Result<(), VringError>> {
-        self.ask(|done| Command::Start(Box::new(Handed::new(start)), done))
+        self.ask(|done| Command::Start(Box::new(Handed::new(start, self.is_shared)), done))
     }
 
     /// Drains a vring and takes it back. Answered when none of its requests is in flight.
@@ -106,12 +117,14 @@ impl Control {
 
     /// Changes the call eventfd of a running vring, and writes it once.
     pub fn set_call(&self, index: u16, call: Option<OwnedFd>) -> Pending<()> {
-        self.ask(|done| Command::Signal(index, VringDescriptor::Call(call.map(BellFd::new)), done))
+        let call = call.map(|fd| BellFd::new(fd, self.is_shared));
+        self.ask(|done| Command::Signal(index, VringDescriptor::Call(call), done))
     }
 
     /// Changes the err eventfd of a running vring.
     pub fn set_err(&self, index: u16, err: Option<OwnedFd>) -> Pending<()> {
-        self.ask(|done| Command::Signal(index, VringDescriptor::Err(err.map(BellFd::new)), done))
+        let err = err.map(|fd| BellFd::new(fd, self.is_shared));
+        self.ask(|done| Command::Signal(index, VringDescriptor::Err(err), done))
     }
 
     /// Changes what a running vring marks in a dirty log. Answered when it writes to no earlier log any more.

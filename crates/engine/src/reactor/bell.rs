@@ -1,8 +1,9 @@
 //! Bells: eventfds that the daemon writes to call the guest.
 //!
 //! They come from a frontend and may be any kind of file; a descriptor that cannot be written is ignored.
-//! Their flags belong to the frontend and are not changed. Nothing here blocks, whatever the frontend does to
-//! the counter: "poll, then write" would, because the counter can fill up between the two.
+//! Their flags belong to the frontend and are not changed. Nothing here blocks a thread that several disks share, whatever the
+//! frontend does to counter and flags: "poll, then write" would, because the counter can fill up between the two. A thread of one
+//! disk can be blocked by that disk's own frontend, which fills the counter and changes its flag at the right moment.
 //!
 //! Unsafe because entries are pushed to a ring; the only memory that they point to is a static.
 
@@ -27,8 +28,8 @@ enum Bell {
     None,
     /// Non-blocking: written by the reactor's ring, in the same system call as everything else.
     Written { rung: bool, queued: bool },
-    /// Blocking: the reactor's ring would write it through a poll with retries (400 us measured) or in a
-    /// kernel thread (20 us).
+    /// Blocking, or of a shared thread: the reactor's ring would write a blocking one through a poll with retries (400 us measured)
+    /// or in a kernel thread (20 us).
     Signalled {
         notify_ring: Box<NotifyRing>,
         rung: bool,
@@ -88,10 +89,12 @@ enum Way {
 }
 
 impl BellFd {
-    /// Finds out whether the descriptor is non-blocking now, and prepares a ring for it if not.
-    pub fn new(fd: OwnedFd) -> BellFd {
+    /// Prepares a ring for the descriptor if it is blocking now, or if several disks share the thread that will write it: before the
+    /// kernel writes to a full counter it looks at the flag for a second time, so a frontend that changes the flag all the time has
+    /// the writer sleep.
+    pub fn new(fd: OwnedFd, is_shared: bool) -> BellFd {
         let flags = rustix::fs::fcntl_getfl(&fd);
-        let way = if flags.is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+        let way = if !is_shared && flags.is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
             Way::Write
         } else {
             match NotifyRing::new(&fd) {

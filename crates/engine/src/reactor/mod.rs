@@ -318,7 +318,7 @@ impl Reactor {
 
     /// Adds one to the slot's eventfd, at the latest in the next `enter`; several calls before that count as
     /// one. Does nothing if the slot has no eventfd. A full or broken descriptor is ignored. A descriptor
-    /// without O_NONBLOCK costs the next enter an extra system call.
+    /// without O_NONBLOCK, and any on a shared thread, costs the next enter an extra system call.
     #[inline]
     pub fn ring(&mut self, slot: u16) {
         self.bells.ring(&mut self.ring, slot);

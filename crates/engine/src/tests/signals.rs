@@ -1,5 +1,8 @@
 //! Watches, bells and waits.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+
 use super::*;
 
 #[test]
@@ -249,6 +252,53 @@ fn a_full_bell_that_became_blocking_keeps_no_writes() {
     engine.enter(soon()).unwrap();
     assert_eq!(engine.reap(), None);
     assert_eq!(count(&fd), 0, "no write was left waiting for room");
+}
+
+/// The kernel looks at the flag twice before it writes an eventfd, and a frontend may change it in between. The thread would then
+/// sleep until somebody reads the eventfd, and all disks of a pool with it.
+#[test]
+fn a_full_bell_whose_flag_changes_all_the_time_does_not_block_a_shared_thread() {
+    let bell = Arc::new(eventfd(true));
+    rustix::io::write(&*bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let again = |work: fn(&OwnedFd)| {
+        let (bell, is_over) = (bell.clone(), is_over.clone());
+        thread::spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                work(&bell);
+            }
+        })
+    };
+    let toggle = |bell: &OwnedFd| {
+        for flags in [rustix::fs::OFlags::RDWR, rustix::fs::OFlags::NONBLOCK] {
+            rustix::fs::fcntl_setfl(bell, flags).unwrap();
+        }
+    };
+    let threads = [again(toggle)];
+    let given = bell.try_clone().unwrap();
+    let (to, done) = channel();
+    let caller = thread::spawn(move || {
+        let disk = Arc::new(disk_of("null:1M"));
+        let guest = Guest::new();
+        let mut engine = engine(&disk, &guest);
+        engine.set_shared_bell(0, given);
+        for _ in 0..100_000 {
+            engine.ring(0);
+            engine.enter(Wait::No).unwrap();
+        }
+        to.send(()).unwrap();
+    });
+    let has_returned = done.recv_timeout(Duration::from_secs(60));
+    is_over.store(true, Ordering::Relaxed);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    // So that a thread that sleeps there ends.
+    rustix::fs::fcntl_setfl(&bell, rustix::fs::OFlags::NONBLOCK).unwrap();
+    let mut read = [0; 8];
+    while !caller.is_finished() {
+        let _ = rustix::io::read(&*bell, &mut read);
+    }
+    caller.join().unwrap();
+    has_returned.unwrap();
 }
 
 #[test]

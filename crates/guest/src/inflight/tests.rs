@@ -616,6 +616,21 @@ fn a_region_that_is_cut_costs_its_vring() {
     vring.keep(region.journal(0).unwrap());
     let found = vring.take(&mut Chain::new());
     assert_eq!(found, Err(VringFault::Journal(JournalFault::Lost)));
+    drop(vring);
+    // Its pages are replaced together, because the process may have some 65 thousand mappings only.
+    let layout = InflightLayout::new(1, 4096);
+    let file = crate::rig::file(layout.len_bytes);
+    let region = Inflight::map(file.try_clone().unwrap(), layout).unwrap();
+    let part = region.journal(0).unwrap();
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    for page in [1, 3, 5] {
+        part.set_word(page * 4096, 0);
+    }
+    let start = region.mapping.start().addr();
+    let within = start..start + layout.len_bytes as usize;
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let begins = |line: &str| usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+    assert_eq!(maps.lines().filter(|line| within.contains(&begins(line))).count(), 1);
     // One that is made here cannot be.
     let ours = Inflight::create(layout).unwrap();
     assert!(rustix::fs::ftruncate(&ours, 0).is_err());

@@ -52,7 +52,7 @@ impl Pool {
         alarm: Arc<OwnedFd>,
         seat: impl FnOnce(Newcomer, Reactor) -> Result<Seat, SpawnError> + Send + 'static,
     ) -> Result<(Control, PoolMember), SpawnError> {
-        let (control, commands) = Control::channel()?;
+        let (control, commands) = Control::channel_of(true)?;
         let slots = [device.room(), WATCHES, BELLS];
         let prepared = Prepared::new(&[&device.disk], slots, &self.neighbours)?;
         let place = Place::take(self.clone(), Arc::as_ptr(&device).addr());
