@@ -125,7 +125,7 @@ impl Backing {
         match self {
             Backing::File { file, .. } => {
                 file.write_all_at(bytes, offset)?;
-                file.sync_all()
+                Ok(rustix::fs::fsync(file)?)
             }
             Backing::Rbd(image) => {
                 image.write_all_at(bytes, offset)?;
@@ -313,10 +313,13 @@ impl Leg {
 
     /// Makes everything durable that was written so far, for a caller that is not a worker. It has an open file description of its
     /// own, because the kernel reports a failed write-back once to each description. If a worker's were used, this call could
-    /// take the report, and the guest's flush would succeed.
+    /// take the report, and the guest's flush would succeed. It is not called again after EINTR, as `File::sync_data` is: that may be
+    /// the report.
     pub(crate) fn sync(&self) -> io::Result<()> {
         match (&self.sync_file, &self.backing) {
-            (Some(file), _) | (None, Backing::File { file, .. }) => file.sync_data(),
+            (Some(file), _) | (None, Backing::File { file, .. }) => {
+                Ok(rustix::fs::fdatasync(file)?)
+            }
             // A cluster has every write that was completed; an NBD server is asked by the thread that has its connections.
             _ => Ok(()),
         }

@@ -59,7 +59,8 @@ pub enum Wait {
 /// The store promises:
 /// - each pushed op yields exactly one [`Done`] and holds its epoch for as long as anything may touch the
 ///   op's memory;
-/// - short transfers are continued; EAGAIN, EINTR and ENOMEM are retried; EOF inside the disk is EIO;
+/// - short transfers are continued; EAGAIN, EINTR and ENOMEM are retried, but not those of an fsync; EOF inside
+///   the disk is EIO;
 /// - reads and writes that the disk cannot take directly go through bounce buffers, and sub-block writes
 ///   through a serialised read-modify-write;
 /// - no heap allocation and no lock per op, but for NBD (copies of changes that are not flushed), models (their drive) and RBD (what

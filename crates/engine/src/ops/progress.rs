@@ -60,11 +60,13 @@ pub(crate) fn whole_progress(result: i32) -> Progress {
     }
 }
 
-/// Interprets the result of an fsync. ENOMEM is not retried: it may report the failure of an earlier
-/// write-back (a device can fail one with it), and a second fsync would not report that again.
+/// Interprets the result of an fsync. Any errno may report the failure of an earlier write-back: a device can fail one with ENOMEM
+/// or EAGAIN, and the server of a file with whatever it likes. A second fsync would not report that again, so none is retried but
+/// ECANCELED: with that the ring says that the fsync has not begun.
 pub(crate) fn sync_progress(result: i32) -> Progress {
     match result.checked_neg() {
-        Some(libc::ENOMEM) => Progress::Failed(libc::ENOMEM),
+        Some(libc::ECANCELED) => Progress::Again,
+        Some(errno @ 1..) => Progress::Failed(errno),
         _ => whole_progress(result),
     }
 }
@@ -188,6 +190,12 @@ mod tests {
 
     #[test]
     fn results_of_syncs_and_commands() {
+        assert_eq!(sync_progress(0), Progress::Whole);
+        assert_eq!(sync_progress(-libc::ECANCELED), Progress::Again);
+        assert_eq!(sync_progress(i32::MIN), Progress::Failed(libc::EIO));
+        for errno in [libc::EAGAIN, libc::EINTR, libc::ENOMEM, libc::EIO] {
+            assert_eq!(sync_progress(-errno), Progress::Failed(errno));
+        }
         assert_eq!(whole_progress(0), Progress::Whole);
         assert_eq!(whole_progress(-libc::EINTR), Progress::Again);
         assert_eq!(

@@ -126,6 +126,7 @@ fn stutter(number: u64, entry: &Entry<FileOp>, result: i32) -> i32 {
     let is_write = matches!(entry.own.step, Step::Spill | Step::Zeroes)
         || (entry.own.step == Step::Direct && entry.kind != READ);
     match draw % 8 {
+        0..=2 if entry.own.step == Step::Sync => -libc::ECANCELED,
         0 => -libc::EAGAIN,
         1 => -libc::EINTR,
         2 => -libc::ECANCELED,
@@ -230,6 +231,36 @@ fn an_io_without_kernel_memory_is_retried_and_a_sync_is_not() {
         let sync = run(&mut engine, op(OpKind::Sync, 0, 0, &[]));
         assert_eq!(sync, Err(libc::ENOMEM));
         assert!(disk.sync_failed());
+    }
+}
+
+/// Replaces the first result of a step of this kind only.
+fn fails_once<const ERRNO: i32>(number: u64, entry: &Entry<FileOp>, result: i32) -> i32 {
+    match (number, entry.own.step) {
+        (1, Step::Sync) => -ERRNO,
+        _ => result,
+    }
+}
+
+/// The kernel reports a failed write-back once, with the errno of the storage. A second fsync would succeed.
+#[test]
+fn a_failed_sync_is_not_repeated_whatever_its_errno_is() {
+    let failures: [(i32, Mangle); 4] = [
+        (libc::EAGAIN, fails_once::<{ libc::EAGAIN }>),
+        (libc::EINTR, fails_once::<{ libc::EINTR }>),
+        (libc::ENOMEM, fails_once::<{ libc::ENOMEM }>),
+        (libc::ECANCELED, fails_once::<{ libc::ECANCELED }>),
+    ];
+    for (errno, mangle) in failures {
+        let (_dir, _path, disk, guest) = file_rig(Direct::Off);
+        let mut engine = engine(&disk, &guest);
+        files(&mut engine).mangle(mangle);
+        // Only with ECANCELED the fsync has not begun.
+        let has_begun = errno != libc::ECANCELED;
+        let wanted = if has_begun { Err(errno) } else { Ok(()) };
+        let sync = op(OpKind::Sync, 0, 0, &[]);
+        assert_eq!(run(&mut engine, sync), wanted, "{errno}");
+        assert_eq!(disk.sync_failed(), has_begun, "{errno}");
     }
 }
 
