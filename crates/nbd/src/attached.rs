@@ -13,6 +13,8 @@ use crate::bell::has_ended;
 #[derive(Debug, Default)]
 pub(crate) struct Attached {
     pub(crate) count: usize,
+    /// Those of them that a store has taken. One that closes may leave its last one untaken.
+    pub(crate) used: usize,
     /// One was lost since the last time that there was none.
     pub(crate) is_lossy: bool,
     pub(crate) sockets: Vec<Weak<OwnedFd>>,

@@ -31,11 +31,24 @@ pub(crate) struct ConnectionCount(AtomicUsize);
 pub(crate) struct Attachment {
     shared: Arc<Shared>,
     store: Arc<ConnectionCount>,
+    is_used: bool,
+}
+
+impl Attachment {
+    /// Records that the store has taken the connection.
+    pub(crate) fn begin_use(&mut self) {
+        if !std::mem::replace(&mut self.is_used, true) {
+            lock(&self.shared.attached).used += 1;
+        }
+    }
 }
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        lock(&self.shared.attached).count -= 1;
+        let mut attached = lock(&self.shared.attached);
+        attached.count -= 1;
+        attached.used -= usize::from(self.is_used);
+        drop(attached);
         self.store.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -73,6 +86,7 @@ impl Mailbox {
         let attachment = Attachment {
             shared: Arc::clone(shared),
             store: Arc::clone(&self.store),
+            is_used: false,
         };
         *lock(&self.link) = Some((link, attachment));
         self.ring();

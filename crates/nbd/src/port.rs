@@ -193,8 +193,8 @@ impl Port {
         let owed_bytes = self.shared.owed_bytes();
         if owed_bytes > 0 && !self.is_abandoned() && self.may_tell(2) {
             tracing::warn!(
-                "{}: no guest is left, and the NBD server is away; {owed_bytes} bytes of its writes that the server had not flushed are \
-                 kept and sent to it again when the next guest connects; if the guest goes on elsewhere, remove the disk here, or stop \
+                "{}: no guest is left, and the NBD server is away, or was until now; {owed_bytes} bytes of its writes that the \
+                 server had not flushed are kept and sent to it again when the next guest connects; if the guest goes on elsewhere, remove the disk here, or stop \
                  this daemon, before the server is back",
                 self.shared.name
             );
@@ -331,13 +331,14 @@ impl Port {
     pub fn take(&mut self) -> Option<Link> {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.mailbox.bell, &mut count);
-        let (link, attachment) = lock(&self.mailbox.link).take()?;
+        let (link, mut attachment) = lock(&self.mailbox.link).take()?;
         let Holding::Waits { again } = self.holding else {
             return None;
         };
         if self.is_abandoned() {
             return None;
         }
+        attachment.begin_use();
         self.holding = Holding::Connection(attachment);
         self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
         if again {

@@ -85,10 +85,10 @@ impl Shared {
     }
 
     /// Returns what those changes occupy that the server may lack and was not sent again: it was lost, or nobody sends it anything any
-    /// more, and would notice if it lost them.
+    /// more, or uses a connection to it, and would notice if it lost them.
     pub(crate) fn owed_bytes(&self) -> u64 {
         let attached = lock(&self.attached);
-        match attached.is_lossy() || self.is_abandoned() {
+        match attached.is_lossy() || attached.used == 0 || self.is_abandoned() {
             true => lock(&self.unflushed).bytes(),
             false => 0,
         }

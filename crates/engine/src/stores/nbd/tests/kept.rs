@@ -276,6 +276,37 @@ fn changes_that_are_being_sent_again_are_still_owed() {
     bench.disk.abandon();
 }
 
+/// The server has got them again, and may be lost once more. Nobody would notice, and the next daemon has to know of them.
+#[test]
+fn changes_that_were_sent_again_and_not_flushed_are_owed_when_nobody_has_a_connection() {
+    let bench = Bench::new(Export::able(SIZE), "&timeout=60&fence=1");
+    let mut store = bench.store();
+    put(&bench, &mut store, PLAIN, 0, 1);
+    let cleave_disk::Backing::Nbd(nbd) = bench.disk.backing() else {
+        panic!("another store");
+    };
+    // The store closes while nobody is greeted.
+    bench.server.export(|_| {
+        bench.server.hang_up();
+        store.push(op(SYNC, 0, 0, &[]), 1);
+        while !nbd.is_cut_off() {
+            nothing_ends(&mut store);
+        }
+        drop(store);
+    });
+    // As a store does that closes before it looks whether it has got a connection.
+    let mut port = nbd.ports().unwrap().remove(0);
+    port.request();
+    assert!(wait_until(|| !nbd.is_cut_off()), "no connection");
+    assert!(bench.disk.owes_changes(), "nobody uses the connection");
+    drop(port);
+    assert!(bench.disk.owes_changes(), "nobody has a connection");
+    assert_eq!(written(&bench).len(), 2);
+    let mut next = bench.store();
+    assert_eq!(run(&mut next, op(SYNC, 0, 0, &[])), Ok(()));
+    assert!(!bench.disk.owes_changes());
+}
+
 /// Its guest may run on another host by then, and have written there. The next guest does not wait for the fence.
 #[test]
 fn nothing_is_sent_again_when_a_store_closes_before_its_server_greets() {
