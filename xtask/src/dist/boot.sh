@@ -213,6 +213,15 @@ inside setpriv --reuid=nobody --regid=cleave-metrics --clear-groups curl --silen
 inside cleave disk add d2 --disk ram:16M --socket-group 4321 >/dev/null
 inside setpriv --reuid=nobody --regid=nogroup --groups=4321 \
     /drive --socket /run/cleave/d2/disk.sock --seconds 0.1 >/dev/null || fail "the group of a disk cannot connect"
+# A unit of the same name would give its folder to the group cleave, or listen in its place.
+inside sh -c "printf 'DISK=/var/lib/images/a.img\n' >/etc/cleave/d2.conf"
+of_d2() { inside stat --format '%n %u %g %a %i' /run/cleave/d2 /run/cleave/d2/disk.sock; }
+was=$(of_d2)
+for unit in cleave@d2 cleave@d2.socket; do
+    ! inside systemctl start $unit 2>/dev/null || fail "$unit started beside a disk of the node"
+    [ "$(of_d2)" = "$was" ] || fail "$unit has changed a disk of the node: $was; now $(of_d2)"
+done
+inside rm /etc/cleave/d2.conf
 # The driver has left, which the node may still have to notice.
 until_true inside cleave disk remove d2
 ! inside cleave disk add d3 --disk /etc/passwd 2>/dev/null || fail "the node serves a file outside of its folders of images"
