@@ -80,11 +80,14 @@ impl Drop for Service {
     }
 }
 
-/// `cleave ARGS`, with a listening socket as descriptor 3 and the variables that say so.
+/// `cleave ARGS`, with a listening socket as descriptor 3 and the variables that say so. Its name is that of the socket unit, as systemd
+/// has it by default.
 fn command(passed: Option<&UnixListener>, args: &[&str]) -> Command {
     let mut command = Command::new("sh");
     let line = match passed {
-        Some(_) => "export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$@\" 3<&0 0</dev/null",
+        Some(_) => {
+            "export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=cleave-a.socket; exec \"$@\" 3<&0 0</dev/null"
+        }
         None => "exec \"$@\"",
     };
     command

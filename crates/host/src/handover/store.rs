@@ -15,7 +15,7 @@ use cleave_session::{Handover, Keeper};
 use super::link;
 use super::merge::{DiskUse, LeftParcel};
 use super::parcel::{DiskRecord, Packed, Parcel};
-use crate::process::systemd::{self, Manager};
+use crate::process::systemd::{self, KeptName, Manager};
 use crate::socket;
 
 /// A parcel waits in the buffer of its socket, which has room for it.
@@ -25,21 +25,18 @@ const TIME: Duration = Duration::from_secs(1);
 const KEEP_TIME: Duration = Duration::from_secs(4);
 const KEEP_PAUSE: Duration = Duration::from_millis(1);
 
-/// Names of whole disks in the store. The document does not say what is known of their guests, so that earlier versions can read it.
-const MAYBE_USED: &str = "disk";
-const UNUSED: &str = "unused-disk";
-
-/// Gives a disk to the manager, for the next process of this service.
+/// Gives a disk to the manager, for the next process of this service. Its name there tells what is known of its guest, and the document
+/// does not, so that earlier versions can read that.
 pub(crate) async fn keep(manager: &Manager, disk_use: DiskUse, packed: &Packed) -> io::Result<()> {
-    let name = systemd::kept_name(match disk_use {
-        DiskUse::Unused => UNUSED,
-        DiskUse::MaybeUsed => MAYBE_USED,
-    });
+    let name = match disk_use {
+        DiskUse::Unused => KeptName::UnusedDisk,
+        DiskUse::MaybeUsed => KeptName::Disk,
+    };
     let (ours, kept) = UnixStream::pair()?;
     link::send_parcel(ours, packed, Instant::now() + TIME)?;
     let until = Instant::now() + KEEP_TIME;
     loop {
-        match manager.keep(&name, &kept) {
+        match manager.keep(name, &kept) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
                 tokio::time::sleep(KEEP_PAUSE).await;
             }
@@ -57,7 +54,7 @@ pub(crate) struct SessionKeeper {
     manager: Arc<Manager>,
     disk: DiskRecord,
     /// Its name in the store. No two processes of a service use the same one.
-    name: String,
+    name: KeptName,
     /// The end into which parcels go, and the one that the manager has, once there was a parcel.
     pair: Option<(UnixStream, UnixStream)>,
 }
@@ -70,7 +67,7 @@ impl SessionKeeper {
         SessionKeeper {
             manager,
             disk,
-            name: systemd::kept_name(&format!("session-{process}-{number}")),
+            name: KeptName::Session(process, number),
             pair: None,
         }
     }
@@ -93,7 +90,7 @@ impl SessionKeeper {
         let pair = UnixStream::pair()?;
         // Before the manager has the other end, so that it never keeps one in which nothing waits yet.
         send(&pair.0)?;
-        self.manager.keep(&self.name, &pair.1)?;
+        self.manager.keep(self.name, &pair.1)?;
         self.pair = Some(pair);
         Ok(())
     }
@@ -121,7 +118,7 @@ impl Drop for SessionKeeper {
     fn drop(&mut self) {
         if self.pair.is_some() {
             self.forget();
-            self.manager.forget_kept(&self.name);
+            self.manager.forget_kept(self.name);
         }
     }
 }
@@ -132,14 +129,14 @@ pub(crate) fn take(manager: &Manager) -> Vec<LeftParcel> {
     let kept = systemd::kept().into_iter();
     let taken = kept.filter_map(|(name, number)| {
         let parcel = open(number);
-        manager.forget_kept(&name);
+        manager.forget_kept(name);
         let parcel = parcel
             .transpose()?
             .inspect_err(|why| tracing::warn!("{why}: its frontends have to connect again"))
             .ok()?;
-        let disk_use = match name == systemd::kept_name(UNUSED) {
-            true => DiskUse::Unused,
-            false => DiskUse::MaybeUsed,
+        let disk_use = match name {
+            KeptName::UnusedDisk => DiskUse::Unused,
+            KeptName::Disk | KeptName::Session(..) => DiskUse::MaybeUsed,
         };
         Some(LeftParcel { parcel, disk_use })
     });

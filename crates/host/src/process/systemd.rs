@@ -5,6 +5,7 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::fmt;
 use std::io::{self, IoSlice, Read as _};
 use std::iter;
 use std::mem::MaybeUninit;
@@ -42,11 +43,10 @@ const STOP_MARGIN: Duration = Duration::from_secs(5);
 
 /// The descriptor of the socket that systemd passed to this process. `None`: it passed none.
 pub(crate) fn passed() -> Result<Option<u32>, Failure> {
-    let mut sockets = received();
-    sockets.retain(|(name, _)| !name.starts_with(KEPT));
+    let (_, sockets) = sorted(received());
     match &sockets[..] {
         [] => Ok(None),
-        [(_, one)] => Ok(Some(*one)),
+        [one] => Ok(Some(*one)),
         _ => Err(Failure::input(format!(
             "systemd passed {} sockets, and a disk has one: leave one ListenStream= in the socket unit",
             sockets.len()
@@ -54,16 +54,22 @@ pub(crate) fn passed() -> Result<Option<u32>, Failure> {
     }
 }
 
-/// Returns the name of a descriptor that is to be kept.
-pub(crate) fn kept_name(what: &str) -> String {
-    format!("{KEPT}{what}")
+/// The descriptors that the manager has kept for this process, with their names.
+pub(crate) fn kept() -> Vec<(KeptName, u32)> {
+    sorted(received()).0
 }
 
-/// The descriptors that the manager has kept for this process, with their names.
-pub(crate) fn kept() -> Vec<(String, u32)> {
-    let mut kept = received();
-    kept.retain(|(name, _)| name.starts_with(KEPT));
-    kept
+/// Tells what the manager has kept from the sockets that it has made. Those have the name of their unit, such as `cleave-a.socket`, or any
+/// other that the operator gave them.
+fn sorted(received: Vec<(String, u32)>) -> (Vec<(KeptName, u32)>, Vec<u32>) {
+    let (mut kept, mut sockets) = (Vec::new(), Vec::new());
+    for (name, number) in received {
+        match KeptName::parse(&name) {
+            Some(name) => kept.push((name, number)),
+            None => sockets.push(number),
+        }
+    }
+    (kept, sockets)
 }
 
 /// The descriptors that the manager has passed, with their names.
@@ -76,6 +82,41 @@ fn received() -> Vec<(String, u32)> {
     let names = names.split(':').chain(iter::repeat(""));
     let named = names.map(str::to_owned).zip(FIRST_SOCKET..);
     named.take(usize::try_from(count).unwrap_or(0)).collect()
+}
+
+/// Name of a descriptor that the manager keeps for the next process of this service, which may be of another version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeptName {
+    /// A disk that a guest may have used.
+    Disk,
+    UnusedDisk,
+    /// A session, by the number of its process and its own.
+    Session(u32, u64),
+}
+
+impl KeptName {
+    /// Returns the name that is written so. All else is a name of somebody else's.
+    fn parse(name: &str) -> Option<KeptName> {
+        let parsed = match name.strip_prefix(KEPT)? {
+            "disk" => KeptName::Disk,
+            "unused-disk" => KeptName::UnusedDisk,
+            other => {
+                let (process, number) = other.strip_prefix("session-")?.split_once('-')?;
+                KeptName::Session(process.parse().ok()?, number.parse().ok()?)
+            }
+        };
+        (parsed.to_string() == name).then_some(parsed)
+    }
+}
+
+impl fmt::Display for KeptName {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeptName::Disk => write!(out, "{KEPT}disk"),
+            KeptName::UnusedDisk => write!(out, "{KEPT}unused-disk"),
+            KeptName::Session(process, number) => write!(out, "{KEPT}session-{process}-{number}"),
+        }
+    }
 }
 
 /// The service manager that started this process; without one, nothing is sent.
@@ -145,7 +186,7 @@ impl Manager {
 
     /// Has a descriptor kept until this service is stopped, or a later process forgets it. It is passed to the next process.
     /// `WouldBlock`: the manager's queue is full.
-    pub(crate) fn keep(&self, name: &str, fd: impl AsFd) -> io::Result<()> {
+    pub(crate) fn keep(&self, name: KeptName, fd: impl AsFd) -> io::Result<()> {
         // A socket whose other end is closed is not forgotten.
         let state = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0");
         self.send(&state, fd, SendFlags::DONTWAIT)
@@ -159,7 +200,7 @@ impl Manager {
     }
 
     /// Has the manager close what it keeps under a name.
-    pub(crate) fn forget_kept(&self, name: &str) {
+    pub(crate) fn forget_kept(&self, name: KeptName) {
         self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"));
     }
 
@@ -248,4 +289,36 @@ fn is_ours(variable: &str) -> Option<bool> {
 
 fn number(variable: &str) -> Option<u64> {
     env::var(variable).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::KeptName::{Disk, Session, UnusedDisk};
+    use super::sorted;
+
+    #[test]
+    fn a_socket_unit_may_have_any_name_but_those_of_what_is_kept() {
+        let kept = [
+            ("cleave-disk", Disk),
+            ("cleave-unused-disk", UnusedDisk),
+            ("cleave-session-4711-0", Session(4711, 0)),
+        ];
+        let others = [
+            "cleave-a.socket",
+            "cleave-disk.socket",
+            "cleave-disk-a",
+            "cleave-session-4711-0.socket",
+            "cleave-session-a-0",
+            "cleave-session-+1-0",
+            "cleave@disk.socket",
+            "",
+        ];
+        let names = kept.iter().map(|(name, _)| *name).chain(others);
+        let received = names.map(str::to_owned).zip(3..).collect();
+        let expected = kept.iter().map(|(_, name)| *name).zip(3..).collect();
+        assert_eq!(sorted(received), (expected, (6..14).collect()));
+        for (name, parsed) in kept {
+            assert_eq!(parsed.to_string(), name, "earlier versions read it");
+        }
+    }
 }
