@@ -1,7 +1,7 @@
 //! Disks are put: as the manual shows, by meaning, and bad input is named.
 
 use std::fs::Permissions;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cleave_client::Client;
 use cleave_tests::{
-    Killed, Node, Scratch, exercise, has_listener, program_path, small, wait_until,
+    Killed, Node, Scratch, exercise, has_listener, ignored, is_root, program_path, small,
+    wait_until,
 };
 use serde_json::{Value, json};
 
@@ -329,6 +330,37 @@ fn what_a_daemon_that_died_has_left_is_not_removed_with_a_refused_disk() {
     node.add("d1", &ram());
     node.remove("d1");
     assert!(!folder.exists());
+    node.daemon.finish();
+}
+
+/// Such as one that systemd has made for a unit with `User=`: that user could replace the socket, and the lock beside it.
+#[test]
+fn the_folder_of_another_user_gets_no_socket() {
+    if !is_root() {
+        return ignored("not root");
+    }
+    let node = Node::start();
+    let socket = node.socket("d1");
+    let folder = socket.parent().unwrap();
+    std::fs::create_dir(folder).unwrap();
+    std::fs::set_permissions(folder, Permissions::from_mode(0o750)).unwrap();
+    std::fs::write(folder.join("theirs"), "").unwrap();
+    chown(folder, Some(65534), None).unwrap();
+    let refused = node.put("d1", &ram());
+    assert_eq!(refused.status, 422, "{}", refused.body);
+    let why = "belongs to user 65534";
+    assert!(refused.error().contains(why), "{}", refused.body);
+    assert!(wait_until(
+        || node.ask("GET", "/v1/disks/d1", "").status == 404
+    ));
+    let entries = std::fs::read_dir(folder).unwrap();
+    let names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["theirs"]);
+    // Nothing of theirs is in the way of a new folder.
+    std::fs::remove_file(folder.join("theirs")).unwrap();
+    node.add("d1", &ram());
+    assert_eq!(std::fs::metadata(folder).unwrap().uid(), 0);
+    exercise(&mut node.open("d1", &small(1))).unwrap();
     node.daemon.finish();
 }
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::Path;
 
 use rustix::fs::{Gid, Mode, OFlags, fchmod, fchown, fstat, open};
-use rustix::process::getegid;
+use rustix::process::{getegid, geteuid};
 
 use crate::failure::Failure;
 
@@ -39,14 +39,39 @@ pub(super) fn make_run(run: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(RUN_MODE).create(run)
 }
 
-/// Makes the folder of a socket with these permissions, and leaves one that is there as it is: another daemon may serve there.
+/// Makes the folder of a socket with these permissions, and leaves one that is there as it is: another daemon may serve there. One of
+/// another user is replaced if it is empty, and refused otherwise.
 pub(super) fn make(folder: &Path, entry: FolderAccess) -> Result<(), Failure> {
     let failed = |error: io::Error| cannot_make(folder, &error);
     make_run(folder.parent().unwrap_or(folder)).map_err(failed)?;
-    match DirBuilder::new().mode(entry.mode()).create(folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
-        _ => Ok(()),
+    let create = || DirBuilder::new().mode(entry.mode()).create(folder);
+    match create() {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => return made.map_err(failed),
     }
+    let Some(owner) = another_owner(folder).map_err(failed)? else {
+        return Ok(());
+    };
+    fs::remove_dir(folder).map_err(|error| {
+        let shown = folder.display();
+        Failure::start(format!(
+            "{shown} belongs to user {owner}, who could replace the socket in it, and cannot be removed: {error}: remove it if no \
+             program serves there, or choose another id"
+        ))
+    })?;
+    create().map_err(failed)
+}
+
+/// Returns the owner of a folder if that is another user, who could rename and remove what is in it. The user that has the folder of all
+/// folders could do so anyway.
+pub(super) fn another_owner(folder: &Path) -> io::Result<Option<u32>> {
+    let found = fs::symlink_metadata(folder)?;
+    if !found.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    let run = fs::metadata(folder.parent().unwrap_or(folder))?;
+    let trusted = [0, geteuid().as_raw(), run.uid()];
+    Ok((!trusted.contains(&found.uid())).then(|| found.uid()))
 }
 
 /// Gives the folder of a socket, in which this process has the lock, to a group with these permissions: a node of an earlier version

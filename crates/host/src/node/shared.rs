@@ -10,6 +10,7 @@ use cleave_disk::DiskSpec;
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::files::StateFiles;
+use super::folder;
 use super::groups::Groups;
 use super::pools::Pools;
 use crate::events::Events;
@@ -166,12 +167,14 @@ impl Node {
     /// Removes the folder of a socket, unless somebody listens there or a lock is held in it, or it tells of an NBD disk whose daemon did
     /// not end in order or of a guest that has switched its write cache off. A disk that was refused leaves what any daemon that died
     /// tells there. A node that was killed leaves a socket and a lock behind, and the socket may have been given to a user. The service
-    /// manager may listen for a unit that does not run, without the lock.
+    /// manager may listen for a unit that does not run, without the lock. What is in a folder of another user is not this node's.
     pub(super) fn remove_folder(&self, id: &str, socket_user: Option<&str>, removal: Removal) {
         let user = socket_user.map(|user| socket::user_number("socket_user", user));
         let given_to = user.and_then(Result::ok);
+        let folder = self.run.join(id);
+        let is_ours = folder::another_owner(&folder).is_ok_and(|other| other.is_none());
         // Refused, instead of waited for, where another holds it.
-        if let Ok(Some(lock)) = PathLock::take_at_once(&self.socket_path(id)) {
+        if is_ours && let Ok(Some(lock)) = PathLock::take_at_once(&self.socket_path(id)) {
             for stale in [
                 self.socket_path(id),
                 self.socket_path(id).with_file_name(NEW_SOCKET),
@@ -184,7 +187,7 @@ impl Node {
                 lock.remove();
             }
         }
-        let _ = fs::remove_dir(self.run.join(id));
+        let _ = fs::remove_dir(folder);
     }
 
     /// Removes the folder of a disk that was deleted while a thread opened it, which had its lock or made the folder anew.
