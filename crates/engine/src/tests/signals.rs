@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
+use rustix::fs::{OFlags, fcntl_setfl};
+
 use super::*;
 
 #[test]
@@ -261,20 +263,14 @@ fn a_full_bell_whose_flag_changes_all_the_time_does_not_block_a_shared_thread() 
     let bell = Arc::new(eventfd(true));
     rustix::io::write(&*bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     let is_over = Arc::new(AtomicBool::new(false));
-    let again = |work: fn(&OwnedFd)| {
-        let (bell, is_over) = (bell.clone(), is_over.clone());
-        thread::spawn(move || {
-            while !is_over.load(Ordering::Relaxed) {
-                work(&bell);
+    let (changed, over) = (bell.clone(), is_over.clone());
+    let frontend = thread::spawn(move || {
+        while !over.load(Ordering::Relaxed) {
+            for flags in [OFlags::RDWR, OFlags::NONBLOCK] {
+                fcntl_setfl(&changed, flags).unwrap();
             }
-        })
-    };
-    let toggle = |bell: &OwnedFd| {
-        for flags in [rustix::fs::OFlags::RDWR, rustix::fs::OFlags::NONBLOCK] {
-            rustix::fs::fcntl_setfl(bell, flags).unwrap();
         }
-    };
-    let threads = [again(toggle)];
+    });
     let given = bell.try_clone().unwrap();
     let (to, done) = channel();
     let caller = thread::spawn(move || {
@@ -290,9 +286,9 @@ fn a_full_bell_whose_flag_changes_all_the_time_does_not_block_a_shared_thread() 
     });
     let has_returned = done.recv_timeout(Duration::from_secs(60));
     is_over.store(true, Ordering::Relaxed);
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    frontend.join().unwrap();
     // So that a thread that sleeps there ends.
-    rustix::fs::fcntl_setfl(&bell, rustix::fs::OFlags::NONBLOCK).unwrap();
+    fcntl_setfl(&bell, OFlags::NONBLOCK).unwrap();
     let mut read = [0; 8];
     while !caller.is_finished() {
         let _ = rustix::io::read(&*bell, &mut read);

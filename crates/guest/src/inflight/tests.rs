@@ -630,7 +630,8 @@ fn a_region_that_is_cut_costs_its_vring() {
     let within = start..start + layout.len_bytes as usize;
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let begins = |line: &str| usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
-    assert_eq!(maps.lines().filter(|line| within.contains(&begins(line))).count(), 1);
+    let mappings = maps.lines().filter(|line| within.contains(&begins(line)));
+    assert_eq!(mappings.count(), 1);
     // One that is made here cannot be.
     let ours = Inflight::create(layout).unwrap();
     assert!(rustix::fs::ftruncate(&ours, 0).is_err());
