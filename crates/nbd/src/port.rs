@@ -194,8 +194,8 @@ impl Port {
         if owed_bytes > 0 && !self.is_abandoned() && self.may_tell(2) {
             tracing::warn!(
                 "{}: no guest is left, and the NBD server is away, or was until now; {owed_bytes} bytes of its writes that the \
-                 server had not flushed are kept and sent to it again when the next guest connects; if the guest goes on elsewhere, remove the disk here, or stop \
-                 this daemon, before the server is back",
+                 server had not flushed are kept and sent to it again when the next guest connects; if the guest goes on elsewhere, \
+                 remove the disk here, or stop this daemon, before the server is back",
                 self.shared.name
             );
         }

@@ -63,7 +63,7 @@ pub struct Control {
     /// An eventfd that signals a new command.
     pub(crate) bell: Arc<OwnedFd>,
     /// The worker's thread has other disks too.
-    is_shared: bool,
+    pub(crate) is_shared: bool,
 }
 
 impl Control {

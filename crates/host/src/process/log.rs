@@ -263,7 +263,7 @@ mod tests {
         let (queue, guard) = Queue::start(out, false).unwrap();
         let line = [b'x'; 4096];
         let start = Instant::now();
-        // More lines than the queue and the socket hold. A queue that waits for room would wait for ever.
+        // Nobody reads, and queue and socket hold fewer lines than these: a writer that waited for room would wait for ever.
         for _ in 0..1000 {
             queue.make_writer().write_all(&line).unwrap();
         }

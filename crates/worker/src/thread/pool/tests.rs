@@ -126,6 +126,15 @@ fn a_panic_ends_its_worker_and_no_other_on_the_thread() {
     assert_eq!(pool.workers(), [0]);
 }
 
+/// Its control makes bells for such a thread, which no frontend can put to sleep.
+#[test]
+fn the_thread_of_a_worker_in_a_pool_counts_as_shared() {
+    let pool = pool(1);
+    let (pooled, _alarm) = good(&pool);
+    let alone = Handle::spawn(0, None, Arc::new(Device::ram()), memory(), event()).unwrap();
+    assert_eq!((pooled.is_shared, alone.is_shared), (true, false));
+}
+
 /// Its session unmaps the guest, which takes too long for a thread that serves others.
 #[test]
 fn a_worker_that_has_ended_holds_no_memory() {
