@@ -4,9 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use cleave_client::message::protocol;
-use cleave_client::{Base, Client, DeviceOptions};
+use cleave_client::{Base, Client, DeviceOptions, Error};
 use cleave_tests::{
-    Case, Daemon, Messages as _, Node, Requirement, Scratch, UnresponsiveFs, connect, outliving,
+    Case, Daemon, LoopDevice, Messages as _, Node, Requirement, Scratch, UnresponsiveFs, connect,
+    outliving,
 };
 use rustix::process::Signal;
 use serde_json::json;
@@ -18,6 +19,8 @@ const WCE_AT: u32 = 32;
 /// The tests of this file.
 pub(crate) fn cases() -> Vec<Case> {
     cleave_tests::cases![
+        what_was_answered_is_durable_when_the_cache_is_off: Requirement::Fuse,
+        a_flush_that_fails_when_the_cache_is_switched_off_fails_the_next_write: Requirement::LoopDevices,
         a_cache_that_is_off_stays_off_after_a_kill: Requirement::Fuse,
         a_cache_that_is_off_stays_off_after_a_stop: Requirement::Fuse,
         a_cache_that_is_off_stays_off_when_a_disk_of_a_node_is_added_again: Requirement::Fuse,
@@ -41,7 +44,11 @@ impl Disk {
     }
 
     fn serve(&self) -> Daemon {
-        Daemon::serve(&["--direct", "off", "--disk", &self.path()])
+        self.serve_direct("off")
+    }
+
+    fn serve_direct(&self, direct: &str) -> Daemon {
+        Daemon::serve(&["--direct", direct, "--disk", &self.path()])
     }
 
     /// Returns true if a write of this guest was on stable storage when it was answered.
@@ -93,6 +100,66 @@ fn end(daemon: &mut Daemon) {
 fn stop(mut daemon: Daemon) -> Daemon {
     end(&mut daemon);
     daemon.start_again().unwrap()
+}
+
+/// Linux sends no flush for what it has written before, neither when it switches nor later.
+fn what_was_answered_is_durable_when_the_cache_is_off() {
+    for direct in ["off", "on"] {
+        let disk = Disk::mount();
+        let daemon = disk.serve_direct(direct);
+        let mut client = daemon.open(&outliving());
+        for _ in 0..2 {
+            client.queue(0).write(0, &[b'A'; BLOCK]).unwrap();
+            let before = disk.0.syncs();
+            switch(&mut client, 0);
+            let switched = disk.0.syncs();
+            assert_eq!(switched, before + 1, "{direct}: {}", daemon.log());
+            switch(&mut client, 0);
+            assert_eq!(disk.0.syncs(), switched, "it was off already");
+            switch(&mut client, 1);
+        }
+        // A kill after the note and before the flush: the next daemon cannot know if it was done.
+        switch(&mut client, 0);
+        let before = disk.0.syncs();
+        let next = kill(daemon);
+        go_on(&mut client, next.socket());
+        // It has started the vring.
+        client.queue(0).read(0, &mut [0; BLOCK]).unwrap();
+        assert_eq!(disk.0.syncs(), before + 1, "{direct}: {}", next.log());
+        drop(client);
+        next.finish();
+    }
+}
+
+/// No answer tells the guest of it, and past the page cache a later write is durable by itself.
+fn a_flush_that_fails_when_the_cache_is_switched_off_fails_the_next_write() {
+    let disk = Disk::mount();
+    // Past the page cache, and not a file of FUSE, whose durable writes end with an fsync in any case.
+    let device = LoopDevice::attach_with(&disk.0.file(), &["--direct-io=on"]).unwrap();
+    let path = device.path.display().to_string();
+    let args = ["--direct", "on", "--disk", &path, "--take-over"];
+    let (mut daemon, _) = Daemon::serve_with_control(&args);
+    let mut client = daemon.open(&outliving());
+    client.queue(0).write(0, &[b'A'; BLOCK]).unwrap();
+    disk.0.fail_flush();
+    switch(&mut client, 0);
+    let why = daemon.log();
+    assert!(
+        why.contains("has switched its write cache off, but"),
+        "{why}"
+    );
+    client.queue(0).read(0, &mut [0; BLOCK]).unwrap();
+    let written = client.queue(0).write(0, &[b'B'; BLOCK]);
+    let failed = matches!(written, Err(Error::Status { status: 1, .. }));
+    assert!(failed, "{written:?}: {}", daemon.log());
+    // It was told, in this process and in the next.
+    client.queue(0).write(0, &[b'B'; BLOCK]).unwrap();
+    let next = daemon.start_again().unwrap();
+    assert!(matches!(daemon.wait(), Some((Some(0), _))));
+    client.queue(0).write(0, &[b'B'; BLOCK]).unwrap();
+    drop(client);
+    next.finish();
+    drop(device);
 }
 
 fn a_cache_that_is_off_stays_off_after_a_kill() {

@@ -6,12 +6,17 @@ use std::time::Duration;
 use cleave_client::Error;
 use cleave_tests::http::{events, fetch};
 use cleave_tests::nbd::{Export, NbdServer, Reaction, chunk, data_at};
-use cleave_tests::{Case, Scratch, assert_serves, run, small, wait_until, writes_all};
+use cleave_tests::{
+    Case, Messages as _, Scratch, assert_serves, outliving, run, small, wait_until, writes_all,
+};
 use serde_json::json;
 
 use crate::servers::{
     At, NBDKIT, QEMU, SIZE, Server, holds, load, qemu_nbd, report, resume, serve,
 };
+
+/// Where the driver switches its write cache.
+const WCE_AT: u32 = 32;
 
 /// The tests of this file.
 pub(crate) fn cases() -> Vec<Case> {
@@ -20,9 +25,31 @@ pub(crate) fn cases() -> Vec<Case> {
         errors_of_the_server_are_held_until_the_operator_resumes: NBDKIT,
         a_server_that_is_killed_and_restarted_costs_a_pause_and_no_error: QEMU,
         a_killed_server_of_a_qcow2_image_loses_nothing_that_it_answered: QEMU,
+        a_cache_that_is_switched_off_without_a_server_is_flushed_later,
         writes_that_outlive_their_guest_are_told_of_and_sent_again,
         an_attacking_server_takes_only_its_own_disk_with_it,
     ]
+}
+
+/// The VMM does not wait for the server meanwhile.
+fn a_cache_that_is_switched_off_without_a_server_is_flushed_later() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(8 << 20));
+    let uri = server.uri("&reconnect=600&fence=1");
+    let (daemon, control) = serve(&uri, &["--on-error", "hold"]);
+    let mut client = daemon.open(&outliving());
+    client.queue(0).write(0, &[1; 4096]).unwrap();
+    server.accept(false);
+    server.hang_up();
+    let lost = || report(&control)["store"]["connections"]["lost"] != json!(0);
+    assert!(wait_until(lost), "{}", daemon.log());
+    client.frontend().set_config(WCE_AT, &[0]).unwrap();
+    assert_eq!(server.flushes(), 0);
+    server.accept(true);
+    client.queue(0).write(4096, &[2; 4096]).unwrap();
+    assert!(server.flushes() > 0, "{}", daemon.log());
+    drop(client);
+    daemon.finish();
 }
 
 /// nbdkit whose writes fail while a file is there.

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use cleave_worker::{Incident, Pending, is_unsent};
+use rustix::io::Errno;
 
 use crate::MessageRefusal;
 use crate::owner::{Claim, Unserved};
@@ -21,12 +22,14 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Pause before workers are asked to flush once more.
 const FLUSH_AGAIN: Duration = Duration::from_millis(100);
 
-/// The frontend of a guest that moves.
+/// The frontend for whose guest the store is flushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mover {
-    /// Waits for its answer, and the guest does not start elsewhere before that.
+    /// Waits for its answer, and the guest stays. While the disk's server is away, the answer does not wait.
+    Stays,
+    /// Waits for its answer, and the guest moves and does not start elsewhere before that.
     Waits,
-    /// Has left, so the guest may run elsewhere already.
+    /// Its guest moves, and it has left, so the guest may run elsewhere already.
     HasLeft,
 }
 
@@ -71,6 +74,33 @@ impl SessionState {
             self.device.set_writeback(false);
         }
         self.is_cache_note_due = self.is_writeback();
+    }
+
+    /// Makes durable what the guest was answered before its cache was switched off: it sends no flush any more. If that fails, or the
+    /// disk's server is away, later writes end with a flush, which vouches for all before it, or fails and so tells the guest.
+    pub(crate) fn flush_cache(&self) -> Result<(), MessageRefusal> {
+        if !self.device.owes_flush() {
+            return Ok(());
+        }
+        match self.flush(Mover::Stays)? {
+            Ok(()) => self.device.owe_no_flush(),
+            // Such as one that goes on in another process after one of its writes has failed.
+            Err(_) if self.device.disk.sync_failed() && !self.device.disk.is_loss_untold() => {
+                self.device.owe_no_flush();
+            }
+            Err(errno) => {
+                let name = self.device.disk.name();
+                let error = io::Error::from_raw_os_error(errno);
+                let line = |more: &str| {
+                    tracing::warn!(
+                        "{name}: its guest has switched its write cache off, but what was written before cannot be flushed now \
+                         ({error}): its writes are flushed one by one, or fail{more}"
+                    );
+                };
+                self.device.logs.owners.log(line);
+            }
+        }
+        Ok(())
     }
 
     /// Returns true for a driver that may have met an earlier process. QEMU and Cloud Hypervisor read the configuration before the
@@ -229,6 +259,7 @@ impl SessionState {
     /// Makes all that this host has written durable, and waits until nothing else can come of it.
     fn settle(&self, mover: Mover) -> Result<(), MessageRefusal> {
         let settled = self.await_settled().and_then(|()| self.flush(mover));
+        let settled = settled.and_then(|flushed| flushed.map_err(unflushed));
         if let (Err(_), Some(possession)) = (&settled, self.claimant.possession()) {
             possession.hand_over_failed();
         }
@@ -302,10 +333,11 @@ impl SessionState {
         Ok(())
     }
 
-    /// Has the store flushed by the workers: the guest moves without a flush, also if its cache is write-back. A server that is away
-    /// is waited for while the frontend waits: it may have lost what it answered, no lock keeps the guest from starting elsewhere, and
-    /// a flush there would succeed.
-    fn flush(&self, mover: Mover) -> Result<(), MessageRefusal> {
+    /// Has the store flushed by the workers, for a guest that sends no flush itself: it moves, also if its cache is write-back, or has
+    /// switched its cache off. Returns the errno of a flush that failed. A server that is away is waited for if the guest moves and the
+    /// frontend waits: it may have lost what it answered, no lock keeps the guest from starting elsewhere, and a flush there would
+    /// succeed.
+    fn flush(&self, mover: Mover) -> Result<Result<(), i32>, MessageRefusal> {
         let waits = mover == Mover::Waits && self.device.disk.reconnects();
         let mut is_told = false;
         loop {
@@ -323,13 +355,13 @@ impl SessionState {
                             self.tell_of_wait();
                         }
                     }
-                    Some(Err(errno)) => return Err(unflushed(errno)),
+                    Some(Err(errno)) => return Ok(Err(errno)),
                     // It had no room for the command.
                     None => are_done = false,
                 }
             }
             if are_done {
-                return Ok(());
+                return Ok(Ok(()));
             }
             self.pause(Some(Instant::now() + FLUSH_AGAIN))?;
         }
@@ -347,8 +379,14 @@ impl SessionState {
                 Ok(flushed) => return Ok(flushed),
                 Err(waiting) => waiting,
             };
-            if mover == Mover::Waits && self.device.disk.is_cut_off() {
-                self.pause(Some(Instant::now()))?;
+            match mover {
+                Mover::Stays if self.device.disk.is_cut_off() => {
+                    return Ok(Some(Err(Errno::NOTCONN.raw_os_error())));
+                }
+                Mover::Waits if self.device.disk.is_cut_off() => {
+                    self.pause(Some(Instant::now()))?
+                }
+                Mover::Stays | Mover::Waits | Mover::HasLeft => {}
             }
         }
     }

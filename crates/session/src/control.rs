@@ -257,7 +257,9 @@ impl SessionState {
             .map_err(|error| MessageRefusal::not_copied(&error))?;
         // Last, because a session that owns the disk must have a vring.
         self.own()?;
-        let worker = self.workers.start(index, &self.device, &self.memory)?;
+        self.workers.start(index, &self.device, &self.memory)?;
+        self.flush_cache()?;
+        let worker = self.workers.get(index)?;
         let (_, entry) = self.vrings.get(u64::from(index))?;
         let settings = &mut entry.settings;
         let started = worker.start(VringStart {

@@ -479,7 +479,8 @@ impl SessionState {
         self.device.set_writeback(on);
         // Writes that complete from here on are synced first. A completion that was decided before is published
         // before the guest's write is acknowledged.
-        self.workers.pass()
+        self.workers.pass()?;
+        self.flush_cache()
     }
 
     /// Has the next process know that the cache is on, now that the frontend has its answer: one that gets none may believe that the

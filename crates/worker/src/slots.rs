@@ -22,7 +22,7 @@ pub(crate) struct Slot {
     pub(crate) epoch: Epoch,
     /// Ops that have not completed; at least one.
     pub(crate) ops_left: u32,
-    /// A write that was pushed while the cache was write-back.
+    /// A change that ends with a sync if the cache is off by then: it was pushed while the cache was on, or a flush is owed.
     pub(crate) cached: bool,
     /// Set if the request is split, or if the splitter is notified of its completion.
     pub(crate) timing: Option<SplitTiming>,

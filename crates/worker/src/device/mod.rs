@@ -67,6 +67,8 @@ pub struct Device {
     pub serial: [u8; ID_BYTES],
     /// True if the cache is write-back now. The guest can change it with CONFIG_WCE.
     pub writeback: AtomicBool,
+    /// The cache was switched off, and what was answered before has not been flushed since.
+    owes_flush: AtomicBool,
     /// True if it is write-back for a guest that starts anew.
     has_cache: bool,
     cache_note: Option<Arc<dyn CacheNote>>,
@@ -115,6 +117,7 @@ impl Device {
             disk,
             serial,
             writeback: AtomicBool::new(writeback),
+            owes_flush: AtomicBool::new(false),
             has_cache: writeback,
             cache_note: None,
             is_cache_note_open: AtomicBool::new(true),
@@ -357,12 +360,27 @@ impl Device {
     }
 
     /// Puts a cache mode in force. That the cache is off is noted before; that it is on again is for the caller to note
-    /// ([`note_cache_on`](Device::note_cache_on)), once the guest has been told.
+    /// ([`note_cache_on`](Device::note_cache_on)), once the guest has been told. If it was on and is off now, a flush is owed.
     pub fn set_writeback(&self, on: bool) {
         if !on {
             self.note_cache_off();
+            if self.writeback.load(Ordering::Relaxed) {
+                self.owes_flush.store(true, Ordering::Relaxed);
+            }
         }
         self.writeback.store(on, Ordering::Relaxed);
+    }
+
+    /// Returns true if what the guest was answered before it switched its cache off has not been flushed since. It sends no flush any
+    /// more, so until then each request that changes the disk ends with one.
+    #[inline]
+    pub fn owes_flush(&self) -> bool {
+        self.owes_flush.load(Ordering::Relaxed)
+    }
+
+    /// Records that all workers have flushed the store since the cache was switched off, or that the guest was told that a flush failed.
+    pub fn owe_no_flush(&self) {
+        self.owes_flush.store(false, Ordering::Relaxed);
     }
 
     /// Notes that a guest relies on a cache that is off, although another may be served with one that is on.

@@ -296,7 +296,8 @@ impl<S: Store> Acceptance<'_, S> {
             return Pushed::Ended;
         }
         let changes = !matches!(request.verb, Verb::Read | Verb::Flush);
-        let cached = changes && !cut.durable;
+        // A durable one is durable by itself, but not what was answered before the cache was switched off.
+        let cached = changes && (!cut.durable || self.device.owes_flush());
         self.splitting.requests += 1;
         let order = lane.slots.next_order();
         lane.slots.fill(

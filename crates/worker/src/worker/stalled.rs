@@ -92,6 +92,7 @@ impl<S: Store> Worker<S> {
         let is_flush = ended.verb == Verb::Flush || self.device.is_write_through(features);
         if is_flush && ended.verb != Verb::Read && disk.sync_failed() {
             disk.mark_loss_told();
+            self.device.owe_no_flush();
         }
         self.report(ended);
     }
