@@ -7,14 +7,15 @@
 mod disk;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::time::Duration;
 
 use cleave_blk::spec::request_type as kind;
 use cleave_client::{Buffer, Client};
 use cleave_states::{Extent, Layout, Log, Number, SECTOR, Submission, check};
 use cleave_tests::{
-    Case, Daemon, Messages as _, Random, Requirement, Scratch, case, header, range, run_to_exit,
-    seeded, small, wait_until,
+    Case, Daemon, LoopDevice, Messages as _, Random, Requirement, Scratch, case, header, range,
+    run_to_exit, seeded, small, wait_until,
 };
 
 use disk::{FileOptions, RecordedDisk};
@@ -55,6 +56,14 @@ pub(crate) fn cases() -> Vec<Case> {
         case("a_stripe_through_the_page_cache", fuse, || {
             crash("cached stripe", 4, 512, Direct::Off, &[]);
         }),
+        // Unlike a file of FUSE, it is trusted to make a write durable by itself.
+        case(
+            "a_device_past_the_page_cache",
+            Requirement::LoopDevices,
+            || {
+                crash("device", 1, 512, Direct::Device, &[]);
+            },
+        ),
     ]
 }
 
@@ -72,6 +81,8 @@ struct Guest<'a> {
     disk: &'a RecordedDisk,
     /// Block size of the disk's I/O.
     unit: u64,
+    /// False on a device, where a discarded sector may keep what it had: the kernel leaves out parts of the device's granules.
+    discards: bool,
     random: Random,
     free: Vec<Vec<u64>>,
     flying: Vec<HashMap<u32, InFlight>>,
@@ -143,7 +154,7 @@ impl Guest<'_> {
             0..2 => kind::IN,
             2..8 => kind::OUT,
             8 => kind::WRITE_ZEROES,
-            9 => kind::DISCARD,
+            9 if self.discards => kind::DISCARD,
             _ => kind::FLUSH,
         };
         let unmap = what == kind::WRITE_ZEROES && random.below(2) == 0;
@@ -233,6 +244,8 @@ impl Guest<'_> {
 enum Direct {
     On,
     Off,
+    /// Past it, on a loop device over the file.
+    Device,
 }
 
 /// Runs the daemon with these options on recorded files.
@@ -253,7 +266,14 @@ fn crash(name: &str, files: u64, unit: u64, direct: Direct, options: &[&str]) {
             seed: random.draw(),
         },
     );
-    let paths = disk.paths();
+    let mut paths = disk.paths();
+    let device = (direct == Direct::Device).then(|| {
+        let file = Path::new(&paths[0]);
+        LoopDevice::attach_with(file, &["--direct-io=on"]).unwrap()
+    });
+    if let Some(device) = &device {
+        paths = vec![device.path.display().to_string()];
+    }
     let mut args = vec!["--direct", if cached { "off" } else { "on" }];
     args.extend(options);
     if is_stripe {
@@ -280,6 +300,7 @@ fn crash(name: &str, files: u64, unit: u64, direct: Direct, options: &[&str]) {
         client,
         disk: &disk,
         unit,
+        discards: device.is_none(),
         random: Random::new(random.draw()),
         free: vec![slots(), slots()],
         flying: vec![HashMap::new(), HashMap::new()],

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use cleave_blk::Limits;
-use rustix::fs::{AtFlags, OFlags, SeekFrom, StatxFlags};
+use rustix::fs::{AtFlags, IFlags, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
 use crate::format::image_format;
@@ -22,6 +22,12 @@ const LARGE_BLOCK_BYTES: u32 = 4096;
 const CAPACITY_MAX: u64 = i64::MAX as u64;
 /// FUSE_SUPER_MAGIC (linux/magic.h): FUSE, and virtiofs, which shares its file operations.
 const FUSE_MAGIC: u32 = 0x6573_5546;
+/// EXT4_SUPER_MAGIC (linux/magic.h): ext4, ext3 and ext2.
+const EXT4_MAGIC: u32 = 0xef53;
+/// FS_EXTENT_FL (linux/fs.h).
+const EXTENTS: IFlags = IFlags::from_bits_retain(0x0008_0000);
+/// FS_ENCRYPT_FL, FS_VERITY_FL, FS_INLINE_DATA_FL and FS_JOURNAL_DATA_FL.
+const NEVER_DIRECT: IFlags = IFlags::from_bits_retain(0x1010_4800);
 
 /// The properties of a store before the operator's options are applied.
 struct Geometry {
@@ -77,6 +83,26 @@ pub(crate) fn size_bytes(file: &File, kind: FileKind) -> io::Result<u64> {
 /// is certainly served by one.
 pub(crate) fn has_server(file: &File) -> bool {
     rustix::fs::fstatfs(file).map_or(true, |found| found.f_type as u32 == FUSE_MAGIC)
+}
+
+/// Returns true if O_DIRECT keeps every write to this file out of the page cache. Not all file systems do, and none says so. By the
+/// sources of Linux 6, XFS writes through it what is not whole blocks if the file shares blocks, Btrfs all of a file with checksums,
+/// tmpfs and some servers of FUSE everything. So only a file system whose source was read is trusted.
+pub(crate) fn keeps_writes_direct(file: &File) -> bool {
+    let Ok(found) = rustix::fs::fstatfs(file) else {
+        return false;
+    };
+    // An ioctl only where it is known to mean this.
+    found.f_type as u32 == EXT4_MAGIC
+        && rustix::fs::ioctl_getflags(file).is_ok_and(is_direct_on_ext4)
+}
+
+/// ext4 fills the holes of a file without extents through the page cache, and writes files of these kinds through it. Two cases are
+/// left that the flags do not show. Where all data goes to the journal (`data=journal`), Linux 6.1 and later report that there is no
+/// O_DIRECT; before, a durable write ends with a commit of the journal, and after one that failed all others fail. And ext4 cannot drop
+/// a page that another program changes at the same moment, which the locks of an image are to prevent.
+fn is_direct_on_ext4(flags: IFlags) -> bool {
+    flags.contains(EXTENTS) && !flags.intersects(NEVER_DIRECT)
 }
 
 /// Returns the number of a block device, or of the file system of a file.
@@ -406,6 +432,31 @@ mod tests {
             assert!(wanted.is_none() || !flags.contains(OFlags::DIRECT));
             assert_eq!(geometry.align, Align::NONE);
         }
+    }
+
+    #[test]
+    fn a_file_of_ext4_is_written_directly_unless_it_is_of_a_special_kind() {
+        for (flags, wanted) in [
+            (0x0008_0000, true),
+            // Without copy on write, without a time of access.
+            (0x0088_0080, true),
+            // As of ext3.
+            (0, false),
+            (0x0008_0800, false),
+            (0x0018_0000, false),
+            (0x1008_0000, false),
+            (0x0008_4000, false),
+        ] {
+            let flags = IFlags::from_bits_retain(flags);
+            assert_eq!(is_direct_on_ext4(flags), wanted, "{flags:?}");
+        }
+    }
+
+    /// In memory there is nothing but the page cache, whatever O_DIRECT is said to do there.
+    #[test]
+    fn a_file_in_memory_is_not_written_directly() {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        assert!(!keeps_writes_direct(&file));
     }
 
     #[test]

@@ -605,6 +605,15 @@ impl Disk {
         self.legs.iter().for_each(|leg| leg.serve_bytes(share));
         self
     }
+
+    /// For tests: acts as if its files were on a file system that may write through the page cache in spite of O_DIRECT. That is
+    /// always safe.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_cached_writes(mut self) -> Disk {
+        self.legs.iter_mut().for_each(Leg::set_caches_writes);
+        self
+    }
 }
 
 impl ContentOrigin {

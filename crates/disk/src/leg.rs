@@ -30,6 +30,9 @@ pub enum Backing {
         kind: FileKind,
         /// The page cache is bypassed.
         direct: bool,
+        /// Writes may go through the page cache: all of them, or some in spite of O_DIRECT. The kernel reports a failure to write such
+        /// pages back only once, to one of those that wait for it.
+        caches_writes: bool,
         /// A program serves the file. While a read or write is submitted the kernel waits for that program, even if it
         /// was asked not to wait.
         has_server: bool,
@@ -64,6 +67,7 @@ impl Backing {
             file,
             kind,
             direct: false,
+            caches_writes: true,
             has_server: false,
             device: 0,
         }
@@ -86,12 +90,15 @@ impl Backing {
                 file,
                 kind,
                 direct,
+                caches_writes,
                 has_server,
                 device,
             } => {
                 let (limits, is_direct) = probe_file(Path::new(name), file, *kind, options)?;
                 *direct = is_direct;
-                *has_server = *kind == FileKind::Regular && detect::has_server(file);
+                let is_file = *kind == FileKind::Regular;
+                *caches_writes = !is_direct || is_file && !detect::keeps_writes_direct(file);
+                *has_server = is_file && detect::has_server(file);
                 *device = detect::device(file, *kind)
                     .map_err(|error| OpenError::Io(name.to_owned(), error))?;
                 Ok(limits)
@@ -350,6 +357,22 @@ impl Leg {
         match worker.checked_sub(1) {
             None => Some(file.as_fd()),
             Some(further) => self.more_files.get(further).map(|file| file.as_fd()),
+        }
+    }
+
+    /// Returns true if it is a file or device that is read and written through the page cache.
+    pub fn is_cached(&self) -> bool {
+        matches!(self.backing, Backing::File { direct: false, .. })
+    }
+
+    /// Returns true if writes may go through the page cache; see [`Backing::File`].
+    pub fn caches_writes(&self) -> bool {
+        matches!(self.backing, Backing::File { caches_writes, .. } if caches_writes)
+    }
+
+    pub(crate) fn set_caches_writes(&mut self) {
+        if let Backing::File { caches_writes, .. } = &mut self.backing {
+            *caches_writes = true;
         }
     }
 

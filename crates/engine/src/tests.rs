@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cleave_blk::OpKind;
-use cleave_disk::{Backing, Direct, Disk};
+use cleave_disk::{Direct, Disk};
 use cleave_guest::Epoch;
 use io_uring::opcode;
 use rustix::fs::ftruncate;
@@ -176,8 +176,8 @@ fn a_shared_thread_submits_large_direct_writes_in_parts_over_several_laps() {
     let dir = folder();
     let path = image(dir.path(), 16 << 20);
     let disk = Arc::new(open(&path, Direct::Auto));
-    if is_cached(&disk) {
-        return cleave_tests::ignored("no O_DIRECT in the temporary folder");
+    if disk.legs()[0].caches_writes() {
+        return cleave_tests::ignored("a file there may be written through the page cache");
     }
     let guest = Guest::new();
     let mut engine = Uring::shared(disk, guest.memory.clone(), 32).unwrap();
@@ -260,9 +260,42 @@ fn a_shared_thread_copies_much_data_over_several_laps() {
     assert!(std::fs::read(&path).unwrap() == bytes);
 }
 
-fn is_cached(disk: &Disk) -> bool {
-    let backing = disk.legs()[0].backing();
-    matches!(backing, Backing::File { direct: false, .. })
+/// Only its file system knows what such a write does, and how long it has the thread wait.
+#[test]
+fn a_shared_thread_submits_no_write_that_may_go_through_the_page_cache_in_spite_of_o_direct() {
+    const DURABLE_ZERO: OpKind = OpKind::Zero {
+        unmap: false,
+        durable: true,
+    };
+    let dir = folder();
+    let disk = open(&image(dir.path(), DISK_BYTES), Direct::Auto);
+    let disk = Arc::new(disk.with_cached_writes());
+    if disk.legs()[0].is_cached() {
+        return cleave_tests::ignored("no O_DIRECT in the temporary folder");
+    }
+    let guest = Guest::new();
+    let mut own = engine(&disk, &guest);
+    let mut shared = Uring::shared(disk, guest.memory.clone(), 32).unwrap();
+    files(&mut own).forget_methods();
+    files(&mut shared).forget_methods();
+    let (aligned, odd) = ([segment(0, 4096)], [segment(1, 4096)]);
+    for (kind, memory, delegates) in [
+        (WRITE, &aligned[..], true),
+        (DURABLE, &aligned, true),
+        // Through a buffer.
+        (DURABLE, &odd, true),
+        (DURABLE_ZERO, &[], true),
+        (READ, &aligned, false),
+    ] {
+        for (engine, delegates) in [(&mut own, false), (&mut shared, delegates)] {
+            engine.push(op(kind, 4096, 4096, memory), 7);
+            assert_eq!(files(engine).delegates(), delegates, "{kind:?}");
+            assert_eq!(next_done(engine), (7, Ok(())), "{kind:?}");
+            // An fsync moves nothing.
+            let bytes = if delegates { 0 } else { 4096 };
+            assert_eq!(files(engine).take_submitted().1, bytes, "{kind:?}");
+        }
+    }
 }
 
 #[test]
@@ -685,7 +718,7 @@ fn an_op_larger_than_one_kernel_transfer_completes() {
     let dir = folder();
     let bytes = 5_u64 << 30;
     let disk = Arc::new(open(&image(dir.path(), bytes), Direct::Auto));
-    if is_cached(&disk) {
+    if disk.legs()[0].is_cached() {
         return cleave_tests::ignored(
             "no O_DIRECT in the temporary folder: it would fill the page cache",
         );

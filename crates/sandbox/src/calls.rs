@@ -410,8 +410,8 @@ const NEW_DISKS: &[SystemCall] = &[
     any(libc::SYS_faccessat2),
     any(libc::SYS_fallocate),
     any(libc::SYS_pwrite64),
-    // Sizes of a block device.
-    with(libc::SYS_ioctl, Arguments::OneOf(1, DEVICE_SIZES)),
+    // Sizes of a block device, and of what kind a file is.
+    with(libc::SYS_ioctl, Arguments::OneOf(1, PROPERTIES)),
     // Reachable files can only become fewer.
     any(libc::SYS_landlock_create_ruleset),
     any(libc::SYS_landlock_add_rule),
@@ -439,8 +439,8 @@ const RENAMEAT: c_long = libc::SYS_renameat;
 #[cfg(target_arch = "aarch64")]
 const RENAMEAT: c_long = 38;
 
-/// BLKSSZGET, BLKPBSZGET and BLKGETSIZE64.
-const DEVICE_SIZES: &[u64] = &[0x1268, 0x127b, 0x8008_1272];
+/// BLKSSZGET, BLKPBSZGET and BLKGETSIZE64; FS_IOC_GETFLAGS.
+const PROPERTIES: &[u64] = &[0x1268, 0x127b, 0x8008_1272, 0x8008_6601];
 
 /// Number of kexec_file_load, which the crate names on aarch64 for glibc alone.
 #[cfg(not(target_arch = "aarch64"))]

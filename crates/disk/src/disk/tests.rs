@@ -246,6 +246,9 @@ fn direct_io_works_as_probed_or_is_not_used() {
             disk.limits()
         );
         assert_eq!(flags(&disk).contains(OFlags::DIRECT), is_direct(&disk));
+        let leg = &disk.legs()[0];
+        assert_eq!(leg.is_cached(), !is_direct(&disk));
+        assert!(leg.caches_writes() || is_direct(&disk) && folder != Path::new("/dev/shm"));
         assert!(!flags(&disk).contains(OFlags::NONBLOCK));
         let limits = disk.limits().clone();
         assert_eq!(limits.block_bytes, 512, "whatever the file system needs");
@@ -580,6 +583,7 @@ fn limits_of_a_block_device_are_correct() {
         assert_eq!(disk.limits().capacity_bytes, 1 << 20);
         assert_eq!(disk.limits().block_bytes, 512);
         assert!(disk.limits().discard);
+        assert_eq!(disk.legs()[0].caches_writes(), !is_direct(&disk));
         let align = if is_direct(&disk) { 4096 } else { 1 };
         assert_eq!(disk.limits().offset_align_bytes, align);
         let second = refusal(&device.0, &OPTIONS);

@@ -89,7 +89,7 @@ pub(crate) struct Facts {
     /// Unit to which a discard is rounded inwards.
     pub(crate) discard_unit: u64,
     pub(crate) read_only: bool,
-    /// Uses the page cache: the kernel reports a failed write-back once, to one fsync.
+    /// Writes may go through the page cache: the kernel reports a failed write-back once, to one fsync.
     pub(crate) cached: bool,
     /// Bytes of a bounce buffer and of the shared zeroes; multiples of `unit`.
     pub(crate) buffer_bytes: u64,

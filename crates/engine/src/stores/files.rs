@@ -112,20 +112,17 @@ impl Files {
                 .max(4096) as usize,
         )?;
         let room = usize::from(ops);
-        let leg = |(kind, leg): (&FileKind, &Leg)| {
-            let cached = is_cached(leg);
-            LegState {
-                facts: Facts {
-                    buffer_bytes: pool.buffer_bytes(),
-                    zeroes_bytes: pool.zeroes_bytes(),
-                    cached,
-                    ..Facts::new(*kind, limits)
-                },
-                delegation: Delegation::of(leg, *kind, cached, &tenancy),
-                methods: Methods::at_first(*kind),
-                syncs: Syncs::new(room),
-                refusals: 0,
-            }
+        let leg = |(kind, leg): (&FileKind, &Leg)| LegState {
+            facts: Facts {
+                buffer_bytes: pool.buffer_bytes(),
+                zeroes_bytes: pool.zeroes_bytes(),
+                cached: leg.caches_writes(),
+                ..Facts::new(*kind, limits)
+            },
+            delegation: Delegation::of(leg, *kind, &tenancy),
+            methods: Methods::at_first(*kind),
+            syncs: Syncs::new(room),
+            refusals: 0,
         };
         Ok(Files {
             legs: kinds.iter().zip(disk.legs()).map(leg).collect(),
@@ -646,10 +643,6 @@ impl Drop for Files {
 /// The range locks of a leg. `admit` accepts only existing legs.
 fn locks(disk: &Disk, leg: u16) -> Option<&RangeLocks> {
     disk.legs().get(usize::from(leg)).map(Leg::locks)
-}
-
-fn is_cached(leg: &Leg) -> bool {
-    matches!(leg.backing(), Backing::File { direct: false, .. })
 }
 
 fn is_refusal(errno: i32) -> bool {

@@ -85,49 +85,62 @@ fn one_failed_fsync_fails_its_followers_and_all_later_ones() {
     }
 }
 
+/// Disks through the page cache, past it, and past it on a file system that may go through it all the same.
+fn disks() -> Vec<(tempfile::TempDir, Arc<Disk>)> {
+    let file = |direct, is_sure| {
+        let dir = folder();
+        let disk = open(&image(dir.path(), DISK_BYTES), direct);
+        let disk = match is_sure {
+            true => disk,
+            false => disk.with_cached_writes(),
+        };
+        (dir, Arc::new(disk))
+    };
+    vec![
+        file(Direct::Off, true),
+        file(Direct::Auto, true),
+        file(Direct::Auto, false),
+    ]
+}
+
 #[test]
 fn a_durable_write_that_fails_taints_later_syncs_unless_it_was_for_space() {
-    for direct in [Direct::Off, Direct::Auto] {
-        for errno in [libc::ENOSPC, libc::EIO] {
-            let (_dir, _path, disk, guest) = file_rig(direct);
-            let mut engine = engine(&disk, &guest);
+    for errno in [libc::ENOSPC, libc::EIO] {
+        for (_dir, disk) in disks() {
+            let mut engine = engine(&disk, &Guest::new());
             files(&mut engine).mangle(match errno {
                 libc::EIO => not_durable(&disk),
                 _ => |_, _, _| -libc::ENOSPC,
             });
             let segments = [segment(0, 4096)];
             let result = run(&mut engine, op(DURABLE, 0, 4096, &segments));
-            assert_eq!(result, Err(errno), "{direct:?}");
-            assert_eq!(disk.sync_failed(), errno == libc::EIO, "{direct:?}");
+            assert_eq!(result, Err(errno), "{disk:?}");
+            assert_eq!(disk.sync_failed(), errno == libc::EIO, "{disk:?}");
         }
     }
 }
 
-/// Fails the part of a durable write that makes it durable: past the page cache the write itself; through the
-/// cache the fsync after the write.
+/// Fails the part of a durable write that makes it durable: past the page cache the write itself; where it may go through the
+/// cache, the fsync after the write.
 fn not_durable(disk: &Disk) -> Mangle {
-    match is_direct(disk) {
-        true => |_, _, _| -libc::EIO,
-        false => |_, entry, result| match entry.own.step {
+    match disk.legs()[0].caches_writes() {
+        false => |_, _, _| -libc::EIO,
+        true => |_, entry, result| match entry.own.step {
             Step::Sync => -libc::EIO,
             _ => result,
         },
     }
 }
 
-fn is_direct(disk: &Disk) -> bool {
-    matches!(disk.backing(), Backing::File { direct: true, .. })
-}
-
 #[test]
 fn no_durable_write_succeeds_through_the_page_cache_once_a_sync_failed() {
-    for direct in [Direct::Off, Direct::Auto] {
-        let (_dir, _path, disk, guest) = file_rig(direct);
+    for (_dir, disk) in disks() {
         // A write past the cache gets its own failures, whatever was reported to others.
-        let wanted = match is_direct(&disk) {
-            true => Ok(()),
-            false => Err(libc::EIO),
+        let wanted = match disk.legs()[0].caches_writes() {
+            false => Ok(()),
+            true => Err(libc::EIO),
         };
+        let guest = Guest::new();
         let mut engines = [engine(&disk, &guest), engine(&disk, &guest)];
         files(&mut engines[0]).mangle(not_durable(&disk));
         let segments = [segment(0, 4096)];
@@ -136,11 +149,11 @@ fn no_durable_write_succeeds_through_the_page_cache_once_a_sync_failed() {
         let first = run(&mut engines[0], op(DURABLE, 0, 4096, &segments));
         assert_eq!(first, Err(libc::EIO));
         let second = run(&mut engines[1], op(DURABLE, 4096, 4096, &segments));
-        assert_eq!(second, wanted, "{direct:?}");
+        assert_eq!(second, wanted, "{disk:?}");
         // Bounced, in pieces.
         let odd = [segment(1, 1024), segment(4096, 3072)];
         let third = run(&mut engines[1], op(DURABLE, 4096, 4096, &odd));
-        assert_eq!(third, wanted, "{direct:?}");
+        assert_eq!(third, wanted, "{disk:?}");
         let cached = OpKind::Write { durable: false };
         let fourth = run(&mut engines[1], op(cached, 4096, 4096, &segments));
         assert_eq!(fourth, Ok(()));

@@ -61,8 +61,8 @@ pub(super) enum Delegation {
     Nothing,
     /// All: they wait for the program that serves the file.
     Waits,
-    /// Those that copy at least so much from or to the page cache.
-    Copies { from_bytes: u64 },
+    /// Those that copy at least so much from or to the page cache, or may do so.
+    Copies { reads_from: u64, writes_from: u64 },
     /// Large reads of what may be a hole, which the kernel fills. Writes are left to this thread, a part in each lap: some kernels
     /// run those of a file one after the other.
     Holes,
@@ -70,12 +70,17 @@ pub(super) enum Delegation {
 
 impl Delegation {
     /// Chooses for a leg.
-    pub(super) fn of(leg: &Leg, kind: FileKind, cached: bool, tenancy: &Tenancy) -> Delegation {
-        let from_bytes = if leg.has_server() { 0 } else { DELEGATED_MIN };
+    pub(super) fn of(leg: &Leg, kind: FileKind, tenancy: &Tenancy) -> Delegation {
+        let copies = |reads_from, writes_from| Delegation::Copies {
+            reads_from,
+            writes_from,
+        };
         match (tenancy, kind) {
-            (Tenancy::Shared(_), _) if cached => Delegation::Copies { from_bytes },
-            (Tenancy::Own, _) if cached && leg.has_server() => Delegation::Copies { from_bytes },
+            _ if leg.is_cached() && leg.has_server() => copies(0, 0),
             _ if leg.has_server() => Delegation::Waits,
+            (Tenancy::Shared(_), _) if leg.is_cached() => copies(DELEGATED_MIN, DELEGATED_MIN),
+            // Only the file system knows what a write past the page cache does there, and how long the submitting thread waits for it.
+            (Tenancy::Shared(_), _) if leg.caches_writes() => copies(DELEGATED_MIN, 0),
             (Tenancy::Shared(_), FileKind::Regular) => Delegation::Holes,
             (Tenancy::Shared(_), FileKind::BlockDevice) | (Tenancy::Own, _) => Delegation::Nothing,
         }
@@ -91,7 +96,10 @@ impl Delegation {
             && match self {
                 Delegation::Nothing => false,
                 Delegation::Waits => true,
-                Delegation::Copies { from_bytes } => are_apart || bytes_left >= from_bytes,
+                Delegation::Copies {
+                    reads_from,
+                    writes_from,
+                } => are_apart || bytes_left >= if is_read { reads_from } else { writes_from },
                 Delegation::Holes => are_apart || is_read && bytes_left >= DELEGATED_MIN,
             }
     }
@@ -194,12 +202,14 @@ mod tests {
 
     #[test]
     fn short_reads_and_all_writes_are_submitted_directly_unless_disks_are_apart() {
-        let copies = Delegation::Copies {
-            from_bytes: 1 << 17,
+        let copies = |writes_from| Delegation::Copies {
+            reads_from: 1 << 17,
+            writes_from,
         };
         for (delegation, is_read, long) in [
-            (copies, true, true),
-            (copies, false, true),
+            (copies(1 << 17), true, true),
+            (copies(1 << 17), false, true),
+            (copies(0), true, true),
             (Delegation::Holes, true, true),
             (Delegation::Holes, false, false),
             (Delegation::Nothing, true, false),
@@ -219,15 +229,20 @@ mod tests {
             }
         }
         assert!(Delegation::Waits.takes(1, false, false));
+        assert!(copies(0).takes(1, false, false));
     }
 
     #[test]
     fn a_thread_submits_little_at_once_where_a_file_system_may_have_it_wait() {
         const GIB: u64 = 1 << 30;
+        let copies = Delegation::Copies {
+            reads_from: GIB,
+            writes_from: GIB,
+        };
         for (delegation, left, bytes, copied) in [
             (Delegation::Nothing, GIB, GIB, 0),
             (Delegation::Waits, GIB, GIB, 0),
-            (Delegation::Copies { from_bytes: GIB }, 4096, 4096, 4096),
+            (copies, 4096, 4096, 4096),
             (Delegation::Holes, 0, 0, 0),
             (Delegation::Holes, 4096, 4096, 256),
             (Delegation::Holes, 4 << 20, 4 << 20, LAP_BYTES_MAX),
@@ -245,7 +260,10 @@ mod tests {
             copied: 0,
         };
         let of = |delegation: Delegation| delegation.portion(1 << 30);
-        let copies = Delegation::Copies { from_bytes: 0 };
+        let copies = Delegation::Copies {
+            reads_from: 0,
+            writes_from: 0,
+        };
         assert_eq!(of(Delegation::Waits), direct);
         for (portion, most) in [
             (direct, OPS_MAX),
