@@ -2,7 +2,7 @@
 //! refused. It needs no ring and no buffers, so a table test covers it.
 
 use cleave_blk::{Limits, OpKind};
-use cleave_disk::FileKind;
+use cleave_disk::{FileKind, Leg};
 
 use super::piece::{self, Piece};
 use super::table::{Entry, Gathered, RANGES_AT_ONCE};
@@ -88,6 +88,9 @@ pub(crate) struct Facts {
     pub(crate) memory_align: u64,
     /// Unit to which a discard is rounded inwards.
     pub(crate) discard_unit: u64,
+    /// Unit in which a block device is zeroed without moving bytes. Through the page cache this is a page: a write to the rest of a page
+    /// does not wait for the device (Linux 5.15 to 6.14), reads the old bytes from it, and has them written over the zeroes.
+    pub(crate) zero_unit: u64,
     pub(crate) read_only: bool,
     /// Writes may go through the page cache: the kernel reports a failed write-back once, to one fsync.
     pub(crate) cached: bool,
@@ -97,15 +100,21 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    pub(crate) fn new(kind: FileKind, limits: &Limits) -> Facts {
+    pub(crate) fn new(leg: &Leg, kind: FileKind, limits: &Limits) -> Facts {
         let unit = u64::from(limits.offset_align_bytes.max(1));
+        let discard_unit = u64::from(limits.discard_align_bytes.max(1));
         Facts {
             kind,
             unit,
             memory_align: u64::from(limits.memory_align_bytes.max(1)),
-            discard_unit: u64::from(limits.discard_align_bytes.max(1)),
+            discard_unit,
+            zero_unit: match leg.is_cached() {
+                // All are powers of two. The device refuses parts of its own blocks.
+                true => discard_unit.max(rustix::param::page_size() as u64),
+                false => unit,
+            },
             read_only: limits.read_only,
-            cached: false,
+            cached: leg.caches_writes(),
             buffer_bytes: 0,
             zeroes_bytes: 0,
         }
@@ -231,7 +240,7 @@ pub(crate) fn next(entry: &Entry<FileOp>, facts: &Facts, methods: Methods) -> St
 }
 
 /// Zeroing by deallocating, by marking the range, or by writing: the first of these that the store supports.
-/// A block device supports the first two for whole blocks only; a file system for any range.
+/// A block device supports the first two for whole units only; a file system for any range.
 fn next_zero(entry: &Entry<FileOp>, unmap: bool, facts: &Facts, methods: Methods) -> StepToStart {
     let (at, left) = entry.rest();
     let method = match (
@@ -243,11 +252,16 @@ fn next_zero(entry: &Entry<FileOp>, unmap: bool, facts: &Facts, methods: Methods
         (false, true, _) => Some(Method::Punch),
         (false, false, true) => Some(Method::ZeroRange),
     };
-    let most = match (method, facts.kind) {
+    let (method, left) = match (method, facts.kind) {
         (Some(method), FileKind::Regular) => return StepToStart::Range(method, whole(at, left)),
-        (Some(_), FileKind::BlockDevice) => u64::MAX,
-        (None, _) => facts.zeroes_bytes,
+        (Some(_), FileKind::BlockDevice) => match piece::inside(at, left, facts.zero_unit) {
+            Some((start, len)) if start == at => (method, len),
+            Some((start, _)) => (None, start - at),
+            None => (None, left),
+        },
+        (None, _) => (None, left),
     };
+    let most = method.map_or(facts.zeroes_bytes, |_| u64::MAX);
     let piece = piece::for_write(at, left, facts.unit, most);
     match method {
         _ if !piece.is_whole() => StepToStart::Fill(piece),
@@ -275,6 +289,7 @@ mod tests {
             unit,
             memory_align: 512,
             discard_unit: unit,
+            zero_unit: unit,
             read_only: false,
             cached: false,
             buffer_bytes: 128 << 10,
@@ -389,6 +404,43 @@ mod tests {
             StepToStart::Range(Method::ZeroRange, whole(512, 8192))
         );
         assert_eq!(next(&zero, &regular, NOTHING), StepToStart::Fill(head));
+    }
+
+    #[test]
+    fn a_device_zeroes_whole_pages_through_the_page_cache_and_zeroes_are_written_to_both_ends() {
+        let device = Facts {
+            zero_unit: 4096,
+            cached: true,
+            ..facts(FileKind::BlockDevice, 1)
+        };
+        let range = |start, len| StepToStart::Range(Method::Punch, whole(start, len));
+        let zeroes = |start, len| StepToStart::Zeroes(whole(start, len));
+        for (offset, len, steps) in [
+            (
+                512,
+                16_384,
+                &[zeroes(512, 3584), range(4096, 12_288), zeroes(16_384, 512)][..],
+            ),
+            (4096, 8192, &[range(4096, 8192)]),
+            (512, 3584, &[zeroes(512, 3584)]),
+            (4096, 512, &[zeroes(4096, 512)]),
+            // Parts of two pages.
+            (3584, 1024, &[zeroes(3584, 1024)]),
+        ] {
+            let unmap = OpKind::Zero {
+                unmap: true,
+                durable: false,
+            };
+            let mut op = entry(unmap, offset, len);
+            for step in steps {
+                assert_eq!(next(&op, &device, ALL), *step, "{len} at {offset}");
+                let (StepToStart::Range(_, piece) | StepToStart::Zeroes(piece)) = step else {
+                    unreachable!()
+                };
+                op.pos += piece.take;
+            }
+            assert_eq!(next(&op, &device, ALL), StepToStart::Done);
+        }
     }
 
     #[test]

@@ -116,8 +116,7 @@ impl Files {
             facts: Facts {
                 buffer_bytes: pool.buffer_bytes(),
                 zeroes_bytes: pool.zeroes_bytes(),
-                cached: leg.caches_writes(),
-                ..Facts::new(*kind, limits)
+                ..Facts::new(leg, *kind, limits)
             },
             delegation: Delegation::of(leg, *kind, &tenancy),
             methods: Methods::at_first(*kind),

@@ -61,6 +61,38 @@ fn block_devices_match_the_model() {
     }
 }
 
+/// The page cache orders zeroes that are written to a part of a page with writes to the rest of it, but not zeroing by the device.
+#[test]
+fn parts_of_pages_are_zeroed_by_writing_where_a_device_is_served_through_the_page_cache() {
+    on_loop(512, |device, direct| {
+        let disk = Arc::new(open(device, direct));
+        let guest = Guest::new();
+        let mut engine = engine(&disk, &guest);
+        if disk.legs()[0].is_cached() {
+            files(&mut engine).mangle(|_, entry, result| {
+                let page = rustix::param::page_size() as u64;
+                let window = entry.own.window;
+                match entry.own.step {
+                    Step::Range(_) if (window.start | window.len) % page != 0 => -libc::EPROTO,
+                    _ => result,
+                }
+            });
+        }
+        let (segments, len) = ([segment(0, 1 << 20)], 1 << 20);
+        for kind in [ZERO, UNMAP] {
+            guest.put(&segments, &[7; 1 << 20]);
+            assert_eq!(run(&mut engine, op(WRITE, 0, len, &segments)), Ok(()));
+            let zero = op(kind, 512, len - 1024, &[]);
+            assert_eq!(run(&mut engine, zero), Ok(()), "{direct:?}");
+            assert_eq!(run(&mut engine, op(READ, 0, len, &segments)), Ok(()));
+            let bytes = guest.get(&segments, len as usize);
+            let (first, last) = (&bytes[..512], &bytes[len as usize - 512..]);
+            assert!(first.iter().chain(last).all(|byte| *byte == 7));
+            assert!(bytes[512..len as usize - 512].iter().all(|byte| *byte == 0));
+        }
+    });
+}
+
 #[test]
 fn block_devices_discard_by_command_and_by_hole() {
     // Also if the guest has smaller blocks than the device.
