@@ -92,6 +92,18 @@ impl Storage {
         names.collect::<Vec<_>>().join(", ")
     }
 
+    /// Returns the chunk of a stripe whose legs do not tell it.
+    pub fn raw_chunk_bytes(&self) -> Option<u32> {
+        match self {
+            Storage::Stripe {
+                chunk_bytes,
+                kind: StripeKind::Raw,
+                ..
+            } => Some(*chunk_bytes),
+            _ => None,
+        }
+    }
+
     /// Returns true if librbd opens it.
     pub fn needs_ceph(&self) -> bool {
         let is_rbd = |spec: &DiskSpec| matches!(spec, DiskSpec::Rbd(_));

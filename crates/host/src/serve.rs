@@ -22,7 +22,7 @@ use crate::failure::Failure;
 use crate::handover::link::TakenLink;
 use crate::handover::merge::{self, LeftParcel, MergedParcels};
 use crate::handover::offer::{self, NotOffered, Offer};
-use crate::handover::parcel::{DiskRecord, Parcel};
+use crate::handover::parcel::Parcel;
 use crate::handover::store;
 use crate::hosted::changes::Changes;
 use crate::hosted::disk::{DiskRequest, HostedDisk};
@@ -99,8 +99,7 @@ impl ServeSettings {
             Some(offer) => {
                 let disk = &offer.parcel.disk;
                 Err(not_taken(format!(
-                    "it serves {} at {}: give this one the same --disk and --socket-path",
-                    disk.storage, disk.endpoint
+                    "it serves {disk}: give this one the same --disk, --stripe and --socket-path"
                 )))
             }
             None => {
@@ -287,16 +286,14 @@ fn left_to_us(manager: &Manager, service: &Service) -> (Option<Parcel>, Vec<Parc
         mut surplus,
     } = merge::of_disk(ours);
     for LeftParcel { mut parcel, .. } in others {
-        let DiskRecord {
-            storage, endpoint, ..
-        } = parcel.disk.clone();
         tracing::warn!(
-            "{storage} at {endpoint} was left by the process before and is not served by this one: its frontend has to connect again"
+            "{} was left by the process before and is not served by this one: its frontend has to connect again",
+            parcel.disk
         );
         merge::hang_up(&parcel);
         // They have the locks, and this process may serve the same files at another socket.
         drop(parcel.take_files());
-        socket::remove_stale(Path::new(&endpoint));
+        socket::remove_stale(Path::new(&parcel.disk.endpoint));
         surplus.push(parcel);
     }
     (parcels.into_iter().next(), surplus)

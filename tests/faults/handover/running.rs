@@ -36,6 +36,7 @@ pub(crate) fn cases() -> Vec<Case> {
         an_offered_disk_is_locked_by_nobody_else,
         one_process_serves_whichever_is_killed,
         what_cannot_be_taken_over_stays,
+        a_raw_stripe_with_another_chunk_stays,
         a_process_of_another_user_gets_nothing: Requirement::Root,
     ]
 }
@@ -461,6 +462,39 @@ fn refused(args: &[&str], expected: i32) -> String {
     let Exited { code, stderr, .. } = run_to_exit(&[args, &["--take-over"]].concat());
     assert_eq!(code, Some(expected), "{stderr}");
     stderr
+}
+
+/// Its guest would find its blocks at other places.
+fn a_raw_stripe_with_another_chunk_stays() {
+    let scratch = Scratch::new();
+    let legs = ["a", "b"].map(|leg| scratch.image(leg, 1 << 20));
+    let [first, second] = legs.each_ref().map(|leg| leg.to_str().unwrap());
+    let of_chunk = |chunk| {
+        [
+            "--disk",
+            first,
+            "--disk",
+            second,
+            "--stripe-raw",
+            "--stripe",
+            chunk,
+        ]
+    };
+    let (daemon, control) = Daemon::serve_with_control(&of_chunk("64K"));
+    let mut client = daemon.open(&outliving());
+    let sockets = [daemon.socket(), &control].map(|socket| socket.to_str().unwrap());
+    let own = [
+        "serve",
+        "--socket-path",
+        sockets[0],
+        "--control",
+        sockets[1],
+    ];
+    let why = refused(&[&own[..], &of_chunk("128K")].concat(), 1);
+    assert!(why.contains("a stripe of 64K without superblocks"), "{why}");
+    cleave_tests::exercise(&mut client).unwrap();
+    drop(client);
+    daemon.finish();
 }
 
 fn what_cannot_be_taken_over_stays() {

@@ -98,12 +98,7 @@ impl DiskServer {
     }
 
     pub(super) fn record(&self) -> DiskRecord {
-        DiskRecord {
-            id: self.status.id(),
-            storage: self.service.disk.line(),
-            endpoint: self.endpoint.clone(),
-            identities: self.service.identities.clone(),
-        }
+        DiskRecord::of(self.status.id(), &self.service)
     }
 
     /// Returns what keeps a session for the case that this process is killed. `None` as long as another process would go on then: the

@@ -1,12 +1,13 @@
 //! The document of a parcel: all of it but the descriptors, which it has by their names. It is JSON, in a memfd that is sealed
 //! against changes. Later versions of Cleave read it too.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 
-use cleave_disk::SyncFailure;
+use cleave_disk::{SyncFailure, format_size};
 use cleave_worker::LimitLevels;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
 use serde::{Deserialize, Serialize};
@@ -43,12 +44,44 @@ pub(crate) struct DiskRecord {
     pub(crate) endpoint: String,
     /// The device and inode numbers of its files, by which they are recognised.
     pub(crate) identities: Vec<Option<[u64; 3]>>,
+    /// The chunk of a stripe without superblocks: nothing else tells where its blocks are. Left out for all other storage, so that a
+    /// process which does not know it refuses only a parcel in which it matters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) raw_chunk_bytes: Option<u32>,
 }
 
 impl DiskRecord {
-    /// Returns true if this service is of the same storage at the same socket.
+    /// Describes the disk of a service.
+    pub(crate) fn of(id: String, service: &Service) -> DiskRecord {
+        DiskRecord {
+            id,
+            storage: service.disk.line(),
+            endpoint: socket::name(&service.endpoint),
+            identities: service.identities.clone(),
+            raw_chunk_bytes: service.disk.raw_chunk_bytes(),
+        }
+    }
+
+    /// Returns true if this service is of the same storage at the same socket. A process that does not know of chunks leaves them out,
+    /// and its disk counts as the same.
     pub(crate) fn is_of(&self, service: &Service) -> bool {
-        self.storage == service.disk.line() && self.endpoint == socket::name(&service.endpoint)
+        let has_its_chunk = self.raw_chunk_bytes.is_none()
+            || self.raw_chunk_bytes == service.disk.raw_chunk_bytes();
+        self.storage == service.disk.line()
+            && self.endpoint == socket::name(&service.endpoint)
+            && has_its_chunk
+    }
+}
+
+/// The storage and the socket, for messages.
+impl fmt::Display for DiskRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.storage)?;
+        if let Some(chunk_bytes) = self.raw_chunk_bytes {
+            let chunk = format_size(chunk_bytes.into());
+            write!(f, " as a stripe of {chunk} without superblocks")?;
+        }
+        write!(f, " at {}", self.endpoint)
     }
 }
 
@@ -215,7 +248,57 @@ pub(super) fn from_hex(digits: &str) -> Result<Vec<u8>, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
+    use cleave_config::{DiskConfig, Names};
+    use serde_json::json;
+
     use super::*;
+    use crate::socket::Endpoint;
+
+    fn service(fields: &str) -> Service {
+        let config = DiskConfig::from_toml(fields).unwrap();
+        Service::new(config, Endpoint::Path(PathBuf::from("/s")), Names::Fields).unwrap()
+    }
+
+    fn stripe(more: &str) -> Service {
+        service(&format!("disk = ['/a', '/b']\nstripe = {more}"))
+    }
+
+    /// Its guest would go on with its blocks at other places.
+    #[test]
+    fn a_raw_stripe_with_another_chunk_is_another_disk() {
+        let small = stripe("'64K'\nstripe_raw = true");
+        let large = stripe("'128K'\nstripe_raw = true");
+        let record = DiskRecord::of("d".to_owned(), &small);
+        let read: DiskRecord =
+            serde_json::from_value(serde_json::to_value(&record).unwrap()).unwrap();
+        assert_eq!(read, record);
+        assert!(read.is_of(&small));
+        assert!(!read.is_of(&large));
+        assert!(!read.is_of(&stripe("'64K'")));
+        let said = read.to_string();
+        assert_eq!(said, "/a, /b as a stripe of 64K without superblocks at /s");
+    }
+
+    /// Version 0.4.0 refuses a field that it does not know.
+    #[test]
+    fn the_record_of_other_storage_is_as_it_was() {
+        for (service, storage) in [
+            (service("disk = ['/a']"), "/a"),
+            (stripe("'64K'"), "/a, /b"),
+        ] {
+            let record = DiskRecord::of("d".to_owned(), &service);
+            let expected =
+                json!({"id": "d", "storage": storage, "endpoint": "/s", "identities": []});
+            assert_eq!(serde_json::to_value(&record).unwrap(), expected);
+        }
+        let left = json!({"id": "d", "storage": "/a, /b", "endpoint": "/s", "identities": []});
+        let left: DiskRecord = serde_json::from_value(left).unwrap();
+        for more in ["'64K'", "'64K'\nstripe_raw = true"] {
+            assert!(left.is_of(&stripe(more)), "{more}");
+        }
+    }
 
     #[test]
     fn digits_stand_for_bytes() {

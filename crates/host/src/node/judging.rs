@@ -47,6 +47,10 @@ struct Spec {
     #[serde(default)]
     persistent: Value,
     disk: Value,
+    #[serde(default)]
+    stripe: Value,
+    #[serde(default)]
+    stripe_raw: Value,
 }
 
 impl Node {
@@ -111,11 +115,18 @@ impl Node {
         let missing = || "its file in the folder of --state is missing: change a field of the disk, which writes it again";
         let config = file.ok_or_else(missing)??;
         let service = self.service(&disk.id, &config)?;
-        if serde_json::to_value(&config.disk).ok().as_ref() != Some(&disk.spec.disk) {
+        let own = serde_json::to_value(&config).unwrap_or_default();
+        let is_there = |field: &str, there: &Value| own.get(field).unwrap_or(&Value::Null) == there;
+        if !is_there("disk", &disk.spec.disk) {
             return Err(format!(
                 "its file in the folder of --state is another disk, {}",
                 service.disk.line()
             ));
+        }
+        // Its guest would find its blocks at other places.
+        if !is_there("stripe", &disk.spec.stripe) || !is_there("stripe_raw", &disk.spec.stripe_raw)
+        {
+            return Err("its file in the folder of --state is another stripe".to_owned());
         }
         let socket = self.socket_path(&disk.id).display().to_string();
         if socket != disk.socket {

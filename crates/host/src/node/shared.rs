@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::handover::link::Peer;
 use crate::handover::merge;
 use crate::handover::offer::{self, Offer};
-use crate::handover::parcel::{DiskRecord, Parcel};
+use crate::handover::parcel::Parcel;
 use crate::hosted::Disks;
 use crate::hosted::changes::Changes;
 use crate::hosted::disk_host::{Past, Removal};
@@ -131,10 +131,7 @@ impl Node {
         let offered = offer::ask(&self.control, Some(id));
         match offered.map_err(|why| keeps(why.to_string()))? {
             Some(offer) if !offer.parcel.disk.is_of(service) => {
-                let DiskRecord {
-                    storage, endpoint, ..
-                } = offer.parcel.disk;
-                Err(keeps(format!("there it is {storage} at {endpoint}")))
+                Err(keeps(format!("there it is {}", offer.parcel.disk)))
             }
             offer => Ok(offer),
         }

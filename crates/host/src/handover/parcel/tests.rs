@@ -100,6 +100,7 @@ fn parcel(ends: &mut Ends) -> Parcel {
             storage: "/dev/a,/dev/b".to_owned(),
             endpoint: "/run/a.sock".to_owned(),
             identities: vec![None, Some([1, 2, 3])],
+            raw_chunk_bytes: None,
         },
         files: vec![ends.pipe(), ends.pipe()],
         listener: vec![listener()].into(),
