@@ -242,10 +242,19 @@ fn forget_second(second: &Path) -> io::Result<()> {
 
 /// Removes a file, durably. That there is none is fine.
 fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
+    // Opened first: without a descriptor for it, nothing is changed.
+    match folder_of(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-        Ok(()) => folder_of(path)?.sync_all(),
+        folder => folder.and_then(|folder| erase(path, || folder.sync_all())),
+    }
+}
+
+/// Does that with `sync`, which makes the names of the folder durable.
+fn erase(path: &Path, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    match fs::remove_file(path) {
+        // An earlier attempt may have removed it, and have failed before that was durable.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => sync(),
+        removed => removed.and_then(|()| sync()),
     }
 }
 
@@ -271,6 +280,8 @@ fn read(path: &Path) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -318,5 +329,27 @@ mod tests {
             assert!(!beside.exists() && !second_name(&beside).exists());
             fs::remove_file(&path).unwrap();
         }
+    }
+
+    /// A disk that was deleted must not be served again after a loss of power.
+    #[test]
+    fn a_removal_whose_folder_could_not_be_synced_is_synced_by_the_next_attempt() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "").unwrap();
+        let fails = || Err(io::Error::other("I/O error"));
+        for _ in 0..2 {
+            assert!(erase(&path, fails).is_err());
+            assert!(!path.exists());
+        }
+        let synced = Cell::new(false);
+        let sync = || {
+            synced.set(true);
+            Ok(())
+        };
+        erase(&path, sync).unwrap();
+        assert!(synced.get());
+        // Without the folder there is no file either.
+        remove(&folder.path().join("none").join("file")).unwrap();
     }
 }
