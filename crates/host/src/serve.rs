@@ -363,7 +363,7 @@ fn open_sockets(
         (None, Endpoint::Path(path)) if is_offered => {
             socket::shared_door(path, parcel.listener.pop()).map_err(refuse)?
         }
-        (None, endpoint) => socket::open_door(endpoint, parcel.listener.pop())?,
+        (None, endpoint) => socket::open_door(endpoint, outside.lock, parcel.listener.pop())?,
     };
     Ok((interfaces, door))
 }

@@ -27,7 +27,7 @@ use rustix::net::{
 use crate::failure::Failure;
 use crate::process::systemd;
 pub(crate) use knock::{Knocking, refuse_served};
-use knock::{of_another_user, own, refuse_live};
+use knock::{folder_of, only_we_write_beside, own, refuse_live};
 use path_lock::PathLock;
 
 /// Longest path that fits `sockaddr_un` with its terminating zero.
@@ -90,16 +90,27 @@ pub(crate) struct Listening {
     listener: UnixListener,
 }
 
-/// Makes the socket that the operator named, or goes on with the one that the process before has made. The caller holds the lock of its
-/// path.
-pub(crate) fn open_door(endpoint: &Endpoint, listener: Option<OwnedFd>) -> Result<Door, Failure> {
+/// Makes the socket that the operator named, or goes on with the one that the process before has made. `lock`: that of its path.
+pub(crate) fn open_door(
+    endpoint: &Endpoint,
+    lock: Option<&PathLock>,
+    listener: Option<OwnedFd>,
+) -> Result<Door, Failure> {
     match endpoint {
         Endpoint::Path(path) => {
             let resumed = listener.map(|listener| Listening::resume(path, listener));
             match resumed {
                 Some(Ok(resumed)) => Ok(Door::Listening(resumed)),
                 // The file has gone.
-                Some(Err(_)) | None => listen(path, None).map(Door::Listening),
+                Some(Err(_)) | None => {
+                    let knocking = match lock {
+                        Some(lock) if lock.was_left() && only_we_write_beside(path) => {
+                            Knocking::OnLeft
+                        }
+                        _ => Knocking::AsItIs,
+                    };
+                    listen(path, None, knocking).map(Door::Listening)
+                }
             }
         }
         Endpoint::Fd(number) => inherit(*number, "--fd"),
@@ -313,7 +324,7 @@ fn open_private(path: &Path) -> Result<Listening, Failure> {
     // Held until we listen: between looking, removing a stale file and listening on a new one, another cleave would take
     // our file for a stale one.
     let lock = PathLock::take(path)?;
-    let listening = listen(path, Some(Mode::RUSR | Mode::WUSR))?;
+    let listening = listen(path, Some(Mode::RUSR | Mode::WUSR), Knocking::AsItIs)?;
     if let Some(lock) = lock {
         lock.remove();
     }
@@ -321,10 +332,10 @@ fn open_private(path: &Path) -> Result<Listening, Failure> {
 }
 
 /// Makes a socket file and listens on it. `mode`: its permissions, else as the umask has it. The path is locked.
-fn listen(path: &Path, mode: Option<Mode>) -> Result<Listening, Failure> {
+fn listen(path: &Path, mode: Option<Mode>, knocking: Knocking) -> Result<Listening, Failure> {
     let shown = path.display();
     check_length(path)?;
-    make_room(path, Knocking::AsItIs)?;
+    make_room(path, knocking)?;
     let listener = bind_with(path, mode).map_err(|error| {
         Failure::start(format!(
             "cannot make socket {shown}: {error}: {}",
@@ -376,7 +387,8 @@ pub(crate) fn listen_for(
     let beside = path.with_file_name(NEW_SOCKET);
     let _ = fs::remove_file(&beside);
     // Not for the group that it has at first: one that connects now would be let in later.
-    let mut listening = listen(&beside, Some(Mode::RUSR | Mode::WUSR))?;
+    let private = Some(Mode::RUSR | Mode::WUSR);
+    let mut listening = listen(&beside, private, Knocking::AsItIs)?;
     listening
         .give(mode, user, Some(group))
         .map_err(|error| cannot(&error))?;
@@ -395,7 +407,7 @@ fn open_shared(path: &Path, group: Option<u32>) -> Result<Listening, Failure> {
         None => 0o666,
     };
     // Not for the group that it has at first.
-    let listening = listen(path, Some(Mode::RUSR | Mode::WUSR))?;
+    let listening = listen(path, Some(Mode::RUSR | Mode::WUSR), Knocking::AsItIs)?;
     listening.give(mode, None, group).map_err(|error| {
         let shown = path.display();
         Failure::start(match group {
@@ -508,9 +520,6 @@ pub(crate) fn make_room(path: &Path, knocking: Knocking) -> Result<(), Failure> 
                 ))
             }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            Err(Failure::input(of_another_user(path)))
-        }
         knocked => refuse_live(path, knocked),
     }
 }
@@ -524,12 +533,8 @@ pub(crate) fn judge_place(path: &Path) -> Result<(), String> {
             "{shown} exists and is not a socket: remove it or choose another path"
         ));
     }
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
     let may_make = Access::WRITE_OK | Access::EXEC_OK;
-    accessat(CWD, folder, may_make, AtFlags::EACCESS).map_err(|errno| {
+    accessat(CWD, folder_of(path), may_make, AtFlags::EACCESS).map_err(|errno| {
         let error = io::Error::from(errno);
         let remedy = remedy(&error);
         format!("cannot make socket {shown}: {error}: {remedy}")

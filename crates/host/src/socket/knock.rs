@@ -14,6 +14,8 @@ use crate::failure::Failure;
 
 /// The owner's right to write to a file, which connecting to a socket needs.
 const OWNER_WRITES: u32 = 0o200;
+/// The rights of all other users to write.
+const OTHERS_WRITE: u32 = 0o022;
 
 /// How a process finds out whether a program listens on a socket.
 #[derive(Debug, Clone, Copy)]
@@ -23,25 +25,44 @@ pub(crate) enum Knocking {
     /// Take its file back for that, if connecting is not permitted and the file belongs to this process or to this user: the process
     /// has the lock of the path, and gives the sockets that it makes there to that user.
     OnOwn { given_to: Option<u32> },
+    /// Connect to it. If that is not permitted, nobody listens: it was made by a daemon that died, in a folder to which only this user
+    /// may write, and the process has the lock of the path. An operator may have given it to the user of one VMM.
+    OnLeft,
 }
 
 impl Knocking {
     /// Connects to a socket.
     pub(crate) fn at(self, path: &Path) -> io::Result<()> {
-        let knocked = knock(path);
-        let Knocking::OnOwn { given_to } = self else {
-            return knocked;
-        };
-        match knocked {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+        match (knock(path), self) {
+            (Err(error), Knocking::OnOwn { given_to }) if is_denied(&error) => {
                 match ReclaimedSocket::of(path, given_to) {
                     Ok(reclaimed) => reclaimed.knock(),
                     Err(_) => Err(error),
                 }
             }
-            _ => knocked,
+            (Err(error), Knocking::OnLeft) if is_denied(&error) => {
+                Err(io::ErrorKind::ConnectionRefused.into())
+            }
+            (knocked, _) => knocked,
         }
     }
+}
+
+fn is_denied(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied
+}
+
+/// Returns true if the folder of a socket belongs to this user, and nobody else may write to it.
+pub(super) fn only_we_write_beside(socket: &Path) -> bool {
+    fs::metadata(folder_of(socket))
+        .is_ok_and(|found| found.uid() == geteuid().as_raw() && found.mode() & OTHERS_WRITE == 0)
+}
+
+/// Returns the folder of a socket.
+pub(super) fn folder_of(socket: &Path) -> &Path {
+    let folder = socket.parent();
+    let folder = folder.filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
 }
 
 /// Refuses a path at which a program listens: connecting succeeded, or the backlog is full.
@@ -50,21 +71,13 @@ pub(crate) fn refuse_live(path: &Path, knocked: io::Result<()>) -> Result<(), Fa
     match knocked {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            Err(Failure::start(of_another_user(path)))
-        }
+        Err(error) if is_denied(&error) => Err(Failure::start(format!(
+            "{shown} is a socket of another user, which may be in use: remove it if no program listens there, or choose another path"
+        ))),
         _ => Err(Failure::start(format!(
             "socket {shown} is in use by a running program: end that one or choose another path"
         ))),
     }
-}
-
-/// Says why a socket that this process may not connect to stays where it is.
-pub(crate) fn of_another_user(path: &Path) -> String {
-    format!(
-        "{} is a socket of another user, which may be in use: remove it if no program listens there, or choose another path",
-        path.display()
-    )
 }
 
 /// Refuses a path at which a program listens. What is not a socket is left to others to judge.
@@ -82,11 +95,7 @@ pub(crate) fn refuse_running(socket: &Path, given_to: Option<u32>) -> Result<(),
         return Ok(());
     };
     match knock(socket) {
-        Err(error)
-            if error.kind() == io::ErrorKind::PermissionDenied && is_own(owner, given_to) =>
-        {
-            Ok(())
-        }
+        Err(error) if is_denied(&error) && is_own(owner, given_to) => Ok(()),
         knocked => refuse_live(socket, knocked),
     }
 }

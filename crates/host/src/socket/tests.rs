@@ -1,13 +1,18 @@
+use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
+use cleave_config::Storage;
 use rustix::fs::{FlockOperation, flock};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use super::knock::knock;
 use super::*;
 
 fn refused(path: &Path) -> String {
-    listen(path, None).unwrap_err().to_string()
+    listen(path, None, Knocking::AsItIs)
+        .unwrap_err()
+        .to_string()
 }
 
 #[test]
@@ -15,7 +20,7 @@ fn a_stale_socket_is_replaced_and_ours_goes_away_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s");
     drop(UnixListener::bind(&path).unwrap());
-    let door = listen(&path, None).unwrap();
+    let door = listen(&path, None, Knocking::AsItIs).unwrap();
     UnixStream::connect(&path).unwrap();
     drop(door);
     assert!(!path.exists());
@@ -28,7 +33,7 @@ fn no_file_is_given_away_in_the_place_of_a_socket() {
     let folder = tempfile::tempdir().unwrap();
     let [path, moved] = ["s", "moved"].map(|name| folder.path().join(name));
     let found = fs::metadata(folder.path()).unwrap();
-    let door = listen(&path, None).unwrap();
+    let door = listen(&path, None, Knocking::AsItIs).unwrap();
     let give = || door.give_to(found.uid(), found.gid());
     give().unwrap();
     fs::hard_link(&path, &moved).unwrap();
@@ -81,7 +86,7 @@ fn a_folder_that_another_program_has_locked_is_no_hindrance() {
     let path = folder.path().join("s");
     let locked = fs::File::open(folder.path()).unwrap();
     flock(&locked, FlockOperation::LockExclusive).unwrap();
-    let _door = listen(&path, None).unwrap();
+    let _door = listen(&path, None, Knocking::AsItIs).unwrap();
     UnixStream::connect(&path).unwrap();
 }
 
@@ -108,10 +113,49 @@ fn one_of_many_gets_a_path() {
 fn a_live_socket_is_not_stolen() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s");
-    let first = listen(&path, None).unwrap();
+    let first = listen(&path, None, Knocking::AsItIs).unwrap();
     assert!(refused(&path).contains("in use by a running program"));
     UnixStream::connect(&path).unwrap();
     drop(first);
+}
+
+/// An operator may give the socket of a daemon to the user of one VMM, and root without capabilities cannot connect to it then. Bad
+/// input would be the end of the unit, and nothing is wrong with its words.
+#[test]
+fn a_socket_that_was_given_away_is_replaced_where_its_daemon_died() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let endpoint = Endpoint::Path(path.clone());
+    // Only this thread's.
+    let mut sets = capabilities(None).unwrap();
+    sets.effective -= CapabilitySet::DAC_OVERRIDE;
+    set_capabilities(None, sets).unwrap();
+    let give_away = || {
+        let listener = UnixListener::bind(&path).unwrap();
+        chmod(&path, Mode::empty()).unwrap();
+        listener
+    };
+    let of_another = |lock: Option<&PathLock>| {
+        let failure = open_door(&endpoint, lock, None).unwrap_err();
+        assert!(failure.to_string().contains("of another user"), "{failure}");
+        assert_eq!(failure.exit_code(), ExitCode::from(1));
+    };
+    let listener = give_away();
+    let lock = PathLock::take(&path).unwrap();
+    // Nothing tells that a daemon of this path has died.
+    of_another(lock.as_ref());
+    of_another(None);
+    let storage = Storage::One("null:1M".parse().unwrap());
+    lock.as_ref().unwrap().record(&storage, false).unwrap();
+    drop(listener);
+    lock.unwrap().leave_to_rings();
+    let lock = PathLock::take(&path).unwrap();
+    // Where others may write, it can be anybody's.
+    chmod(folder.path(), Mode::from_raw_mode(0o770)).unwrap();
+    of_another(lock.as_ref());
+    chmod(folder.path(), Mode::RWXU).unwrap();
+    let _door = open_door(&endpoint, lock.as_ref(), None).unwrap();
+    UnixStream::connect(&path).unwrap();
 }
 
 /// Its program is stopped, or drowns in connections.
@@ -159,7 +203,7 @@ fn a_socket_of_a_running_process_stays_until_it_is_ours() {
 fn a_socket_that_took_our_place_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s");
-    let ours = listen(&path, None).unwrap();
+    let ours = listen(&path, None, Knocking::AsItIs).unwrap();
     fs::remove_file(&path).unwrap();
     let theirs = UnixListener::bind(&path).unwrap();
     drop(ours);
@@ -192,7 +236,7 @@ fn the_longest_path_that_fits_works() {
     let room = PATH_BYTES_MAX - folder.path().as_os_str().len() - 1;
     let path = folder.path().join("y".repeat(room));
     assert_eq!(path.as_os_str().len(), PATH_BYTES_MAX);
-    listen(&path, None).unwrap();
+    listen(&path, None, Knocking::AsItIs).unwrap();
     assert!(refused(&folder.path().join("y".repeat(room + 1))).contains("shorter"));
 }
 
