@@ -194,19 +194,34 @@ fn a_file_that_cannot_be_read_takes_no_limits_away() {
         put(folder, "disks/a.toml", "queues = [");
     });
     assert_eq!(node.state("a"), "failed");
+    // Nor does a disk that comes and goes meanwhile.
+    let alone = json!({"disk": ["ram:1M"], "limits": {"group": "g"}});
+    node.add("b", &alone);
+    assert_eq!(node.disk("b")["spec"]["limits"], limits);
+    node.remove("b");
     let node = killed(node, |folder| {
         put(folder, "disks/a.toml", &disk);
         assert_eq!(text(folder, "groups/g.toml"), "iops-total = 700\n");
         put(folder, "groups/g.toml", "iops-total = 700\nbps-");
     });
+    // Without limits its guest could take what others are to have.
+    let said = || node.disk("a")["error"].to_string();
+    assert!(
+        wait_until(|| said().contains("limits of group g")),
+        "{}",
+        said()
+    );
+    let started = node.ask("POST", "/v1/disks/a/start", "");
+    assert!(started.body.contains("g.toml"), "{}", started.body);
+    assert!(node.put("b", &alone).error().contains("g.toml"));
+    let folder = node.daemon.scratch().path();
+    assert_eq!(text(folder, "groups/g.toml"), "iops-total = 700\nbps-");
+    put(folder, "groups/g.toml", "iops-total = 700\n");
     assert!(wait_until(|| node.state("a") == "serving"));
-    assert_eq!(node.disk("a")["tuning"]["limits"], json!({}));
-    let node = killed(node, |folder| {
-        assert_eq!(text(folder, "groups/g.toml"), "iops-total = 700\nbps-");
-        put(folder, "groups/g.toml", "iops-total = 700\n");
-    });
-    assert!(wait_until(|| node.state("a") == "serving"));
-    assert_eq!(node.disk("a")["spec"]["limits"], limits);
+    let disk = node.disk("a");
+    assert_eq!(disk["spec"]["limits"], limits);
+    assert_eq!(disk["tuning"]["limits"], json!({"iops-total": 700}));
+    node.add("b", &alone);
     node.daemon.finish();
 }
 

@@ -15,6 +15,9 @@ use crate::failure::Failure;
 /// The id of a disk, and its file or what is wrong with that.
 pub(super) type Found = (String, Result<DiskConfig, String>);
 
+/// The limits in the file of a group, or what is wrong with that.
+pub(super) type KeptLimits = Result<RateLimits, String>;
+
 /// The folders of the files: of disks, and of groups.
 #[derive(Debug, Clone)]
 pub(super) struct StateFiles {
@@ -50,26 +53,27 @@ impl StateFiles {
         Ok(found.map(read).collect())
     }
 
-    /// The limits of all groups that are kept. A group whose file cannot be read has none, and its file stays until some are set.
-    pub(super) fn load_groups(&self) -> Result<BTreeMap<String, RateLimits>, Failure> {
+    /// The limits of all groups that are kept, with what is wrong with the files that cannot be read.
+    pub(super) fn load_groups(&self) -> Result<BTreeMap<String, KeptLimits>, Failure> {
         let found = named(&self.groups)?.into_iter();
-        let read = |(name, path): (String, PathBuf)| {
-            let limits = read(&path).and_then(|text| DiskLimits::from_toml(&text));
-            let limits = limits.unwrap_or_else(|why| {
-                tracing::error!(
-                    "{}: {why}: the group has no limits until they are set again, or until that file is mended and the node restarted",
-                    path.display()
-                );
-                DiskLimits::default()
-            });
-            (name, limits.values)
-        };
+        let read = |(name, path): (String, PathBuf)| (name, read_limits(&path));
         Ok(found.map(read).collect())
+    }
+
+    /// Reads the limits of a group again. `None`: it has no file any more.
+    pub(super) fn read_group(&self, name: &str) -> Result<Option<RateLimits>, String> {
+        let path = self.group_path(name);
+        match fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.groups.is_dir() => {
+                Ok(None)
+            }
+            _ => read_limits(&path).map(Some),
+        }
     }
 
     /// Keeps the limits of a group. When this returns, they survive a loss of power. A group without limits needs no file.
     pub(super) fn keep_group(&self, name: &str, limits: RateLimits) -> io::Result<()> {
-        let path = self.groups.join(format!("{name}.toml"));
+        let path = self.group_path(name);
         match limits.any() {
             false => remove(&path),
             true => {
@@ -132,6 +136,10 @@ impl StateFiles {
 
     fn path(&self, id: &str) -> PathBuf {
         self.disks.join(format!("{id}.toml"))
+    }
+
+    fn group_path(&self, name: &str) -> PathBuf {
+        self.groups.join(format!("{name}.toml"))
     }
 }
 
@@ -260,6 +268,12 @@ fn erase(path: &Path, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
 
 fn folder_of(path: &Path) -> io::Result<File> {
     File::open(path.parent().unwrap_or(path))
+}
+
+fn read_limits(path: &Path) -> KeptLimits {
+    let limits = read(path).and_then(|text| DiskLimits::from_toml(&text));
+    let values = limits.map(|limits| limits.values);
+    values.map_err(|why| format!("{}: {why}: correct or remove it", path.display()))
 }
 
 /// The specs of a disk, a line each.

@@ -1,5 +1,6 @@
 //! A node as the host of its disks: how their lives begin and end with it, and what each asks of it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
+use super::files::{Found, KeptLimits};
 use super::opening::{self, Opened};
 use super::serving;
 use super::shared::{LeftDisk, Node};
@@ -129,27 +131,7 @@ impl Node {
             let mut found = found.iter();
             found.any(|(there, file)| there == id && file.is_ok())
         });
-        let kept = self.files.load_groups()?;
-        for (_, file) in &found {
-            // The files of an earlier version have the limits of the group; those of its first disk that names any count.
-            if let Ok(config) = file
-                && let Some(group) = config.limit_group()
-            {
-                let of_disk = config.limits.get().values;
-                self.groups
-                    .restore(group, kept.get(group).copied(), of_disk);
-            }
-        }
-        // A group whose disks are gone has no limits. But one of them may be in a file that cannot be read.
-        let are_all_read = found.iter().all(|(_, file)| file.is_ok());
-        let left = kept.keys().filter(|name| !self.groups.has(name));
-        for name in left.filter(|_| are_all_read) {
-            if let Err(error) = self.files.keep_group(name, RateLimits::default()) {
-                tracing::warn!(
-                    "cannot remove the file of group {name}, which has no disk: {error}"
-                );
-            }
-        }
+        self.restore_groups(&found)?;
         for (id, file) in found {
             self.disks.add(life::restore(self, &id, file));
         }
@@ -162,6 +144,40 @@ impl Node {
             );
         }
         Ok(count)
+    }
+
+    /// Takes the limits of the groups of these disks.
+    fn restore_groups(&self, found: &[Found]) -> Result<(), Failure> {
+        let kept = self.files.load_groups()?;
+        for why in kept.values().filter_map(|kept| kept.as_ref().err()) {
+            tracing::error!("{why}; the disks of this limit group are not served meanwhile");
+        }
+        for config in found.iter().filter_map(|(_, file)| file.as_ref().ok()) {
+            self.restore_group(config, &kept);
+        }
+        // A group whose disks are gone has no limits. But one of them may be in a file that cannot be read.
+        let are_all_read = found.iter().all(|(_, file)| file.is_ok());
+        for (name, limits) in &kept {
+            if !are_all_read {
+                self.groups.hold(name, limits);
+            } else if !self.groups.has(name)
+                && let Err(error) = self.files.keep_group(name, RateLimits::default())
+            {
+                tracing::warn!(
+                    "cannot remove the file of group {name}, which has no disk: {error}"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the limits of the group of a disk. The files of an earlier version have the limits of the group; those of its first disk
+    /// that names any count.
+    fn restore_group(&self, config: &DiskConfig, kept: &BTreeMap<String, KeptLimits>) {
+        if let Some(group) = config.limit_group() {
+            let of_disk = config.limits.get().values;
+            self.groups.restore(group, kept.get(group), of_disk);
+        }
     }
 
     /// Checks that a disk of this id can be added.

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::timeout;
 
+use super::files::KeptLimits;
 use super::opening::{out_of_reach, refuse_out_of_reach};
 use super::shared::Node;
 use crate::failure::Failure;
@@ -88,6 +89,7 @@ impl Node {
             Err(error) => return Err(Failure::run(format!("--take-over: {error}"))),
         };
         let mut files: BTreeMap<_, _> = self.files.load()?.into_iter().collect();
+        let groups = self.files.load_groups()?;
         let serving = serde_json::to_value(DiskState::Serving).unwrap_or_default();
         let mut served = served.into_iter().filter(|disk| disk.state == serving);
         let why = served.find_map(|disk| {
@@ -95,7 +97,7 @@ impl Node {
             name.clone_from(&disk.id);
             drop(name);
             let file = files.remove(&disk.id);
-            let judged = self.judge_disk(next, &disk, file);
+            let judged = self.judge_disk(next, &disk, file, &groups);
             judged.err().map(|why| format!("disk {}: {why}", disk.id))
         });
         Ok(why)
@@ -107,6 +109,7 @@ impl Node {
         next: Next,
         disk: &ServedDisk,
         file: Option<Result<DiskConfig, String>>,
+        groups: &BTreeMap<String, KeptLimits>,
     ) -> Result<(), String> {
         // It ends with the node that runs, which therefore hands nothing over.
         if disk.spec.persistent == Value::Bool(false) {
@@ -114,6 +117,9 @@ impl Node {
         }
         let missing = || "its file in the folder of --state is missing: change a field of the disk, which writes it again";
         let config = file.ok_or_else(missing)??;
+        if let Some(Err(why)) = config.limit_group().and_then(|group| groups.get(group)) {
+            return Err(why.clone());
+        }
         let service = self.service(&disk.id, &config)?;
         let own = serde_json::to_value(&config).unwrap_or_default();
         let is_there = |field: &str, there: &Value| own.get(field).unwrap_or(&Value::Null) == there;

@@ -121,6 +121,8 @@ fn examine_and_open(
     past: Past,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<(Opened, OpenFiles), Failure> {
+    let found = node.groups.find(&node.files, config);
+    found.map_err(Failure::start)?;
     let files = OpenFiles::of(&service.disk);
     check_files(node, name, &service, &files)?;
     let offer = node.offered(name, &service)?;
