@@ -72,6 +72,30 @@ fn a_folder_of_state_that_is_still_locked_is_waited_for() {
     node.daemon.finish();
 }
 
+/// A file system that is mounted later, say. The file of a disk is read again like a disk is opened again.
+#[test]
+fn a_disk_whose_file_cannot_be_read_at_the_start_is_served_when_it_can() {
+    let node = Node::start();
+    node.add("a", &json!({"disk": ["ram:1M"]}));
+    let node = killed(node, |folder| {
+        let file = folder.join("state/disks/a.toml");
+        std::fs::rename(&file, folder.join("a.toml")).unwrap();
+        std::os::unix::fs::symlink(folder.join("later"), &file).unwrap();
+    });
+    assert_eq!(node.state("a"), "failed");
+    let started = node.ask("POST", "/v1/disks/a/start", "");
+    assert!(
+        started.error().contains("a.toml cannot be read"),
+        "{}",
+        started.body
+    );
+    let folder = node.daemon.scratch().path();
+    std::fs::rename(folder.join("a.toml"), folder.join("later")).unwrap();
+    assert!(wait_until(|| node.state("a") == "serving"));
+    exercise(&mut node.open("a", &small(1))).unwrap();
+    node.daemon.finish();
+}
+
 /// Returns true if the process of the node has ended.
 fn is_dead(node: &Node) -> bool {
     let stat = format!("/proc/{}/stat", node.daemon.pid());

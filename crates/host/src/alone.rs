@@ -13,7 +13,7 @@ use crate::disk_server::Order;
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::hosted::disk::HostedState;
-use crate::hosted::disk_host::{DiskHost, OpenResult, Past, Removal, ServerEnd, Work};
+use crate::hosted::disk_host::{DiskHost, FileFault, OpenResult, Past, Removal, ServerEnd, Work};
 use crate::process::systemd::Manager;
 use crate::status::DiskStatus;
 
@@ -31,6 +31,11 @@ impl DiskHost for Alone {
 
     fn judge(&self, _: &str, _: &DiskConfig) -> Result<u64, String> {
         Ok(0)
+    }
+
+    fn read(self: Arc<Alone>, _: &str) -> Work<Result<DiskConfig, FileFault>> {
+        let none = FileFault::Lasting("the disk has no file".to_owned());
+        Box::pin(std::future::ready(Err(none)))
     }
 
     fn has_frontend_left(&self, _: &str) -> bool {

@@ -69,10 +69,9 @@ impl Failure {
     /// A file of the command line that cannot be read. Bad input, if this user may not read it or if it is of the wrong kind or too long:
     /// otherwise its file system may be mounted later, or answer, or the host have memory and open files again.
     pub fn unread(line: impl fmt::Display, error: &io::Error) -> Failure {
-        use io::ErrorKind::{InvalidInput, IsADirectory, PermissionDenied};
-        match (error.raw_os_error(), error.kind()) {
-            (None, _) | (_, InvalidInput | IsADirectory | PermissionDenied) => Failure::input(line),
-            _ => Failure::start(line),
+        match may_be_read_later(error) {
+            true => Failure::start(line),
+            false => Failure::input(line),
         }
     }
 
@@ -108,6 +107,13 @@ impl Failure {
             .collect();
         Failure { line, kind }
     }
+}
+
+/// Returns true unless this user may not read a file, or it is of the wrong kind or too long.
+pub(crate) fn may_be_read_later(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, IsADirectory, PermissionDenied};
+    let is_lasting = matches!(error.kind(), InvalidInput | IsADirectory | PermissionDenied);
+    error.raw_os_error().is_some() && !is_lasting
 }
 
 /// Returns true if the disk is a device that is there before it has its bytes or its mode, because it is attached in steps.

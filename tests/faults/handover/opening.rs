@@ -23,6 +23,7 @@ pub(super) fn cases() -> Vec<Case> {
     cleave_tests::cases![
         a_node_keeps_all_disks_while_one_with_a_frontend_is_opened,
         a_node_that_ends_leaves_the_frontend_of_a_disk_that_is_opened,
+        a_frontend_waits_until_the_file_of_its_disk_can_be_read,
     ]
 }
 
@@ -57,15 +58,19 @@ impl Scene {
 
     /// Ends the node in this way, and has `a` wait for the last I/O of that one until the lock is dropped.
     fn end_and_lock(&mut self, end: fn(&mut Service)) -> File {
-        for (client, guest) in &mut self.guests {
-            guest.submit(client, &mut self.random);
-        }
-        end(&mut self.node);
+        self.end(end);
         let lock = disk_socket(self.node.scratch.path(), "a").with_file_name("disk.sock.lock");
         let lock = File::options().create(true).append(true).open(lock);
         let lock = lock.unwrap();
         flock(&lock, FlockOperation::LockExclusive).unwrap();
         lock
+    }
+
+    fn end(&mut self, end: fn(&mut Service)) {
+        for (client, guest) in &mut self.guests {
+            guest.submit(client, &mut self.random);
+        }
+        end(&mut self.node);
     }
 
     fn row(&self, id: &str) -> Value {
@@ -74,15 +79,16 @@ impl Scene {
         all.find(|disk| disk["id"] == *id).unwrap().clone()
     }
 
-    /// Starts the next node, which cannot open `a`.
-    fn start_next(&mut self) {
+    /// Starts the next node, which cannot open `a` and has it in this state.
+    fn start_next(&mut self, state: &str) {
         self.node.daemon = self.node.manager.start(&self.node.args);
         let serves_b = || has_listener(&self.control) && self.row("b")["state"] == "serving";
         assert!(wait_until(serves_b));
         let a = self.row("a");
         assert_eq!(
             (&a["state"], &a["connected"]),
-            (&json!("opening"), &json!(true))
+            (&json!(state), &json!(true)),
+            "{a}"
         );
     }
 
@@ -113,7 +119,7 @@ fn kill(node: &mut Service) {
 fn a_node_keeps_all_disks_while_one_with_a_frontend_is_opened() {
     let mut scene = Scene::new("node-take-over-opening");
     let lock = scene.end_and_lock(kill);
-    scene.start_next();
+    scene.start_next("opening");
     for _ in 0..2 {
         let said = scene.node.is_refused();
         assert!(said.contains("disk a"), "{said}");
@@ -140,7 +146,7 @@ fn a_node_that_ends_leaves_the_frontend_of_a_disk_that_is_opened() {
         let mut scene = Scene::new("node-ends-opening");
         let lock = scene.end_and_lock(end);
         for _ in 0..2 {
-            scene.start_next();
+            scene.start_next("opening");
             scene.node.stop();
             assert_eq!(scene.node.manager.disks(), 2, "a disk was not left");
             scene.assert_connected();
@@ -148,5 +154,36 @@ fn a_node_that_ends_leaves_the_frontend_of_a_disk_that_is_opened() {
         drop(lock);
         scene.node.start_again();
         scene.verify();
+    }
+}
+
+/// Such as that of the disk itself, on a file system that is away, or that of its limit group, which a later version has written.
+fn a_frontend_waits_until_the_file_of_its_disk_can_be_read() {
+    for (end, name) in [
+        (kill as fn(&mut Service), "disks/a.toml"),
+        (Service::stop, "groups/g.toml"),
+    ] {
+        let mut scene = Scene::new("node-file-away");
+        let limits = json!({"group": "g", "iops-total": 1_000_000});
+        node::add(&scene.node, "c", &json!({"limits": limits}));
+        let folder = scene.node.scratch.join("state");
+        let [file, kept] = [name, "kept"].map(|name| folder.join(name));
+        scene.end(end);
+        let disk = folder.join("disks/a.toml");
+        let text = std::fs::read_to_string(&disk).unwrap();
+        std::fs::write(&disk, format!("{text}[limits]\ngroup = \"g\"\n")).unwrap();
+        std::fs::rename(&file, &kept).unwrap();
+        std::os::unix::fs::symlink(folder.join("away"), &file).unwrap();
+        scene.start_next("failed");
+        scene.assert_connected();
+        let said = scene.node.is_refused();
+        assert!(said.contains("until it is opened"), "{said}");
+        scene.node.stop();
+        scene.start_next("failed");
+        scene.assert_connected();
+        std::fs::rename(&kept, &file).unwrap();
+        scene.verify();
+        let limits = get(&scene.control, "/v1/disks/a")["tuning"]["limits"].clone();
+        assert_eq!(limits, json!({"iops-total": 1_000_000}));
     }
 }

@@ -150,7 +150,8 @@ pub(crate) struct HostedStatus {
 }
 
 impl HostedStatus {
-    pub(super) fn enter(&mut self, state: HostedState) {
+    pub(super) fn enter(&mut self, state: HostedState, is_awaited: bool) {
+        self.is_awaited = is_awaited;
         self.is_settled |= !matches!(state, HostedState::Opening);
         self.state = state;
     }

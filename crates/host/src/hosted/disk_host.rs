@@ -27,13 +27,16 @@ pub(crate) trait DiskHost: Send + Sync + 'static {
     /// Checks that the host can have a disk of this description. Returns how many descriptors it may come to need.
     fn judge(&self, id: &str, config: &DiskConfig) -> Result<u64, String>;
 
+    /// Reads the file of a disk again, which could not be read.
+    fn read(self: Arc<Self>, id: &str) -> Work<Result<DiskConfig, FileFault>>;
+
     /// Returns true if the process before has left a frontend of a disk, which the next opening has.
     fn has_frontend_left(&self, id: &str) -> bool;
 
     /// Opens a disk. If the work is dropped, nothing stays open.
     fn open(self: Arc<Self>, id: &str, config: &DiskConfig, past: Past) -> Work<OpenResult<Self>>;
 
-    /// Has the manager keep what the process before has left of a disk that is being opened, for the next process. When this returns,
+    /// Has the manager keep what the process before has left of a disk that is not open yet, for the next process. When this returns,
     /// an opening does not have it any more.
     fn leave(self: Arc<Self>, id: &str, manager: Arc<Manager>) -> Work<()>;
 
@@ -83,7 +86,7 @@ pub(crate) trait DiskHost: Send + Sync + 'static {
     /// Tells of a change of a disk.
     fn tell_change(&self, id: &str, details: Value);
 
-    /// Takes a disk out of the list, with the folder of its socket.
+    /// Takes a disk out of the list, with the folder of its socket, and what the process before has left of it.
     fn forget(&self, id: &str, removal: Removal);
 }
 
@@ -104,6 +107,23 @@ impl ServerEnd {
 
 /// The result of opening.
 pub(crate) type OpenResult<H> = Result<(<H as DiskHost>::Opened, OpenFiles), Failure>;
+
+/// Why the file of a disk cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum FileFault {
+    /// The host lacks memory or descriptors, or the file system does not give it: it may be read later.
+    Passing(String),
+    /// Its text does not describe a disk, or this user may not read it.
+    Lasting(String),
+}
+
+impl FileFault {
+    /// Returns the line about it.
+    pub(crate) fn line(&self) -> &str {
+        let (FileFault::Passing(why) | FileFault::Lasting(why)) = self;
+        why
+    }
+}
 
 /// Why a disk leaves the list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

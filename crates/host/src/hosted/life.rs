@@ -8,9 +8,11 @@
 //!                      │   ▼                                                        │            │ cannot be
 //!                      Failed ──────────────────────────────────────────────────────┤            │ removed
 //!                      ▲   PUT of another description: Opening                       │            ▼
-//!  the file cannot     │                                                            │           Left
-//!  be read: Broken ────┴────────────────────────────────────────────────────────────┴──── PUT: Opening, DELETE: Ended
+//!  the file says       │                                                            │           Left
+//!  no disk: Broken ────┴────────────────────────────────────────────────────────────┴──── PUT: Opening, DELETE: Ended
 //! ```
+//!
+//! A disk whose file cannot be read at present has Failed too: the file is read again, and then the disk is opened.
 //!
 //! A disk that another process takes goes from Serving to Given. It is opened again if that process leaves before it has all disks,
 //! and ends with the host otherwise.
@@ -24,6 +26,7 @@
 
 mod keeping;
 mod phase;
+mod reading;
 #[cfg(test)]
 mod tests;
 
@@ -39,13 +42,14 @@ use tokio::time::Instant;
 use super::disk::{
     DeleteMode, DiskRequest, FutureReply, HostedDisk, HostedState, HostedStatus, Placed, Reply,
 };
-use super::disk_host::{DiskHost, Past, Removal, ServerEnd, Work};
+use super::disk_host::{DiskHost, FileFault, Past, Removal, ServerEnd, Work};
 use super::open_files::OpenFiles;
 use crate::disk_server::Order;
 use crate::problem::Refusal;
 use crate::status::DiskStatus;
 use phase::{
-    Before, Goal, KeptFile, LifeEvent, LifePhase, RunningServer, Was, progress, until, written,
+    Before, Goal, KeptFile, LifeEvent, LifePhase, RunningServer, Was, progress, until, waited_for,
+    written,
 };
 
 /// Pauses between two attempts to open a disk: the first, and the longest.
@@ -72,6 +76,8 @@ struct Life<H: DiskHost> {
     /// The state that was told last.
     told: Option<DiskState>,
     file: KeptFile,
+    /// The work that reads a file again which could not be read.
+    reading: Option<Work<Result<DiskConfig, FileFault>>>,
     /// What the work on the file makes it, while there is any.
     writing: Option<(KeptFile, Work<io::Result<()>>)>,
     /// Some while the disk is new.
@@ -111,7 +117,7 @@ pub(crate) fn begin<H: DiskHost>(
 pub(crate) fn restore<H: DiskHost>(
     host: &Arc<H>,
     id: &str,
-    file: Result<DiskConfig, String>,
+    file: Result<DiskConfig, FileFault>,
 ) -> Arc<HostedDisk> {
     match file {
         Ok(config) => {
@@ -123,10 +129,9 @@ pub(crate) fn restore<H: DiskHost>(
             spawn(life);
             disk
         }
-        Err(why) => {
-            tracing::error!("{id}: not served: {why}");
+        Err(fault) => {
             let (disk, mut life) = new(host, id, DiskConfig::default(), KeptFile::Unknown);
-            life.enter(LifePhase::Broken(why));
+            life.not_read(fault);
             spawn(life);
             disk
         }
@@ -176,6 +181,7 @@ fn new<H: DiskHost>(
         config,
         told: None,
         file,
+        reading: None,
         writing: None,
         before: None,
         came_back: false,
@@ -197,7 +203,7 @@ fn spawn<H: DiskHost>(life: Life<H>) {
         if task.await.is_err() {
             let why = format!("{id}: internal fault, see the log");
             let state = HostedState::Ended(Some(why));
-            show.send_modify(|shown| shown.enter(state.clone()));
+            show.send_modify(|shown| shown.enter(state.clone(), false));
             let config = show.borrow().config.clone();
             host.tell(&id, &state, &config);
         }
@@ -215,6 +221,7 @@ impl<H: DiskHost> Life<H> {
                 LifeEvent::Opened(Err(failure)) => self.fail(failure.to_string()),
                 LifeEvent::Ended(end) => self.ended(end),
                 LifeEvent::PassedBack => self.open_again(),
+                LifeEvent::Read(file) => self.read(*file),
                 LifeEvent::Kept(result) => self.kept(result),
                 LifeEvent::Due => self.due(),
             }
@@ -227,6 +234,7 @@ impl<H: DiskHost> Life<H> {
         let Life {
             inbox,
             phase,
+            reading,
             writing,
             ..
         } = self;
@@ -234,6 +242,7 @@ impl<H: DiskHost> Life<H> {
             biased;
             request = inbox.recv() => LifeEvent::Asked(request),
             event = progress(phase) => event,
+            file = waited_for(reading) => LifeEvent::Read(Box::new(file)),
             kept = written(writing) => LifeEvent::Kept(kept),
             () = until(due), if due.is_some() => LifeEvent::Due,
         }
@@ -242,7 +251,7 @@ impl<H: DiskHost> Life<H> {
     /// When it has something to do by itself.
     fn due_at(&self) -> Option<Instant> {
         match &self.phase {
-            LifePhase::Failed(_, again) => Some(*again),
+            LifePhase::Failed(_, again) => self.reading.is_none().then_some(*again),
             LifePhase::Opening { patience, .. } => {
                 let is_waited_for = !self.putting.is_empty() || !self.starting.is_empty();
                 (is_waited_for && self.writing.is_none()).then_some(*patience)
@@ -375,6 +384,7 @@ impl<H: DiskHost> Life<H> {
         if let Err(why) = self.host.judge(&self.id, &wanted) {
             return answer(reply, Err(Refusal(ProblemKind::InvalidRequest, why)));
         }
+        self.reading = None;
         let came_back = self.came_back;
         self.came_back &= wanted.disk == self.config.disk;
         self.host.joins(&wanted);
@@ -437,7 +447,7 @@ impl<H: DiskHost> Life<H> {
         let has_frontend = match &self.phase {
             LifePhase::Serving(status, _) => status.has_frontend(),
             // Its connection would end with the disk.
-            LifePhase::Opening { .. } => self.show.borrow().is_awaited,
+            LifePhase::Opening { .. } | LifePhase::Failed(..) => self.show.borrow().is_awaited,
             _ => false,
         };
         if mode == DeleteMode::Safe && has_frontend {
@@ -466,14 +476,15 @@ impl<H: DiskHost> Life<H> {
     }
 
     fn open(&mut self) {
+        if self.is_unread() {
+            return self.begin_reading();
+        }
         let config = self.now();
         let past = match &self.was_open {
             Some(disk) if *disk == config.disk => Past::WasOpen,
             _ if self.came_back => Past::CameBack,
             _ => Past::Unknown,
         };
-        let is_awaited = self.host.has_frontend_left(&self.id);
-        self.show.send_modify(|shown| shown.is_awaited = is_awaited);
         let opened = self.host.clone().open(&self.id, &config, past);
         let patience = Instant::now() + OPEN_TIME;
         self.enter(LifePhase::Opening { opened, patience });
@@ -525,6 +536,7 @@ impl<H: DiskHost> Life<H> {
 
     /// Ends the disk for this purpose, or goes on to what follows if it is not served.
     fn end(&mut self, order: Order, goal: Goal) {
+        self.reading = None;
         match std::mem::replace(&mut self.phase, LifePhase::Over(None)) {
             LifePhase::Serving(_, server) => {
                 // There is room: the last place is for this order.
@@ -542,15 +554,10 @@ impl<H: DiskHost> Life<H> {
                 };
                 self.phase = LifePhase::Ending(server, goal);
             }
-            LifePhase::Opening { opened, .. } => match order {
-                Order::HandOver(_, manager) => {
-                    // In this order: a frontend that was left sees its end with the opening.
-                    let left = self.host.clone().leave(&self.id, manager);
-                    drop(opened);
-                    self.enter(LifePhase::Ending(RunningServer::until(left), goal));
-                }
-                _ => self.follow(goal),
-            },
+            LifePhase::Opening { opened, .. } => self.end_unopened(Some(opened), order, goal),
+            LifePhase::Failed(..) if self.show.borrow().is_awaited => {
+                self.end_unopened(None, order, goal);
+            }
             LifePhase::Removing => self.phase = LifePhase::Removing,
             _ => self.follow(goal),
         }
@@ -678,7 +685,9 @@ impl<H: DiskHost> Life<H> {
     fn enter(&mut self, phase: LifePhase<H>) {
         self.phase = phase;
         let state = self.state();
-        self.show.send_modify(|shown| shown.enter(state.clone()));
+        let is_awaited = self.host.has_frontend_left(&self.id);
+        self.show
+            .send_modify(|shown| shown.enter(state.clone(), is_awaited));
         if self.told.replace(state.word()) != Some(state.word()) {
             self.host.tell(&self.id, &state, &self.config);
         }

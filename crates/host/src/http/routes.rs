@@ -371,7 +371,10 @@ fn row(host: &Host, disk: &HostedDisk) -> DiskRow {
             row.size_bytes = status.size_bytes();
             row.connected = status.is_connected();
         }
-        HostedState::Failed(why) => row.error = Some(why.clone()),
+        HostedState::Failed(why) => {
+            row.error = Some(why.clone());
+            row.connected = shown.is_awaited;
+        }
         HostedState::Ended(lost) => row.error.clone_from(lost),
         HostedState::Opening => row.connected = shown.is_awaited,
         HostedState::Ending => {}

@@ -82,7 +82,9 @@ async fn begin_all(host: Arc<Host>, request: Request) -> Answer {
     for disk in host.disks.all() {
         let stays = match disk.state() {
             HostedState::Serving(_) => offered(&disk).await.map(drop),
-            HostedState::Opening if disk.shown().is_awaited => Err(awaited(&disk)),
+            HostedState::Opening | HostedState::Failed(_) if disk.shown().is_awaited => {
+                Err(awaited(&disk))
+            }
             _ => Ok(()),
         };
         if let Err(Refusal(its_kind, why)) = stays {

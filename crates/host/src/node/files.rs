@@ -10,10 +10,11 @@ use cleave_config::{DiskConfig, DiskLimits, FILE_BYTES_MAX, WrittenSpec, is_id};
 use cleave_worker::RateLimits;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, may_be_read_later};
+use crate::hosted::disk_host::FileFault;
 
 /// The id of a disk, and its file or what is wrong with that.
-pub(super) type Found = (String, Result<DiskConfig, String>);
+pub(super) type Found = (String, Result<DiskConfig, FileFault>);
 
 /// The limits in the file of a group, or what is wrong with that.
 pub(super) type KeptLimits = Result<RateLimits, String>;
@@ -44,13 +45,13 @@ impl StateFiles {
     /// All disks that are kept, with what is wrong with the files that cannot be read.
     pub(super) fn load(&self) -> Result<Vec<Found>, Failure> {
         let found = named(&self.disks)?.into_iter();
-        let read = |(id, path): (String, PathBuf)| {
-            let text = read(&path).and_then(|text| DiskConfig::from_toml(&text));
-            let file =
-                text.map_err(|why| format!("{}: {why}: correct or remove it", path.display()));
-            (id, file)
-        };
+        let read = |(id, path): (String, PathBuf)| (id, read_as(&path, DiskConfig::from_toml));
         Ok(found.map(read).collect())
+    }
+
+    /// Reads the file of a disk again.
+    pub(super) fn read_disk(&self, id: &str) -> Result<DiskConfig, FileFault> {
+        read_as(&self.path(id), DiskConfig::from_toml)
     }
 
     /// The limits of all groups that are kept, with what is wrong with the files that cannot be read.
@@ -271,9 +272,9 @@ fn folder_of(path: &Path) -> io::Result<File> {
 }
 
 fn read_limits(path: &Path) -> KeptLimits {
-    let limits = read(path).and_then(|text| DiskLimits::from_toml(&text));
+    let limits = read_as(path, DiskLimits::from_toml);
     let values = limits.map(|limits| limits.values);
-    values.map_err(|why| format!("{}: {why}: correct or remove it", path.display()))
+    values.map_err(|fault| fault.line().to_owned())
 }
 
 /// The specs of a disk, a line each.
@@ -282,14 +283,27 @@ fn lines(disk: &[WrittenSpec]) -> String {
     lines.join("\n")
 }
 
-fn read(path: &Path) -> Result<String, String> {
-    let text = fs::metadata(path).and_then(|found| match found.len() {
+/// Reads a file, and then its text.
+fn read_as<T>(path: &Path, parse: impl Fn(&str) -> Result<T, String>) -> Result<T, FileFault> {
+    let shown = path.display();
+    let wrong = |why| FileFault::Lasting(format!("{shown}: {why}: correct or remove it"));
+    match read(path) {
+        Ok(text) => parse(&text).map_err(wrong),
+        Err(error) if may_be_read_later(&error) => Err(FileFault::Passing(format!(
+            "{shown} cannot be read: {error}"
+        ))),
+        Err(error) => Err(wrong(error.to_string())),
+    }
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let found = fs::metadata(path)?;
+    match found.len() {
         // A pipe would have its reader wait for a writer, and a device may have no end.
         _ if !found.is_file() => Err(io::Error::other("it is not a file")),
         0..=FILE_BYTES_MAX => fs::read_to_string(path),
         _ => Err(io::Error::other("it is too long")),
-    });
-    text.map_err(|error| error.to_string())
+    }
 }
 
 #[cfg(test)]
@@ -313,6 +327,27 @@ mod tests {
         files.place("d1").unwrap();
         assert!(files.stage("d1", &long).is_err());
         assert_eq!(files.load().unwrap(), [("d1".to_owned(), Ok(short))]);
+    }
+
+    #[test]
+    fn a_file_that_may_be_read_later_is_told_from_one_that_says_no_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = StateFiles::open(folder.path()).unwrap();
+        let path = files.path("d1");
+        std::os::unix::fs::symlink(folder.path().join("away"), &path).unwrap();
+        let passes = |file| matches!(file, Err(FileFault::Passing(why)) if why.contains("d1.toml"));
+        assert!(passes(files.read_disk("d1")));
+        let mut found = files.load().unwrap();
+        assert!(passes(found.remove(0).1));
+        fs::remove_file(&path).unwrap();
+        let lasts = || matches!(files.read_disk("d1"), Err(FileFault::Lasting(why)) if why.contains("correct or remove it"));
+        fs::write(&path, "disk = 7").unwrap();
+        assert!(lasts());
+        fs::write(&path, [0xff]).unwrap();
+        assert!(lasts());
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(lasts());
     }
 
     /// A client that was told so must not find another disk after the next start.

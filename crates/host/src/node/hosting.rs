@@ -21,11 +21,11 @@ use super::shared::{LeftDisk, Node};
 use crate::disk_server::Order;
 use crate::failure::Failure;
 use crate::handover::link::Peer;
-use crate::handover::merge::DiskUse;
+use crate::handover::merge::{self, DiskUse};
 use crate::handover::store;
 use crate::hosted::aside::aside;
 use crate::hosted::disk::{DiskRequest, FutureReply, HostedDisk, HostedState, Placed};
-use crate::hosted::disk_host::{DiskHost, OpenResult, Past, Removal, ServerEnd, Work};
+use crate::hosted::disk_host::{DiskHost, FileFault, OpenResult, Past, Removal, ServerEnd, Work};
 use crate::hosted::{FileBounds, ManyDisks, life};
 use crate::problem::Refusal;
 use crate::process::systemd::Manager;
@@ -129,7 +129,7 @@ impl Node {
         let count = found.len();
         self.forget_parcels_but(|id| {
             let mut found = found.iter();
-            found.any(|(there, file)| there == id && file.is_ok())
+            found.any(|(there, file)| there == id && !matches!(file, Err(FileFault::Lasting(_))))
         });
         self.restore_groups(&found)?;
         for (id, file) in found {
@@ -258,6 +258,32 @@ impl DiskHost for Node {
     fn judge(&self, id: &str, config: &DiskConfig) -> Result<u64, String> {
         let service = self.service(id, config)?;
         Ok(service.descriptors_in_node())
+    }
+
+    fn read(self: Arc<Node>, id: &str) -> Work<Result<DiskConfig, FileFault>> {
+        let id = id.to_owned();
+        Box::pin(async move {
+            let (files, name) = (self.files.clone(), id.clone());
+            let read = aside("state", move || Ok(files.read_disk(&name))).await;
+            let read = read.unwrap_or_else(|error| Err(FileFault::Passing(error.to_string())));
+            match &read {
+                // The files of groups were read before: this one has none, or is held.
+                Ok(config)
+                    if config
+                        .limit_group()
+                        .is_some_and(|group| !self.groups.has(group)) =>
+                {
+                    self.restore_group(config, &BTreeMap::new());
+                }
+                Ok(_) => {}
+                Err(FileFault::Passing(_)) => {}
+                // It will not be opened: its frontends see the end of their connections.
+                Err(FileFault::Lasting(_)) => {
+                    merge::close(self.take_parcel(&id).into_iter().collect());
+                }
+            }
+            read
+        })
     }
 
     fn has_frontend_left(&self, id: &str) -> bool {
@@ -406,6 +432,7 @@ impl DiskHost for Node {
     fn forget(&self, id: &str, removal: Removal) {
         let disk = self.disks.find(id);
         self.disks.remove(id);
+        merge::close(self.take_parcel(id).into_iter().collect());
         let user = disk.and_then(|disk| disk.shown().config.socket_user.clone());
         self.remove_folder(id, user.as_deref(), removal);
         self.events.tell(id, EventName::Removed, Value::Null);

@@ -16,6 +16,7 @@ use super::opening::{out_of_reach, refuse_out_of_reach};
 use super::shared::Node;
 use crate::failure::Failure;
 use crate::hosted::aside::aside;
+use crate::hosted::disk_host::FileFault;
 use crate::source;
 
 /// Longest wait for the list of disks.
@@ -108,7 +109,7 @@ impl Node {
         &self,
         next: Next,
         disk: &ServedDisk,
-        file: Option<Result<DiskConfig, String>>,
+        file: Option<Result<DiskConfig, FileFault>>,
         groups: &BTreeMap<String, KeptLimits>,
     ) -> Result<(), String> {
         // It ends with the node that runs, which therefore hands nothing over.
@@ -116,7 +117,8 @@ impl Node {
             return Ok(());
         }
         let missing = || "its file in the folder of --state is missing: change a field of the disk, which writes it again";
-        let config = file.ok_or_else(missing)??;
+        let config = file.ok_or_else(missing)?;
+        let config = config.map_err(|fault| fault.line().to_owned())?;
         if let Some(Err(why)) = config.limit_group().and_then(|group| groups.get(group)) {
             return Err(why.clone());
         }

@@ -18,6 +18,7 @@ use crate::failure::Failure;
 use crate::handover::merge;
 use crate::handover::offer::Offer;
 use crate::handover::parcel::Parcel;
+use crate::hosted::aside::aside;
 use crate::hosted::disk::HostedState;
 use crate::hosted::disk_host::Past;
 use crate::hosted::open_files::OpenFiles;
@@ -49,8 +50,12 @@ pub(super) async fn open(
     id: &str,
     config: DiskConfig,
     past: Past,
-    _left: LeftDisk,
+    left: LeftDisk,
 ) -> Result<(Opened, OpenFiles), Failure> {
+    if let Err(failure) = find_limits(node, &config).await {
+        left.stay();
+        return Err(failure);
+    }
     let opener = tokio::time::timeout(OPENER_TIME, node.openers.clone().acquire_owned());
     let Ok(Ok(opener)) = opener.await else {
         return Err(Failure::run(
@@ -112,6 +117,17 @@ pub(super) async fn open(
     Ok((opened, files))
 }
 
+/// Finds the limits of the group of a disk, without which it is not opened.
+async fn find_limits(node: &Arc<Node>, config: &DiskConfig) -> Result<(), Failure> {
+    if node.groups.missing(config).is_none() {
+        return Ok(());
+    }
+    let (node, config) = (node.clone(), config.clone());
+    let found = aside("state", move || Ok(node.groups.find(&node.files, &config)));
+    let found = found.await.unwrap_or_else(|error| Err(error.to_string()));
+    found.map_err(Failure::start)
+}
+
 /// Opens a disk that the node can have.
 fn examine_and_open(
     node: &Node,
@@ -121,8 +137,6 @@ fn examine_and_open(
     past: Past,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<(Opened, OpenFiles), Failure> {
-    let found = node.groups.find(&node.files, config);
-    found.map_err(Failure::start)?;
     let files = OpenFiles::of(&service.disk);
     check_files(node, name, &service, &files)?;
     let offer = node.offered(name, &service)?;

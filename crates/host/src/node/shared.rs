@@ -94,21 +94,27 @@ fn is_in_etc_ceph(conf: &Path) -> bool {
 /// next process. Whatever else keeps the disk from being opened, its frontends see the end of their connections.
 #[derive(Debug)]
 pub(super) struct LeftDisk {
-    node: Arc<Node>,
+    /// `None`: it stays with the node for the next opening.
+    node: Option<Arc<Node>>,
     id: String,
 }
 
 impl LeftDisk {
     pub(super) fn of(node: &Arc<Node>, id: &str) -> LeftDisk {
-        let (node, id) = (node.clone(), id.to_owned());
+        let (node, id) = (Some(node.clone()), id.to_owned());
         LeftDisk { node, id }
+    }
+
+    /// Has its frontends wait for the next opening: this one has not come to the disk.
+    pub(super) fn stay(mut self) {
+        self.node = None;
     }
 }
 
 impl Drop for LeftDisk {
     fn drop(&mut self) {
-        let left = self.node.take_parcel(&self.id);
-        merge::close(left.into_iter().collect());
+        let left = self.node.as_ref().map(|node| node.take_parcel(&self.id));
+        merge::close(left.flatten().into_iter().collect());
     }
 }
 

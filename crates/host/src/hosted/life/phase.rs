@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::disk_server::Order;
 use crate::hosted::disk::DiskRequest;
-use crate::hosted::disk_host::{DiskHost, OpenResult, ServerEnd, Work};
+use crate::hosted::disk_host::{DiskHost, FileFault, OpenResult, ServerEnd, Work};
 use crate::problem::Refusal;
 use crate::status::DiskStatus;
 
@@ -18,7 +18,7 @@ use crate::status::DiskStatus;
 pub(super) enum KeptFile {
     Absent,
     Holds(Box<DiskConfig>),
-    /// There is one that cannot be read, or the last work on it failed.
+    /// There is one that could not be read, or the last work on it failed.
     Unknown,
 }
 
@@ -34,9 +34,9 @@ pub(super) enum LifePhase<H: DiskHost> {
     Ending(RunningServer, Goal),
     /// Another process has it. The work ends if that process leaves before it has all.
     Given(Work<()>),
-    /// Why it could not be opened, and when it is tried again.
+    /// Why it could not be opened, or its file not be read, and when it is tried again.
     Failed(String, Instant),
-    /// Its file cannot be read.
+    /// Its file says nothing that is a disk, or may not be read.
     Broken(String),
     /// Its file is being removed.
     Removing,
@@ -98,6 +98,8 @@ pub(super) enum LifeEvent<H: DiskHost> {
     Opened(OpenResult<H>),
     Ended(ServerEnd),
     PassedBack,
+    /// A file was read that could not be read before.
+    Read(Box<Result<DiskConfig, FileFault>>),
     Kept(io::Result<()>),
     /// A time has come.
     Due,
@@ -123,6 +125,14 @@ pub(super) async fn written(
 ) -> io::Result<()> {
     match writing {
         Some((_, work)) => work.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits for work, if there is any.
+pub(super) async fn waited_for<T>(work: &mut Option<Work<T>>) -> T {
+    match work {
+        Some(work) => work.await,
         None => std::future::pending().await,
     }
 }

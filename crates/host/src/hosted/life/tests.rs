@@ -34,7 +34,9 @@ struct Invented {
     limits: Mutex<RateLimits>,
     /// Disks that name a group.
     members: Mutex<i32>,
-    /// When disks were opened.
+    /// Why the file of the disk cannot be read.
+    unread: Mutex<Option<FileFault>>,
+    /// When disks were opened, and files read.
     tried: Mutex<Vec<Instant>>,
     /// What has happened, in order.
     told: Mutex<Vec<String>>,
@@ -116,6 +118,18 @@ impl DiskHost for Invented {
             Some("none") => Err("pool: there is no \"none\"".to_owned()),
             _ => Ok(1),
         }
+    }
+
+    fn read(self: Arc<Invented>, id: &str) -> Work<Result<DiskConfig, FileFault>> {
+        lock(&self.tried).push(Instant::now());
+        let (id, gate) = (id.to_owned(), self.works.pass());
+        Box::pin(async move {
+            gate.await;
+            match lock(&self.unread).clone() {
+                Some(fault) => Err(fault),
+                None => Ok(self.file(&id).unwrap()),
+            }
+        })
     }
 
     fn has_frontend_left(&self, _: &str) -> bool {
@@ -289,8 +303,19 @@ impl Scene {
         scene
     }
 
+    /// One whose file cannot be read at present.
+    fn unread(prepare: impl FnOnce(&Invented)) -> Scene {
+        let fault = FileFault::Passing("d1.toml: I/O error".to_owned());
+        let prepare = |host: &Invented| {
+            *lock(&host.unread) = Some(fault.clone());
+            lock(&host.files).insert("d1".to_owned(), disk("ram:1M"));
+            prepare(host);
+        };
+        Scene::kept(prepare, Err(fault.clone()))
+    }
+
     /// One that was in the state folder.
-    fn kept(prepare: impl FnOnce(&Invented), file: Result<DiskConfig, String>) -> Scene {
+    fn kept(prepare: impl FnOnce(&Invented), file: Result<DiskConfig, FileFault>) -> Scene {
         let host = Arc::new(Invented::default());
         if let Ok(config) = &file {
             lock(&host.files).insert("d1".to_owned(), config.clone());
@@ -340,6 +365,13 @@ impl Scene {
 
     fn state(&self) -> &'static str {
         self.disk.state().word().name()
+    }
+
+    /// Seconds from this moment to each opening and reading since the last call.
+    fn tries(&self, since: Instant) -> Vec<u64> {
+        let tried = std::mem::take(&mut *lock(&self.host.tried));
+        let tried = tried.into_iter();
+        tried.map(|at| at.duration_since(since).as_secs()).collect()
     }
 }
 
@@ -483,21 +515,14 @@ async fn a_disk_that_is_kept_is_tried_again_after_longer_and_longer_pauses() {
     let scene = Scene::kept(|host| host.break_disk("ram:1M", "away"), Ok(disk("ram:1M")));
     let start = Instant::now();
     sleep(Duration::from_secs(100)).await;
-    let tries = |since: Instant| {
-        let tried = std::mem::take(&mut *lock(&scene.host.tried));
-        let tried = tried.into_iter();
-        tried
-            .map(|at| at.duration_since(since).as_secs())
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(tries(start), [0, 1, 3, 7, 15, 31, 61, 91]);
+    assert_eq!(scene.tries(start), [0, 1, 3, 7, 15, 31, 61, 91]);
     // An order to start does not wait, and the pauses begin anew.
     scene.reaches("failed").await;
     let asked = Instant::now();
     let started = told(scene.disk.ask(DiskRequest::Start).await);
     assert_eq!(started, Err((422, "away".to_owned())));
     sleep(Duration::from_secs(2)).await;
-    assert_eq!(tries(asked), [0, 1]);
+    assert_eq!(scene.tries(asked), [0, 1]);
     scene.host.mend_disk("ram:1M");
     scene.reaches("serving").await;
     assert_eq!(asked.elapsed().as_secs(), 3);
@@ -562,7 +587,10 @@ async fn a_put_replaces_a_disk_that_has_failed_unless_the_new_one_fails_too() {
 
 #[tokio::test(start_paused = true)]
 async fn a_file_that_cannot_be_read_is_replaced_by_a_put_that_succeeds_and_by_no_other() {
-    let scene = Scene::kept(|_| (), Err("d1.toml: line 1".to_owned()));
+    let scene = Scene::kept(
+        |_| (),
+        Err(FileFault::Lasting("d1.toml: line 1".to_owned())),
+    );
     scene.host.break_disk("ram:1M", "away");
     let is_broken =
         || matches!(scene.disk.state(), HostedState::Failed(why) if why == "d1.toml: line 1");
@@ -581,6 +609,92 @@ async fn a_file_that_cannot_be_read_is_replaced_by_a_put_that_succeeds_and_by_no
     scene.host.set_full(false);
     assert_eq!(scene.put(&disk("ram:2M")).await.unwrap(), Ok(Placed::New));
     assert_eq!(scene.host.file("d1"), Some(disk("ram:2M")));
+}
+
+/// The host has no memory for a moment, or the file system of its state is away.
+#[tokio::test(start_paused = true)]
+async fn a_file_that_cannot_be_read_at_present_is_read_again_and_its_disk_served() {
+    let start = Instant::now();
+    let scene = Scene::unread(|_| ());
+    assert_eq!(scene.state(), "failed");
+    sleep(Duration::from_secs(40)).await;
+    assert_eq!(scene.tries(start), [1, 3, 7, 15, 31]);
+    let asked = Instant::now();
+    let start = || scene.disk.ask(DiskRequest::Start);
+    let refused = Err((422, "d1.toml: I/O error".to_owned()));
+    assert_eq!(told(start().await), refused);
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(scene.tries(asked), [0, 1]);
+    *lock(&scene.host.unread) = None;
+    assert_eq!(told(start().await), Ok(()));
+    assert_eq!(scene.disk.shown().config, disk("ram:1M"));
+    let told = scene.host.told();
+    assert_eq!(
+        told,
+        ["failed", "open ram:1M, CameBack", "opening", "serving"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_that_is_read_again_and_says_no_disk_is_not_read_any_more() {
+    let start = Instant::now();
+    let scene = Scene::unread(|_| ());
+    let lasting = FileFault::Lasting("d1.toml: line 1".to_owned());
+    *lock(&scene.host.unread) = Some(lasting);
+    sleep(Duration::from_secs(40)).await;
+    assert_eq!(scene.tries(start), [1]);
+    let started = told(scene.disk.ask(DiskRequest::Start).await);
+    assert_eq!(started, Err((422, "d1.toml: line 1".to_owned())));
+    assert_eq!(scene.put(&disk("ram:2M")).await.unwrap(), Ok(Placed::New));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_put_replaces_a_file_that_is_being_read_unless_it_is_refused() {
+    let scene = Scene::unread(|host| host.works.close());
+    sleep(Duration::from_secs(2)).await;
+    scene.host.break_disk("ram:2M", "away");
+    let refused = scene.put(&disk("ram:2M")).await.unwrap();
+    assert_eq!(refused, Err((422, "away".to_owned())));
+    // It is read by the next attempt, which begins anew.
+    *lock(&scene.host.unread) = None;
+    scene.host.works.let_pass(1);
+    scene.reaches("serving").await;
+    assert_eq!(scene.disk.shown().config, disk("ram:1M"));
+    let scene = Scene::unread(|host| host.works.close());
+    sleep(Duration::from_secs(2)).await;
+    let put = scene.put(&disk("ram:3M"));
+    scene.reaches("serving").await;
+    scene.host.works.let_pass(1);
+    assert_eq!(put.await.unwrap(), Ok(Placed::New));
+    assert_eq!(scene.host.file("d1"), Some(disk("ram:3M")));
+    sleep(Duration::from_secs(40)).await;
+    assert_eq!(scene.disk.shown().config, disk("ram:3M"));
+}
+
+/// A VMM that cannot connect again goes on when the file is read, by this process or the next one.
+#[tokio::test(start_paused = true)]
+async fn what_was_left_of_a_disk_whose_file_cannot_be_read_waits_for_it() {
+    let awaited = |host: &Invented| *lock(&host.is_awaited) = true;
+    let scene = Scene::unread(awaited);
+    sleep(Duration::from_secs(2)).await;
+    assert!(scene.disk.shown().is_awaited);
+    let refused = scene.delete(DeleteMode::Safe).await.unwrap();
+    let (code, why) = refused.unwrap_err();
+    assert!(
+        code == 409 && why.contains("a frontend is connected"),
+        "{why}"
+    );
+    let manager = Arc::new(Manager::from_environment());
+    let order = DiskRequest::HandOver("the host ends".to_owned(), manager);
+    scene.disk.order(order).await;
+    scene.disk.gone().await;
+    assert_eq!(scene.host.told(), ["failed", "leave d1", "ending", "ended"]);
+    assert_eq!(scene.host.file("d1"), Some(disk("ram:1M")));
+    let scene = Scene::unread(awaited);
+    assert_eq!(scene.delete(DeleteMode::Drain).await.unwrap(), Ok(None));
+    assert_eq!(scene.host.file("d1"), None);
+    let told = scene.host.told();
+    assert_eq!(told.last().unwrap(), "forgotten");
 }
 
 #[tokio::test(start_paused = true)]
