@@ -29,6 +29,7 @@ pub(crate) fn cases() -> Vec<Case> {
         a_killed_node_loses_nothing: QEMU,
         the_next_daemon_waits_for_the_fence,
         an_export_whose_lock_has_no_room_for_a_line_is_not_served: Requirement::Root,
+        an_export_is_not_served_beside_a_file_that_is_no_lock,
         the_fence_holds_for_a_guest_that_was_reset_and_over_an_orderly_restart,
         a_flush_fails_if_the_daemon_before_ended_while_its_server_was_away,
         a_loss_is_kept_until_a_flush_has_failed,
@@ -236,6 +237,29 @@ fn ends_with(mut daemon: Killed, code: i32) {
 fn terminate(daemon: &Killed) {
     let pid = Pid::from_raw(daemon.0.id() as i32).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
+}
+
+/// The next daemon would not wait for the fence.
+fn an_export_is_not_served_beside_a_file_that_is_no_lock() {
+    let scratch = Scratch::in_memory();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(1 << 20));
+    let (socket, lock) = (scratch.join("socket"), scratch.join("socket.lock"));
+    std::fs::write(&lock, "x").unwrap();
+    let uri = server.uri("");
+    let refused = run_to_exit(&[
+        "serve",
+        "--disk",
+        &uri,
+        "--socket-path",
+        socket.to_str().unwrap(),
+    ]);
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("remove that file"),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(std::fs::read(&lock).unwrap(), b"x");
 }
 
 /// A guest that was reset brings no list of what it had asked for. And a daemon that ends in order before the fence of its predecessor

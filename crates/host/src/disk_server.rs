@@ -45,7 +45,7 @@ use crate::process::confine::Confinement;
 use crate::process::systemd::Manager;
 use crate::resize::Watch;
 use crate::service::Service;
-use crate::socket::path_lock::PathLock;
+use crate::socket::path_lock::{PathLock, Unrecorded};
 use crate::socket::{Door, Endpoint, FileOwner};
 use crate::source;
 use crate::status::DiskStatus;
@@ -173,25 +173,36 @@ fn complete(
         })?;
     }
     service.tuning.split = split_for(&service.config, &disk, service.names)?;
-    if let Some(lock) = lock {
-        let recorded = lock.record(&service.disk, disk.is_loss_untold());
-        recorded.or_else(|why| go_on_unrecorded(service, &why))?;
-        service.cache_note = lock.cache_note(&service.disk);
-    }
+    record_beside(service, lock, disk.is_loss_untold())?;
+    service.cache_note = lock.and_then(|lock| lock.cache_note(&service.disk));
     Ok(disk)
 }
 
-/// Goes on with a disk that is not recorded beside its socket, unless that is on an NBD server: after a kill, the next daemon would let
-/// that server's last writes from this one overtake its own.
-fn go_on_unrecorded(service: &Service, why: &str) -> Result<(), Failure> {
+/// Records beside its socket that the disk is open. Goes on where that cannot be, unless the disk is on an NBD server: after a kill, the
+/// next daemon would let that server's last writes from this one overtake its own.
+fn record_beside(
+    service: &Service,
+    lock: Option<&PathLock>,
+    is_loss_untold: bool,
+) -> Result<(), Failure> {
+    let recorded = match (lock, &service.endpoint) {
+        (Some(lock), _) => lock.record(&service.disk, is_loss_untold),
+        (None, Endpoint::Path(socket)) => Err(Unrecorded::without_lock(socket)),
+        (None, Endpoint::Fd(_)) => Ok(()),
+    };
+    let Err(Unrecorded { why, remedy }) = recorded else {
+        return Ok(());
+    };
     match &service.disk {
         Storage::One(DiskSpec::Nbd(_)) if !service.open.read_only => Err(Failure::start(format!(
-            "{why}: after a kill the next daemon would not know that the NBD server may still write: make room there"
+            "{why}: after a kill the next daemon would not know that the NBD server may still write: {remedy}"
         ))),
+        // One without a lock has a line of its own when it is served.
+        _ if lock.is_none() => Ok(()),
         _ => {
             tracing::warn!(
                 "{why}: after a kill the next daemon will not know that this disk was served, nor of a failed sync, nor of a guest that \
-                 has switched its write cache off: make room there, then reload or restart cleave"
+                 has switched its write cache off: {remedy}, then reload or restart cleave"
             );
             Ok(())
         }
@@ -668,5 +679,53 @@ async fn until(instant: Option<Instant>) {
     match instant {
         Some(instant) => tokio::time::sleep_until(instant.into()).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use cleave_config::{DiskConfig, Names};
+
+    use super::*;
+
+    /// A file or a device has locks of its own.
+    #[test]
+    fn an_export_is_not_served_where_nothing_tells_of_it_after_a_kill() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let beside = folder.path().join("s.lock");
+        let service = |fields: &str, endpoint: &Endpoint| {
+            let config = DiskConfig::from_toml(fields).unwrap();
+            Service::new(config, endpoint.clone(), Names::Fields).unwrap()
+        };
+        let export = "disk = ['nbd+unix:///?socket=/none']";
+        let at = Endpoint::Path(socket.clone());
+        let may_serve = [
+            service("disk = ['/none']", &at),
+            service(&format!("{export}\nread_only = true"), &at),
+        ];
+        let refused = |lock: Option<&PathLock>| {
+            for service in &may_serve {
+                record_beside(service, lock, false).unwrap();
+            }
+            let failure = record_beside(&service(export, &at), lock, false).unwrap_err();
+            assert_eq!(failure.exit_code(), std::process::ExitCode::from(1));
+            failure.to_string()
+        };
+        let why = refused(None);
+        assert!(why.contains("s.lock cannot be made or locked"), "{why}");
+        fs::write(&beside, "x").unwrap();
+        let lock = PathLock::take(&socket).unwrap();
+        let why = refused(lock.as_ref());
+        assert!(why.contains("remove that file"), "{why}");
+        assert_eq!(fs::read_to_string(&beside).unwrap(), "x");
+        drop(lock);
+        fs::remove_file(&beside).unwrap();
+        let lock = PathLock::take(&socket).unwrap();
+        record_beside(&service(export, &at), lock.as_ref(), false).unwrap();
+        // The VMM's own number: there is no path, and no file beside it.
+        record_beside(&service(export, &Endpoint::Fd(3)), None, false).unwrap();
     }
 }

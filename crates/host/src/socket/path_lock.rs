@@ -45,6 +45,23 @@ pub(crate) struct PathLock {
     predecessor: Predecessor,
 }
 
+/// Why nothing beside a socket tells the next daemon which disk is served there, and what to do about it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unrecorded {
+    pub(crate) why: String,
+    pub(crate) remedy: &'static str,
+}
+
+impl Unrecorded {
+    /// Describes a socket whose path is not locked.
+    pub(crate) fn without_lock(socket: &Path) -> Unrecorded {
+        Unrecorded {
+            why: format!("{} cannot be made or locked", lock_path(socket).display()),
+            remedy: "make room there, remove that file, or use a folder that this user may write to and whose file system has locks",
+        }
+    }
+}
+
 /// What a daemon that ends tells the next one at its socket.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Left {
@@ -89,8 +106,8 @@ enum Predecessor {
 }
 
 impl PathLock {
-    /// Waits while a daemon that has ended has I/O in flight, however long. `None` where the file cannot be made or locked;
-    /// `bind` then says why, or the file system has no locks.
+    /// Waits while a daemon that has ended has I/O in flight, however long. `None` where the file cannot be made or locked, and that
+    /// lasts; `bind` then says why, or the file system has no locks.
     pub(crate) fn take(socket: &Path) -> Result<Option<PathLock>, Failure> {
         PathLock::take_after(socket, || refuse_served(socket, Knocking::AsItIs))
     }
@@ -162,12 +179,22 @@ impl PathLock {
         socket: &Path,
         refuse: impl Fn() -> Result<(), Failure>,
     ) -> Result<Option<PathLock>, Failure> {
+        PathLock::take_opened(socket, open_lock, refuse)
+    }
+
+    /// Does that with `open`, which creates or opens the file.
+    fn take_opened(
+        socket: &Path,
+        open: impl Fn(&Path) -> rustix::io::Result<(OwnedFd, bool)>,
+        refuse: impl Fn() -> Result<(), Failure>,
+    ) -> Result<Option<PathLock>, Failure> {
         let path = lock_path(socket);
         for tries in 1.. {
-            let (file, is_new) = match open_lock(&path) {
+            let (file, is_new) = match open(&path) {
                 Ok(opened) => opened,
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(_) => break,
+                Err(errno) if is_lasting(errno) => break,
+                Err(errno) => return Err(not_opened(&path, errno)),
             };
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // Its holder may have removed it since it was opened; then a newer one counts.
@@ -188,7 +215,8 @@ impl PathLock {
                     refuse()?;
                     wait_for(socket, tries);
                 }
-                Err(_) => break, // a file system without locks
+                Err(errno) if is_lasting(errno) => break,
+                Err(errno) => return Err(not_opened(&path, errno)),
             }
         }
         Ok(None)
@@ -294,10 +322,16 @@ impl PathLock {
 
     /// Records that this disk is open, and whether its guest does not know of a loss, for a successor. After an error, as on a full file
     /// system, the file tells nothing. A death in between leaves the end of an older line after this one.
-    pub(crate) fn record(&self, disk: &Storage, is_loss_untold: bool) -> Result<(), String> {
+    pub(crate) fn record(&self, disk: &Storage, is_loss_untold: bool) -> Result<(), Unrecorded> {
         let line = served(disk);
+        let shown = self.path.display();
         let recorded = match self.predecessor {
-            Predecessor::Foreign => Ok(()),
+            Predecessor::Foreign => {
+                return Err(Unrecorded {
+                    why: format!("{shown} is there and was not made by cleave"),
+                    remedy: "remove that file",
+                });
+            }
             Predecessor::Running => self.find_place(&line),
             _ => {
                 let cache = match self.tells_of_cache_off() {
@@ -307,7 +341,10 @@ impl PathLock {
                 self.write(&line, cache, is_loss_untold)
             }
         };
-        recorded.map_err(|error| format!("{} cannot be written: {error}", self.path.display()))
+        recorded.map_err(|error| Unrecorded {
+            why: format!("{shown} cannot be written: {error}"),
+            remedy: "make room there",
+        })
     }
 
     /// Writes all that the file tells, and finds the place for a line about a loss, after that about the cache.
@@ -423,6 +460,28 @@ fn refuse_unwanted(is_wanted: &dyn Fn() -> bool) -> Result<(), Failure> {
         true => Ok(()),
         false => Err(Failure::run("the disk was removed while it waited")),
     }
+}
+
+/// Returns true for what another attempt does not get past, in a folder or a file system that is not for locks. Nothing tells there how
+/// a daemon before this one ended.
+fn is_lasting(errno: rustix::io::Errno) -> bool {
+    use rustix::io::Errno as E;
+    let of_the_folder = matches!(
+        errno,
+        E::NOENT | E::NOTDIR | E::ACCESS | E::PERM | E::ROFS | E::NOSPC | E::DQUOT
+    );
+    let of_the_file = matches!(errno, E::ISDIR | E::LOOP | E::NXIO | E::NAMETOOLONG);
+    // A file system without locks.
+    let of_its_locks = matches!(errno, E::NOLCK | E::OPNOTSUPP | E::NOSYS | E::INVAL);
+    of_the_folder || of_the_file || of_its_locks
+}
+
+/// The host lacks memory or descriptors, say. Without the lock, this daemon would not know that one has died before it.
+fn not_opened(path: &Path, errno: rustix::io::Errno) -> Failure {
+    let (shown, error) = (path.display(), io::Error::from(errno));
+    Failure::start(format!(
+        "{shown} cannot be locked: {error}: nothing is served there until it can"
+    ))
 }
 
 /// Another daemon has the path locked: one that runs, or one that has ended and has I/O in flight.
@@ -560,10 +619,28 @@ fn is_at(file: impl AsFd, path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
+    use std::process::ExitCode;
 
     use cleave_disk::OpenOptions;
+    use rustix::io::Errno;
 
     use super::*;
+
+    /// With the error for a lack of memory or descriptors, a daemon would be served beside the I/O of one that was killed.
+    #[test]
+    fn a_lock_that_cannot_be_opened_for_a_moment_is_tried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let take = |errno| PathLock::take_opened(&path, |_| Err(errno), || Ok(()));
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::IO] {
+            let failure = take(errno).unwrap_err();
+            assert_eq!(failure.exit_code(), ExitCode::from(1), "{errno}");
+            assert!(failure.to_string().contains("s.lock cannot be locked"));
+        }
+        for errno in [Errno::NOENT, Errno::ROFS, Errno::NOSPC, Errno::PERM] {
+            assert!(take(errno).unwrap().is_none(), "{errno}");
+        }
+    }
 
     /// While one that starts has it locked others wait, and what is not ours stays.
     #[test]
