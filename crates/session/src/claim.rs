@@ -4,7 +4,7 @@ use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use cleave_worker::{Incident, Pending, is_unsent};
+use cleave_worker::{Incident, Pending, Stopped, is_unsent};
 use rustix::io::Errno;
 
 use crate::MessageRefusal;
@@ -389,6 +389,59 @@ impl SessionState {
                 Mover::Stays | Mover::Waits | Mover::HasLeft => {}
             }
         }
+    }
+
+    /// Waits for a vring that stops because the guest moves. A VMM may go on without the position, by a guess that loses requests, so
+    /// those that the disk failed end first. While one of them waits, the session looks if it has to end.
+    pub(crate) fn await_stop(&self, stopping: Pending<Stopped>) -> Result<Stopped, MessageRefusal> {
+        let stopped = self.await_stalled(stopping);
+        self.claimant.set_awaits_stalled(false);
+        if let (Err(_), Some(possession)) = (&stopped, self.claimant.possession()) {
+            possession.hand_over_failed();
+        }
+        stopped
+    }
+
+    fn await_stalled(&self, mut stopping: Pending<Stopped>) -> Result<Stopped, MessageRefusal> {
+        let mut is_told = false;
+        loop {
+            stopping = match stopping.wait_for(LOOK) {
+                Ok(stopped) => return stopped.ok_or_else(MessageRefusal::worker_gone),
+                Err(stopping) => stopping,
+            };
+            if self.device.may_hold_back() {
+                is_told = is_told || self.tell_of_stalled();
+                self.claimant.set_awaits_stalled(is_told);
+                // The worker's answer ends this.
+                self.pause(None)?;
+            }
+        }
+    }
+
+    /// Logs that the move waits for stalled requests. Returns false if there are none.
+    fn tell_of_stalled(&self) -> bool {
+        let stalled = self.device.records.stalled();
+        let Some((_, first)) = stalled.first() else {
+            return false;
+        };
+        let counts = stalled.iter().map(|(_, one)| one.held + one.retrying);
+        let requests: u32 = counts.sum();
+        let name = self.device.disk.name();
+        let error = io::Error::from_raw_os_error(first.errno);
+        let until = match is_unsent(first.errno) && self.device.disk.reconnects() {
+            true => "the move waits until the server is back",
+            false => {
+                "the move waits until they have ended. When the disk works again, run `cleave disk resume --held`"
+            }
+        };
+        let line = |more: &str| {
+            tracing::warn!(
+                "{name}: its guest is to move, and {requests} requests that the disk failed are held or wait for a retry ({error}): \
+                 {until}; to pass the errors on to the guest, `cleave disk fail`{more}"
+            );
+        };
+        self.device.logs.owners.log(line);
+        true
     }
 
     fn tell_of_wait(&self) {

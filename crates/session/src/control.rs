@@ -151,16 +151,12 @@ impl SessionState {
     /// Drains and stops a vring. Returns its position, also if it never ran (vhost-user "GET_VRING_BASE").
     pub(crate) fn stop_vring(&mut self, index: u64) -> Result<(u16, u16), MessageRefusal> {
         let (index, entry) = self.vrings.get(index)?;
-        entry.settings.kick = Kick::Unset;
-        entry.kick = Kick::Unset;
-        let was_running = entry.running.take().is_some();
-        if was_running {
-            let stopped = answer(self.workers.get(index)?.stop(index))?;
-            entry.settings.stopped(stopped);
-        }
+        let was_running = entry.running.is_some();
+        self.stop_some(|other| other == index, self.moves())?;
+        let (_, entry) = self.vrings.get(index.into())?;
         // A position would claim that nothing is in flight.
         if entry.settings.has_left {
-            if was_running && (self.is_leaving || self.is_logged()) {
+            if was_running && self.moves() {
                 self.settle_unlocked()?;
             }
             return Err(MessageRefusal::connection(format!(
@@ -179,23 +175,50 @@ impl SessionState {
         if !self.vrings.any_running() {
             return Ok(());
         }
-        self.drain()?;
+        self.stop_some(|_| true, self.moves())?;
         self.after_stop()
     }
 
-    /// Stops all vrings and keeps the disk. All are asked before the first is waited for, so that they drain in parallel.
+    /// Stops all vrings and keeps the disk. Stalled requests are left behind.
     pub(crate) fn drain(&mut self) -> Result<(), MessageRefusal> {
+        self.stop_some(|_| true, false)
+    }
+
+    /// Returns true if a vring that stops now may start on another host.
+    fn moves(&self) -> bool {
+        self.is_leaving || self.is_logged()
+    }
+
+    /// Stops these vrings. All are asked before the first is waited for, so that they drain in parallel. `finishes`: stalled requests
+    /// end first. One counts as running until it has stopped, so that a session that ends before stops it once more.
+    fn stop_some(
+        &mut self,
+        is_meant: impl Fn(u16) -> bool,
+        finishes: bool,
+    ) -> Result<(), MessageRefusal> {
         let mut answers = Vec::new();
-        for (index, entry) in self.vrings.iter_mut() {
+        let vrings = self.vrings.iter_mut().filter(|(index, _)| is_meant(*index));
+        for (index, entry) in vrings {
             entry.settings.kick = Kick::Unset;
             entry.kick = Kick::Unset;
-            if entry.running.take().is_some() {
-                answers.push((index, self.workers.get(index)?.stop(index)));
+            if entry.running.is_none() {
+                continue;
             }
+            let worker = self.workers.get(index)?;
+            let pending = match finishes {
+                true => worker.finish(index, self.claimant.bell()),
+                false => worker.stop(index),
+            };
+            answers.push((index, pending));
         }
         for (index, pending) in answers {
-            let stopped = answer(pending)?;
-            self.settings(index, |settings| settings.stopped(stopped));
+            let stopped = match finishes {
+                true => self.await_stop(pending)?,
+                false => answer(pending)?,
+            };
+            let (_, entry) = self.vrings.get(index.into())?;
+            entry.running = None;
+            entry.settings.stopped(stopped);
         }
         Ok(())
     }

@@ -459,7 +459,14 @@ impl SessionShared {
 impl SessionHandle {
     /// Returns the settings that the frontend has agreed with the device so far.
     pub fn view(&self) -> SessionView {
-        self.shared.lock_view().clone()
+        let view = self.shared.lock_view().clone();
+        // Then a message has no answer yet, and without one some frontends go on at the other host, without the requests.
+        let waits = self.shared.signals.awaits_stalled();
+        let obstacle = HandoverObstacle::passing("its guest moves and waits for held requests");
+        SessionView {
+            obstacle: waits.then_some(obstacle).or(view.obstacle),
+            ..view
+        }
     }
 
     /// Ends the session: `run` drains and returns.

@@ -227,6 +227,11 @@ impl Claimant {
         self.signals.alarm.clone()
     }
 
+    /// Returns the eventfd that ends a [`pause`](Claimant::pause).
+    pub(crate) fn bell(&self) -> Arc<OwnedFd> {
+        self.signals.wake.clone()
+    }
+
     /// Takes the disk before the first vring starts. `None`: another session has it; claim again after each
     /// [`pause`](Claimant::pause). Fails if that session has taken the disk over from this one, or has had it hung up.
     pub(crate) fn claim(&self) -> Result<Option<Claim>, MessageRefusal> {
@@ -330,6 +335,11 @@ impl Claimant {
             true => Ok(self.signals.check()),
             false => Ok(Some(Summons::HangUp)),
         }
+    }
+
+    /// Notes whether the guest's move waits for requests that the disk failed.
+    pub(crate) fn set_awaits_stalled(&self, waits: bool) {
+        self.signals.set_awaits_stalled(waits);
     }
 
     /// Notes that the last vring has stopped.

@@ -12,8 +12,8 @@ use rustix::io::{read, write};
 /// Flags of a session that other threads set, and the eventfds that wake it.
 #[derive(Debug)]
 pub(crate) struct SessionSignals {
-    /// Wakes the session to check the flags.
-    pub(crate) wake: OwnedFd,
+    /// Wakes the session to check the flags, or for the answer of a worker.
+    pub(crate) wake: Arc<OwnedFd>,
     /// Written by workers that cannot continue, or that have retired a vring.
     pub(crate) alarm: Arc<OwnedFd>,
     hang_up: AtomicBool,
@@ -21,6 +21,7 @@ pub(crate) struct SessionSignals {
     hurry: AtomicBool,
     config_changed: AtomicBool,
     owns: AtomicBool,
+    awaits_stalled: AtomicBool,
 }
 
 /// Why a session must end.
@@ -38,13 +39,14 @@ impl SessionSignals {
     pub(crate) fn new() -> io::Result<SessionSignals> {
         let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         Ok(SessionSignals {
-            wake: bell()?,
+            wake: Arc::new(bell()?),
             alarm: Arc::new(bell()?),
             hang_up: AtomicBool::new(false),
             hand_over: AtomicBool::new(false),
             hurry: AtomicBool::new(false),
             config_changed: AtomicBool::new(false),
             owns: AtomicBool::new(false),
+            awaits_stalled: AtomicBool::new(false),
         })
     }
 
@@ -102,6 +104,15 @@ impl SessionSignals {
 
     pub(crate) fn owns(&self) -> bool {
         self.owns.load(Ordering::Acquire)
+    }
+
+    /// Notes whether the guest's move waits for requests that the disk failed.
+    pub(crate) fn set_awaits_stalled(&self, waits: bool) {
+        self.awaits_stalled.store(waits, Ordering::Release);
+    }
+
+    pub(crate) fn awaits_stalled(&self) -> bool {
+        self.awaits_stalled.load(Ordering::Acquire)
     }
 
     /// Clears the eventfds. Returns why the session must end, if it must.

@@ -7,6 +7,8 @@ use std::sync::mpsc::SyncSender;
 use cleave_engine::BellFd;
 use cleave_guest::{Journal, Memory, VringError, VringLayout, VringLog};
 
+use crate::wake::signal;
+
 /// A vring that is handed to a worker.
 #[derive(Debug)]
 pub struct VringStart {
@@ -45,6 +47,31 @@ pub enum Stopped {
     Unknown,
 }
 
+/// Control as it waits for a vring to stop.
+#[derive(Debug)]
+pub(crate) struct StopWaiter {
+    done: SyncSender<Stopped>,
+    /// An eventfd that is written after the answer. `Some`: it waits for stalled requests too.
+    bell: Option<Arc<OwnedFd>>,
+}
+
+impl StopWaiter {
+    pub(crate) fn new(done: SyncSender<Stopped>, bell: Option<Arc<OwnedFd>>) -> StopWaiter {
+        StopWaiter { done, bell }
+    }
+
+    /// Returns true if stalled requests are to end first.
+    pub(crate) fn is_patient(&self) -> bool {
+        self.bell.is_some()
+    }
+
+    /// Gives the answer. If nobody waits any more, it is dropped.
+    pub(crate) fn reply(&self, stopped: Stopped) {
+        let _ = self.done.try_send(stopped);
+        self.bell.iter().for_each(|bell| signal(bell));
+    }
+}
+
 /// A descriptor of a vring, which control may change while the vring runs.
 #[derive(Debug)]
 pub(crate) enum VringDescriptor {
@@ -78,7 +105,7 @@ pub(crate) type SyncWaiter = SyncSender<Result<(), i32>>;
 #[derive(Debug)]
 pub(crate) enum Command {
     Start(Box<Handed>, SyncSender<Result<(), VringError>>),
-    Stop(u16, SyncSender<Stopped>),
+    Stop(u16, StopWaiter),
     Enable(u16, bool, SyncSender<()>),
     Signal(u16, VringDescriptor, SyncSender<()>),
     Log(u16, Option<Box<VringLog>>, SyncSender<()>),

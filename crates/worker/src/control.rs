@@ -12,7 +12,7 @@ use cleave_engine::BellFd;
 use cleave_guest::{Memory, VringError, VringLog};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::command::{Command, Handed, VringDescriptor};
+use crate::command::{Command, Handed, StopWaiter, VringDescriptor};
 use crate::wake::signal;
 use crate::{Stopped, VringStart};
 
@@ -95,7 +95,14 @@ impl Control {
 
     /// Drains a vring and takes it back. Answered when none of its requests is in flight.
     pub fn stop(&self, index: u16) -> Pending<Stopped> {
-        self.ask(|done| Command::Stop(index, done))
+        self.ask(|done| Command::Stop(index, StopWaiter::new(done, None)))
+    }
+
+    /// Drains a vring and takes it back as [`stop`](Control::stop) does, but leaves no stalled request behind: the answer waits until
+    /// the last one was repeated or failed, however long that takes. `bell`: an eventfd that is written after the answer. A later
+    /// `stop` takes the vring back at once.
+    pub fn finish(&self, index: u16, bell: Arc<OwnedFd>) -> Pending<Stopped> {
+        self.ask(|done| Command::Stop(index, StopWaiter::new(done, Some(bell))))
     }
 
     /// Asks for an answer when every completion that was decided before this call has been published: at the end of a lap, or of a

@@ -2,12 +2,11 @@
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::SyncSender;
 
 use cleave_blk::spec::feature;
 use cleave_guest::{Epoch, MarkingBudget, Vring, VringError};
 
-use crate::command::{Stopped, VringStart};
+use crate::command::{StopWaiter, VringStart};
 use crate::policy::Caller;
 use crate::record::{Recorder, VringEvent};
 use crate::slots::Slots;
@@ -28,7 +27,7 @@ pub(crate) enum LaneState {
     /// Broken by the guest: never served again, and kept until control stops it.
     Retired,
     /// Control waits until nothing is in flight, and then for the position.
-    Stopping(SyncSender<Stopped>),
+    Stopping(StopWaiter),
 }
 
 /// Limits on the requests that a running vring gives to the disk. Of several that apply it is the last one.
@@ -65,6 +64,8 @@ pub(crate) struct Lane {
     pub(crate) throttled: Option<Throttled>,
     /// While it stops, the requests of an earlier daemon do not wait for the disk's limits.
     pub(crate) hurries: bool,
+    /// While it stops, stalled requests are not left behind: control waits until they have ended.
+    pub(crate) finishes: bool,
     /// Entries were pushed since the last publish.
     pub(crate) dirty: bool,
     /// Number of entries that were pushed since the last publish.
@@ -152,6 +153,7 @@ impl Lane {
             intake: LaneIntake::Open,
             throttled: None,
             hurries: false,
+            finishes: false,
             dirty: false,
             record,
             call_history: CallHistory::default(),
@@ -198,7 +200,11 @@ impl Lane {
 
     /// Returns true if it has stalled requests, and a ring to read them from again.
     pub(crate) fn can_retry(&self) -> bool {
-        let is_served = matches!(self.state, LaneState::Running | LaneState::Disabled);
+        let is_served = match self.state {
+            LaneState::Running | LaneState::Disabled => true,
+            LaneState::Stopping(_) => self.finishes,
+            LaneState::Resting { .. } | LaneState::Retired => false,
+        };
         is_served && self.may_repeat() && self.stalls.waiting() > 0
     }
 
@@ -261,11 +267,16 @@ impl Lane {
     /// Stops it when nothing is in flight any more, for control. Control must not wait for the disk's limits, so what an earlier daemon
     /// left in flight does not either. Its frontend could write such requests into the region again and again, and have them done by a
     /// start and a stop: so that is done once for each vring, and the next time they stay in the region.
-    pub(crate) fn stop(&mut self, device: &Device, done: SyncSender<Stopped>) {
+    ///
+    /// One that waits for stalled requests takes them along only if they can be answered. A resting vring has no ring for that, and
+    /// those of a retired one have failed.
+    pub(crate) fn stop(&mut self, device: &Device, waiter: StopWaiter) {
+        let is_served = matches!(self.state, LaneState::Running | LaneState::Disabled);
+        self.finishes = waiter.is_patient() && (is_served || self.finishes);
         self.vring.take_no_more();
         self.leave_limits(device);
         self.hurries |= self.vring.again() > 0 && device.may_hurry(self.index);
-        self.state = LaneState::Stopping(done);
+        self.state = LaneState::Stopping(waiter);
     }
 
     /// Starts or stops serving it, for control.
@@ -340,11 +351,14 @@ impl Lane {
     pub(crate) fn is_drained(&self) -> bool {
         // Requests of an earlier daemon cannot be taken from a ring that is away, and while control waits no table brings it
         // back; nor may they go to a disk that is quiesced or not settled. They stay where that daemon left them, as do those that are
-        // over the disk's limits.
+        // over the disk's limits. Control that waits for stalled requests also waits for the end of the quiet, and until the disk is
+        // settled.
         let is_over_limit = self.throttled.is_some_and(|it| it.since_ns.is_some());
-        let may_take = !self.vring.is_detached() && self.may_repeat() && !is_over_limit;
+        let may_take =
+            !self.vring.is_detached() && (self.may_repeat() || self.finishes) && !is_over_limit;
         let takes_on = may_take && self.vring.again() > 0;
-        matches!(self.state, LaneState::Stopping(_)) && self.has_answered() && !takes_on
+        let is_done = self.has_answered() && self.stalls.waiting() == 0 && !takes_on;
+        matches!(self.state, LaneState::Stopping(_)) && is_done
     }
 
     /// Returns true if requests stay behind in the in-flight region.

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc::Receiver;
 
-use cleave_guest::RegionSpec;
+use cleave_guest::{Inflight, InflightLayout, RegionSpec};
 use cleave_tests::Scratch;
 use cleave_tests::nbd::{Export, FLUSH, NbdServer, Reaction, WRITE, simple};
 
@@ -125,6 +125,7 @@ struct Bench {
     owners: Arc<Owners>,
     signals: Arc<SessionSignals>,
     frontend: UnixStream,
+    memory: File,
     _scratch: Scratch,
 }
 
@@ -161,12 +162,13 @@ impl Bench {
         let signals = Arc::new(SessionSignals::new().unwrap());
         let claimant = Claimant::new(owners.clone(), signals.clone(), Arc::new(stream));
         let mut state = SessionState::new(device, Offload::default(), &CONFIG, claimant).unwrap();
+        let memory = memory_file(MEM_BYTES);
         let region = RegionSpec {
             guest_addr: 0,
             len_bytes: MEM_BYTES,
             user_addr: USER,
             file_offset: 0,
-            file: memory_file(MEM_BYTES),
+            file: memory.try_clone().unwrap(),
         };
         state.add_memory(region).unwrap();
         Bench {
@@ -175,6 +177,7 @@ impl Bench {
             owners,
             signals,
             frontend,
+            memory,
             _scratch: scratch,
         }
     }
@@ -563,10 +566,8 @@ fn check_earlier_writes(is_back: bool) {
 /// How a session is told to end, and how it ends.
 type Summoned = (fn(&Bench), MessageRefusal);
 
-/// Requests wait long for the server, or not at all.
-#[test]
-fn a_session_that_waits_for_its_server_can_be_ended() {
-    let summons: [Summoned; 4] = [
+fn summons() -> [Summoned; 4] {
+    [
         (|bench| bench.signals.hang_up(), MessageRefusal::Gone),
         (|bench| bench.signals.hand_over(), MessageRefusal::Gone),
         (
@@ -580,8 +581,13 @@ fn a_session_that_waits_for_its_server_can_be_ended() {
             },
             MessageRefusal::lost("a worker failed"),
         ),
-    ];
-    for (end, expected) in summons {
+    ]
+}
+
+/// Requests wait long for the server, or not at all.
+#[test]
+fn a_session_that_waits_for_its_server_can_be_ended() {
+    for (end, expected) in summons() {
         for reconnect in [0, 600] {
             let mut bench = without_server(reconnect);
             end(&bench);
@@ -591,6 +597,136 @@ fn a_session_that_waits_for_its_server_can_be_ended() {
             // Its worker waits for nothing.
             bench.hosts.server.get().unwrap().accept(true);
         }
+    }
+}
+
+/// Has writes stall by this policy, because the server has no space.
+fn stall_writes(device: &Device, server: &NbdServer, on_error: &str) {
+    device.tune(Tuning {
+        on_error: on_error.parse().unwrap(),
+        ..Tuning::clone(&device.tuning())
+    });
+    server.react(|asked| match asked.kind {
+        WRITE => Reaction::Send(simple(asked.cookie, 28, &[])),
+        _ => Reaction::Honest,
+    });
+}
+
+/// The only vring of a guest has a write that is held. With `is_kept` the frontend keeps what is in flight.
+fn holding(is_kept: bool) -> Bench {
+    stalling("hold", is_kept)
+}
+
+/// The only vring of a guest has a write that stalls by this policy.
+fn stalling(on_error: &str, is_kept: bool) -> Bench {
+    let mut bench = Bench::new();
+    let device = bench.state.device.clone();
+    stall_writes(&device, bench.hosts.server.get().unwrap(), on_error);
+    bench.log(false);
+    if is_kept {
+        let layout = InflightLayout::new(1, CONFIG.vring_size_max);
+        let file = Inflight::create(layout).unwrap();
+        bench.state.set_inflight(file, layout).unwrap();
+    }
+    Driver::on(&bench.memory, 0).make_write();
+    bench.start(0);
+    bench.state.enable_vring(0, true).unwrap();
+    comes(|| !device.records.stalled().is_empty());
+    bench
+}
+
+/// A VMM that is given no position may guess one and go on at the other host: the request would be lost.
+#[test]
+fn a_guest_leaves_when_its_held_requests_have_ended() {
+    let mend: fn(&Device, &NbdServer) = |_, server| server.react(|_| Reaction::Honest);
+    let resume: fn(&Device, &NbdServer) = |device, server| {
+        server.react(|_| Reaction::Honest);
+        assert_eq!(device.resume(), Some(1));
+    };
+    let fail: fn(&Device, &NbdServer) = |device, _| assert_eq!(device.fail(), Some(1));
+    for (on_error, is_kept, end, failed) in [
+        ("hold", true, resume, 0),
+        ("hold", true, fail, 1),
+        ("hold", false, resume, 0),
+        ("retry:600", true, mend, 0),
+    ] {
+        // QEMU before 8.1 stops all by a reset, and asks for positions after it.
+        for is_reset in [false, true] {
+            let mut bench = stalling(on_error, is_kept);
+            bench.log(true);
+            let device = bench.state.device.clone();
+            let warnings = Warnings::default();
+            let (hosts, warned) = (bench.hosts.clone(), warnings.0.clone());
+            let signals = bench.signals.clone();
+            std::thread::spawn(move || {
+                comes(|| warned.load(Ordering::SeqCst) > 0);
+                comes(|| signals.awaits_stalled());
+                end(&device, hosts.server.get().unwrap());
+            });
+            let stopped = tracing::subscriber::with_default(warnings, || {
+                if is_reset {
+                    bench.state.reset()?;
+                }
+                bench.state.stop_vring(0)
+            });
+            assert_eq!(stopped, Ok((0, 1)), "{on_error} {is_kept} {is_reset}");
+            assert!(!bench.signals.awaits_stalled());
+            assert_eq!(bench.state.device.totals().failed, failed);
+            assert_eq!(bench.handed(), [1], "flushed before");
+            assert_eq!(bench.hosts.failures.load(Ordering::SeqCst), 0);
+        }
+    }
+}
+
+/// Its VMM would go on elsewhere. In the middle of a message no other process can go on with the session.
+#[test]
+fn a_disk_whose_guest_waits_for_held_requests_is_not_handed_over() {
+    let scratch = Scratch::new();
+    let server = NbdServer::start(&scratch.join("nbd"), Export::able(CAPACITY));
+    let disk = Disk::open(&server.uri("").parse().unwrap(), &OpenOptions::default());
+    let device = device_on(disk.unwrap());
+    stall_writes(&device, &server, "hold");
+    let frontend = Frontend::connect_to(device.clone(), Arc::default());
+    let mut frontend = frontend.negotiate().share_memory();
+    let mut driver = frontend.drive(0);
+    driver.make_write();
+    driver.kick();
+    comes(|| !device.records.stalled().is_empty());
+    let log = Log::new();
+    frontend.put(&log);
+    assert_eq!(frontend.set_features(FEATURES | feature::LOG_ALL), Ack);
+    assert_eq!(frontend.remote.view().obstacle, None);
+    frontend.send(Req::GET_VRING_BASE, &words(&[0, 0]), &[]);
+    comes(|| frontend.remote.view().obstacle.is_some_and(|it| it.passes));
+    assert_eq!(device.fail(), Some(1));
+    let (_, position) = frontend.reply().unwrap();
+    assert_eq!(message::word(&position, 4), 1);
+    assert_eq!(frontend.remote.view().obstacle, None);
+    frontend.end();
+}
+
+/// Only a guest that moves waits: without a log another process or connection goes on with the request.
+#[test]
+fn a_guest_that_pauses_does_not_wait_for_its_held_requests() {
+    let mut bench = holding(true);
+    let refusal = bench.state.stop_vring(0).unwrap_err();
+    assert!(matches!(refusal, MessageRefusal::Connection(_)));
+    let mut bench = holding(false);
+    assert_eq!(bench.state.stop_vring(0), Ok((0, 1)));
+    assert_eq!(bench.state.device.totals().failed, 1);
+}
+
+#[test]
+fn a_session_that_waits_for_held_requests_can_be_ended() {
+    for (end, expected) in summons() {
+        let mut bench = holding(true);
+        bench.log(true);
+        end(&bench);
+        assert_eq!(bench.state.stop_vring(0), Err(expected));
+        assert_eq!(bench.hosts.failures.load(Ordering::SeqCst), 1);
+        bench.state.finish();
+        assert!(bench.state.vrings.have_left() && !bench.state.vrings.any_running());
+        assert!(bench.handed().is_empty());
     }
 }
 

@@ -21,8 +21,13 @@ pub(super) struct Driver {
 
 impl Driver {
     pub(super) fn new(frontend: &Frontend, index: u32) -> Driver {
+        Driver::on(&frontend.memory, index)
+    }
+
+    /// The driver of a guest with this memory.
+    pub(super) fn on(memory: &File, index: u32) -> Driver {
         Driver {
-            memory: frontend.memory.try_clone().unwrap(),
+            memory: memory.try_clone().unwrap(),
             index,
             made: 0,
             kick: bell(),

@@ -262,6 +262,14 @@ impl Device {
         self.registry.is_still() && self.unsettled_for().is_none()
     }
 
+    /// Returns true if requests may wait for something else than the storage: to be repeated, for the end of a quiet, or until what a
+    /// killed daemon sent has ended.
+    pub fn may_hold_back(&self) -> bool {
+        !self.records.stalled().is_empty()
+            || self.registry.quiet().is_some()
+            || self.unsettled_for().is_some()
+    }
+
     /// Returns for how long the disk's server may still do what a daemon sent that was killed. `None`: nothing of that kind is
     /// known, or it has ended.
     pub fn unsettled_for(&self) -> Option<Duration> {

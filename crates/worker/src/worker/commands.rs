@@ -11,7 +11,7 @@ use cleave_guest::{Memory, Vring, VringError, VringLog};
 use super::complete::OPERATOR;
 use super::inbox::{CommandInbox, SYNC_WAITERS_MAX};
 use super::{LANES_MAX, Lap, Worker, call_bell, err_bell};
-use crate::command::{Command, Handed, Stopped, VringDescriptor};
+use crate::command::{Command, Handed, StopWaiter, Stopped, VringDescriptor};
 use crate::counter::add;
 use crate::lane::{Lane, LaneIntake, LaneState};
 
@@ -134,7 +134,7 @@ impl<S: Store> Worker<S> {
                 let started = self.start(*start);
                 reply(&done, started);
             }
-            Command::Stop(index, done) => self.stop(index, done),
+            Command::Stop(index, waiter) => self.stop(index, waiter),
             Command::Enable(index, enabled, done) => {
                 self.enable(index, enabled);
                 reply(&done, ());
@@ -168,6 +168,7 @@ impl<S: Store> Worker<S> {
                 for lane in self.lanes.iter_mut().flatten() {
                     lane.leave_limits(&self.device);
                     lane.enable(false);
+                    lane.finishes = false;
                 }
                 for number in 0..self.lanes.len() {
                     self.abandon(number);
@@ -360,14 +361,14 @@ impl<S: Store> Worker<S> {
             .position(|lane| lane.as_ref().is_some_and(|lane| lane.index == index))
     }
 
-    fn stop(&mut self, index: u16, done: SyncSender<Stopped>) {
+    fn stop(&mut self, index: u16, waiter: StopWaiter) {
         let Some(number) = self.number_of(index) else {
-            return reply(&done, Stopped::Unknown);
+            return waiter.reply(Stopped::Unknown);
         };
         if let Some(lane) = self.lanes[number].as_mut() {
             // A second stop of the same vring replaces the first.
             self.inbox.stopping += usize::from(!matches!(lane.state, LaneState::Stopping(_)));
-            lane.stop(&self.device, done);
+            lane.stop(&self.device, waiter);
         }
         self.abandon(number);
     }
@@ -471,14 +472,11 @@ impl<S: Store> Worker<S> {
             if !leaves_requests {
                 lane.vring.end();
             }
-            if let LaneState::Stopping(done) = lane.state {
-                reply(
-                    &done,
-                    match leaves_requests {
-                        true => Stopped::Left,
-                        false => Stopped::At(lane.vring.base()),
-                    },
-                );
+            if let LaneState::Stopping(waiter) = lane.state {
+                waiter.reply(match leaves_requests {
+                    true => Stopped::Left,
+                    false => Stopped::At(lane.vring.base()),
+                });
             }
         }
     }

@@ -203,6 +203,7 @@ impl<S: Store> Worker<S> {
         if !matches!(lane.state, LaneState::Stopping(_)) {
             lane.state = LaneState::Retired;
         }
+        lane.finishes = false;
         lane.leave_limits(&self.device);
         lane.record.count(VringEvent::Retired);
         let index = lane.index;

@@ -106,7 +106,8 @@ impl<S: Store> Worker<S> {
     }
 
     /// Decides about the stalled requests of a vring that ends (it was stopped or retired, or its worker
-    /// exits). Called when it ends, and whenever another request stalls later. Control must not wait for them.
+    /// exits). Called when it ends, and whenever another request stalls later. Control must not wait for them, unless it said that it
+    /// does: then they go on to stall until they are repeated or fail.
     /// If the frontend keeps the requests in flight, they stay there unanswered for the next daemon or
     /// connection. Otherwise nobody could repeat them, so they fail with I/O errors. So do those of a vring
     /// that its guest broke. If the ring is not in memory, or memory is lost, there is no place for an answer: they stay open, so that
@@ -115,6 +116,9 @@ impl<S: Store> Worker<S> {
         let Some(Some(lane)) = self.lanes.get_mut(number) else {
             return;
         };
+        if lane.finishes {
+            return;
+        }
         let (index, waiting) = (lane.index, lane.stalls.waiting());
         let is_broken = matches!(lane.state, LaneState::Retired) && !self.lost;
         if waiting > 0 && lane.vring.is_kept() && !is_broken {

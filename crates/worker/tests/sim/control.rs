@@ -75,7 +75,7 @@ fn a_disabled_vring_is_kept_and_checked_when_enabled() {
 }
 
 /// Runs laps until a command is answered.
-fn answer<T>(bench: &mut Bench, mut pending: Pending<T>) -> T {
+pub(crate) fn answer<T>(bench: &mut Bench, mut pending: Pending<T>) -> T {
     for _ in 0..1000 {
         bench.lap();
         match pending.wait_for(Duration::ZERO) {
