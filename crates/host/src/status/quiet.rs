@@ -238,6 +238,7 @@ impl DiskStatus {
 
     async fn drain_and_flush(&self, quiet: Id, until: Instant) -> Result<(), Refusal> {
         while !self.device.is_still() {
+            self.refuse_lost()?;
             let unsettled = self.device.unsettled_for();
             if Instant::now() + unsettled.unwrap_or_default() >= until {
                 return Err(Refusal(ProblemKind::StorageSlow, not_still(unsettled)));
@@ -246,7 +247,17 @@ impl DiskStatus {
             tokio::time::sleep(LOOK_PAUSE).await;
         }
         self.sync(until).await?;
+        // A worker may have failed meanwhile.
+        self.refuse_lost()?;
         self.refuse_resumed(quiet)
+    }
+
+    /// Fails if a worker has left requests in flight, of which nobody learns the end.
+    fn refuse_lost(&self) -> Result<(), Refusal> {
+        match self.device.is_lost() {
+            true => Err(Refusal(ProblemKind::InternalFault, WORKER_LOST.to_owned())),
+            false => Ok(()),
+        }
     }
 
     async fn sync(&self, until: Instant) -> Result<(), Refusal> {
@@ -332,6 +343,10 @@ fn has_ended() -> Refusal {
 fn failed(error: io::Error) -> Refusal {
     Refusal(ProblemKind::StorageFailed, format!("the disk: {error}"))
 }
+
+/// Why a disk never becomes still.
+const WORKER_LOST: &str = "a worker failed twice and left requests in flight, which may still be done at any time, so the disk is not \
+                           still: start the daemon again";
 
 /// Says why a disk did not become still in time. `unsettled`: for how long an earlier daemon's requests may still be under way.
 fn not_still(unsettled: Option<Duration>) -> String {

@@ -255,11 +255,12 @@ impl Device {
         self.registry.go_on();
     }
 
-    /// Returns true if the disk is quiesced and nothing is in flight, nor left by an earlier daemon. Requests that are held, or
-    /// wait for a retry, stay where they are.
+    /// Returns true if the disk is quiesced and nothing is in flight, nor left by an earlier daemon or a worker that failed. Requests
+    /// that are held, or wait for a retry, stay where they are.
     pub fn is_still(&self) -> bool {
-        // In this order: a worker that is still has noted before what an earlier daemon left.
-        self.registry.is_still() && self.unsettled_for().is_none()
+        // In this order: a worker that is still has noted before what an earlier daemon left, and one that leaves the registry what it
+        // leaves itself.
+        self.registry.is_still() && !self.is_lost() && self.unsettled_for().is_none()
     }
 
     /// Returns true if requests may wait for something else than the storage: to be repeated, for the end of a quiet, or until what a

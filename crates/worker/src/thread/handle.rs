@@ -248,7 +248,8 @@ mod tests {
         assert_eq!(seen.lock().unwrap().as_deref(), Some("cleave-w3"));
     }
 
-    /// What it leaves in flight could overtake the writes of the next frontend, so there must be none.
+    /// What it leaves in flight could overtake the writes of the next frontend, so there must be none. A copy of the disk could have
+    /// half of it.
     #[test]
     fn a_panic_ends_its_worker_and_raises_the_alarm() {
         for end in [End::Whole, End::InFlight, End::Panic] {
@@ -271,6 +272,8 @@ mod tests {
             assert_eq!(ended.is_err(), end == End::Panic);
             assert!(rustix::io::read(&alarm, &mut [0; 8]).is_ok());
             assert_eq!(device.is_lost(), end != End::Whole, "{end:?}");
+            device.quiesce();
+            assert_eq!(device.is_still(), end == End::Whole, "{end:?}");
         }
     }
 }
