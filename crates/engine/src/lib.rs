@@ -24,6 +24,7 @@ mod stores;
 
 pub use error::EngineError;
 pub use iopoll::probe_iopoll;
+pub use ops::lap::LapEnd;
 pub use ops::legs::{LegStats, LegTotals};
 pub use reactor::bell::BellFd;
 pub use reactor::neighbours::Neighbours;

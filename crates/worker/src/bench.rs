@@ -1,14 +1,24 @@
-//! Access to private parts for the workspace's benchmarks. Not behind a feature, because every crate above
-//! would then be compiled twice.
+//! Access to private parts for the workspace's benchmarks, and for tests of this crate from outside. Not behind a feature, because
+//! every crate above would then be compiled twice.
+
+use std::io;
+use std::time::Instant;
 
 use cleave_blk::Request;
+use cleave_engine::{Rest, Store};
 use cleave_guest::{Epoch, Memory};
 
 use crate::policy::{Budget, LapWait, LapWork, Pacer, PacerContext, Scheduled};
 use crate::record::Fine;
 use crate::slots::{NextStep, Slot, Slots};
 use crate::stats::Stats;
-use crate::{Split, Tuning};
+use crate::{Split, Tuning, Worker};
+
+/// Makes a lap that begins now, as on the thread of a pool. Returns true if the worker may be left alone after it.
+pub fn lap_beside_others<S: Store>(worker: &mut Worker<S>) -> io::Result<bool> {
+    let (_lap, rest, _worked) = worker.lap_beside_others(Instant::now())?;
+    Ok(rest != Rest::None)
+}
 
 /// Requests in flight on one vring.
 #[derive(Debug)]

@@ -153,6 +153,37 @@ fn requests_that_fail_after_many_look_ups_use_the_lap_up() {
     }
 }
 
+/// The first access to a page may take long, and no count of bytes knows that.
+#[test]
+fn copies_that_take_long_are_spread_over_the_laps_of_a_shared_thread() {
+    const LEN: u64 = 16 << 10;
+    // Half of them use a lap up by their bytes.
+    const WRITES: u64 = 2 * LAP_BYTES_MAX / LEN;
+    let dir = folder();
+    let disk = open(&image(dir.path(), DISK_BYTES), Direct::Auto).with_alignment(4096, 4096);
+    let guest = Guest::new();
+    let mut engine = Uring::shared(Arc::new(disk), guest.memory.clone(), 64).unwrap();
+    files(&mut engine).hurry();
+    let memory = [segment(512, LEN as u32)];
+    for number in 0..WRITES {
+        engine.push(op(WRITE, number * LEN, LEN, &memory), number);
+    }
+    let at_first = files(&mut engine).take_copied();
+    assert!(at_first <= LAP_BYTES_MAX);
+    let (mut ended, mut laps, deadline) = (0, Vec::new(), Instant::now() + cleave_tests::TIMEOUT);
+    while ended < WRITES {
+        assert!(Instant::now() < deadline, "{laps:?}");
+        engine.enter(Wait::Until(Some(deadline))).unwrap();
+        laps.push(files(&mut engine).take_copied());
+        while let Some(event) = engine.reap() {
+            assert!(matches!(event, Event::Done { result: Ok(()), .. }));
+            ended += 1;
+        }
+    }
+    assert_eq!(at_first + laps.iter().sum::<u64>(), WRITES * LEN);
+    assert!(laps.iter().all(|copied| *copied <= LEN), "{laps:?}");
+}
+
 /// Such an op is part of a long request to a stripe.
 #[test]
 fn an_op_over_several_chunks_leaves_out_those_of_the_other_leg() {

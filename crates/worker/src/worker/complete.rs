@@ -36,7 +36,8 @@ pub(crate) const OPERATOR: Token = Token {
 };
 
 impl<S: Store> Worker<S> {
-    /// Collects completions. Returns how many ops completed.
+    /// Collects completions, on a shared thread as many as it has time for; the others keep the worker from resting. Returns how many
+    /// ops completed.
     pub(crate) fn reap(&mut self) -> usize {
         let mut ended = 0;
         while let Some(event) = self.reactor.reap(&mut self.store) {
@@ -44,6 +45,9 @@ impl<S: Store> Worker<S> {
                 Event::Done { done, .. } => {
                     ended += 1;
                     self.op_ended(Token::from_bits(done.token), done.result);
+                    if self.taking.allowance.ends_after(ended) {
+                        break;
+                    }
                 }
                 Event::Woken {
                     slot: COMMAND_WATCH,

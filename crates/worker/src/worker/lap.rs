@@ -2,11 +2,13 @@
 //! submits, and sleeps if the pacer decides so.
 
 use std::io;
+use std::time::Instant;
 
-use cleave_engine::{Store, Wait};
+use cleave_engine::{LapEnd, Rest, Store, Wait};
 use cleave_guest::{MarkingBudget, Memory};
 
 use super::Worker;
+use super::take::DESCRIPTORS_MAX;
 use crate::policy::LapWork;
 
 /// Result of a lap.
@@ -22,6 +24,7 @@ impl<S: Store> Worker<S> {
     /// Makes one pass: reap, publish, accept, and publish what completed inline. Then at most one system call, which sleeps if
     /// the pacer decides so and nothing has arrived meanwhile.
     pub fn lap(&mut self) -> io::Result<Lap> {
+        self.taking.allowance.renew(DESCRIPTORS_MAX);
         let (wait, worked) = self.work();
         if wait == Wait::No && !worked {
             std::hint::spin_loop();
@@ -31,9 +34,24 @@ impl<S: Store> Worker<S> {
         Ok(self.end_lap())
     }
 
+    /// Makes a lap that began at this time on a thread that disks share. It ends by the clock too, and does not sleep. Returns how long
+    /// the worker may be left alone, and true if there was work.
+    pub(crate) fn lap_beside_others(&mut self, began: Instant) -> io::Result<(Lap, Rest, bool)> {
+        self.taking.allowance.renew_until(LapEnd::after(began));
+        let (wait, worked) = self.work();
+        let rest = match wait {
+            Wait::No => {
+                self.reactor.enter(&mut self.store, wait)?;
+                Rest::None
+            }
+            Wait::Until(deadline) => self.reactor.settle(&mut self.store, deadline)?,
+        };
+        Ok((self.end_lap(), rest, worked))
+    }
+
     /// Makes a lap without its system call. Returns how to enter the reactor, and true if there was work.
     #[inline(always)]
-    pub(crate) fn work(&mut self) -> (Wait, bool) {
+    fn work(&mut self) -> (Wait, bool) {
         self.publishing.marking = MarkingBudget::of_a_turn();
         let reaped = self.reap();
         if reaped > 0 {
@@ -78,7 +96,7 @@ impl<S: Store> Worker<S> {
 
     /// Handles commands at the end of a lap.
     #[inline]
-    pub(crate) fn end_lap(&mut self) -> Lap {
+    fn end_lap(&mut self) -> Lap {
         match self.inbox.is_pending || self.has_waiters() {
             true => self.handle_commands(),
             false => Lap::Again,

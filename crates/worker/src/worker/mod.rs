@@ -1,6 +1,7 @@
 //! A worker: what it owns, how it begins, and how it ends. `lap.rs` is its loop.
 
 pub(crate) mod accept;
+mod allowance;
 mod commands;
 mod complete;
 mod due;
@@ -22,6 +23,7 @@ use cleave_engine::{Reactor, Store};
 use cleave_guest::{Chain, Epoch, MarkingBudget, Memory};
 
 use self::accept::Splitting;
+use self::allowance::LapAllowance;
 use self::inbox::CommandInbox;
 pub use self::lap::Lap;
 use self::meters::Meters;
@@ -90,8 +92,7 @@ pub(crate) struct Taking {
     pub(crate) first: usize,
     /// The lane that repeats stalled requests first, for the same reason.
     pub(crate) first_again: usize,
-    /// Rest of `DESCRIPTORS_MAX` in this lap.
-    pub(crate) descriptors_left: u32,
+    pub(crate) allowance: LapAllowance,
 }
 
 /// How answers are published.
@@ -160,7 +161,7 @@ impl<S: Store> Worker<S> {
                 chain: Chain::new(),
                 first: 0,
                 first_again: 0,
-                descriptors_left: 0,
+                allowance: LapAllowance::new(),
             },
             splitting: Splitting {
                 splitter,

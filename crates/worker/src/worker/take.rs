@@ -53,7 +53,6 @@ impl<S: Store> Worker<S> {
     /// Takes available chains while the store has room for whole requests.
     pub(super) fn accept(&mut self) -> Accepted {
         let mut accepted = Accepted::default();
-        self.taking.descriptors_left = DESCRIPTORS_MAX;
         let count = self.lanes.len();
         let first = if self.taking.first < count {
             self.taking.first
@@ -77,7 +76,7 @@ impl<S: Store> Worker<S> {
             if had_room && !has_room {
                 self.taking.first = slot + 1;
             }
-            if self.taking.descriptors_left == 0 || self.store().is_sated() {
+            if self.taking.allowance.was_used_up() || self.store().is_sated() {
                 (self.taking.first, accepted.more) = (slot + 1, true);
                 break;
             }
@@ -177,9 +176,7 @@ fn take_batch<S: Store>(
     active: &ActiveTuning,
 ) -> (usize, Stop) {
     let Taking {
-        chain,
-        descriptors_left,
-        ..
+        chain, allowance, ..
     } = taking;
     let mut chains = 0;
     let at_once_max = lane.at_once_max();
@@ -197,7 +194,7 @@ fn take_batch<S: Store>(
             }
             Ok(Some(taken)) => {
                 // Also if the chain is given back: what costs time is to read it.
-                *descriptors_left = descriptors_left.saturating_sub(chain.descriptors());
+                allowance.spend(chain.descriptors());
                 match acceptance.begin(lane, taken, chain) {
                     Begun::Yes => {}
                     Begun::OverLimit => {
@@ -213,7 +210,7 @@ fn take_batch<S: Store>(
             Err(fault) => return (chains, Stop::breach(Breach::Vring(fault))),
         }
         chains += 1;
-        if *descriptors_left == 0 || acceptance.store.is_sated() {
+        if allowance.is_used_up() || acceptance.store.is_sated() {
             return (chains, Stop::Budget);
         }
     }

@@ -1,18 +1,21 @@
 //! Acceptance lap by lap: settings that change during a batch apply to the chains that follow, and a busy vring
-//! leaves room for the others.
+//! leaves room for the others. On a thread that disks share a lap ends by the clock.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cleave_blk::{Op, OpKind, PLAIN_OPS_MAX};
 use cleave_engine::{Done, Reactor, Store, Wait};
 use cleave_guest::{Epoch, Memory};
-use cleave_worker::{Control, Device, Split, Tuning, VringStart, Worker, reactor};
+use cleave_worker::bench::lap_beside_others;
+use cleave_worker::{
+    CompletionPolicy, Control, Device, Split, Tuning, VringStart, Worker, reactor,
+};
 
-use crate::driver::{Ask, Driver, Part};
+use crate::driver::{Ask, Driver, Part, SIZE};
 use crate::{Bench, FEATURES, device, event, quiet, vring};
 
 /// Completes every op at once, and calls a closure in the middle of the first.
@@ -225,4 +228,133 @@ fn a_chain_that_is_given_back_counts_among_what_a_lap_reads() {
     assert_eq!((long.used_index(), short.used_index()), (1, 0));
     worker.lap().unwrap();
     assert_eq!((long.used_index(), short.used_index()), (1, 1));
+}
+
+/// Longer than a lap on a shared thread goes on with what a guest asks for.
+const LONG: Duration = Duration::from_millis(1);
+
+/// Takes each op at once, and lets time pass as an access to a page does that nobody has touched.
+struct Lagging {
+    /// When the time passes: as an op is pushed, or as it is reaped.
+    in_push: bool,
+    /// Lane of each op, in their order.
+    pushed: Rc<RefCell<Vec<u64>>>,
+    ended: Vec<u64>,
+}
+
+impl Store for Lagging {
+    fn room(&self) -> usize {
+        64 - self.ended.len()
+    }
+    fn in_flight(&self) -> usize {
+        // Never idle, so that a batch is long.
+        1 + self.ended.len()
+    }
+    fn push(&mut self, _: &mut Reactor, _: &Epoch, _: Op<'_>, token: u64) {
+        self.pushed.borrow_mut().push(token >> 48);
+        self.ended.push(token);
+        if self.in_push {
+            pass(LONG);
+        }
+    }
+    fn reap(&mut self) -> Option<Done> {
+        let token = self.ended.pop()?;
+        if !self.in_push {
+            pass(LONG);
+        }
+        let result = Ok(());
+        Some(Done { token, result })
+    }
+    fn is_ready(&self) -> bool {
+        !self.ended.is_empty()
+    }
+}
+
+/// Keeps the core for so long.
+fn pass(time: Duration) {
+    let began = Instant::now();
+    while began.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+/// A worker over such a store, and as many requests as its ring holds for each of its vrings, which use that ring together.
+fn slow_worker(
+    in_push: bool,
+    vrings: u16,
+    completion: CompletionPolicy,
+) -> (Worker<Lagging>, Driver, Rc<RefCell<Vec<u64>>>) {
+    let mut driver = Driver::new();
+    let pushed = Rc::default();
+    let store = Lagging {
+        in_push,
+        pushed: Rc::clone(&pushed),
+        ended: Vec::new(),
+    };
+    let device = device(Split::Off);
+    device.tune(Tuning {
+        completion,
+        ..Tuning::clone(&device.tuning())
+    });
+    let (control, commands) = Control::channel().unwrap();
+    let (reactor, alarm) = (reactor(&device.disk, 64).unwrap(), Arc::new(event()));
+    let memory = driver.memory();
+    let mut worker = Worker::new(reactor, store, device, memory, commands, alarm).unwrap();
+    for index in 0..vrings {
+        let _started = control.start(silent(index));
+    }
+    worker.lap().unwrap();
+    for sector in 0..u64::from(SIZE) {
+        driver.submit(&Ask::read(sector, 512, 512, true)).unwrap();
+    }
+    (worker, driver, pushed)
+}
+
+/// Has a worker make laps beside others until it rests. Returns the growth of a count in each of them.
+fn laps_until_rest(worker: &mut Worker<Lagging>, mut count: impl FnMut() -> usize) -> Vec<usize> {
+    let mut laps = Vec::new();
+    for _ in 0..1000 {
+        let before = count();
+        let rests = lap_beside_others(worker).unwrap();
+        laps.push(count() - before);
+        if rests {
+            return laps;
+        }
+    }
+    panic!("it never rests: {laps:?}");
+}
+
+/// A guest in huge pages can have each of its requests touch pages that nobody has touched, which takes long. Other disks of the thread
+/// have their turn after a few of them.
+#[test]
+fn a_lap_beside_other_disks_takes_little_that_takes_long() {
+    let (mut own, _driver, pushed) = slow_worker(true, 1, CompletionPolicy::Poll);
+    own.lap().unwrap();
+    assert_eq!(pushed.borrow().len(), usize::from(SIZE), "nobody waits");
+    let (mut worker, mut driver, pushed) = slow_worker(true, 1, CompletionPolicy::Interrupt);
+    let taken = laps_until_rest(&mut worker, || pushed.borrow().len());
+    assert_eq!(taken.iter().sum::<usize>(), usize::from(SIZE), "{taken:?}");
+    assert!(taken.iter().all(|taken| *taken <= 4), "{taken:?}");
+    assert_eq!(driver.collect(|_| 512).len(), usize::from(SIZE));
+}
+
+#[test]
+fn a_lap_that_takes_long_leaves_the_next_one_to_another_vring() {
+    let (mut worker, _driver, pushed) = slow_worker(true, 2, CompletionPolicy::Interrupt);
+    for served in [&[0][..], &[0, 1]] {
+        lap_beside_others(&mut worker).unwrap();
+        let mut lanes = pushed.borrow().clone();
+        lanes.dedup();
+        assert_eq!(lanes, served, "{:?}", pushed.borrow());
+    }
+}
+
+/// Each answer is a byte in a page that nobody has touched.
+#[test]
+fn a_lap_beside_other_disks_collects_little_that_takes_long() {
+    let (mut worker, driver, _pushed) = slow_worker(false, 1, CompletionPolicy::Interrupt);
+    let ended = laps_until_rest(&mut worker, || usize::from(driver.used_index()));
+    assert_eq!(ended.iter().sum::<usize>(), usize::from(SIZE), "{ended:?}");
+    // What has ended by the begin of the lap, and what ends in it.
+    assert!(ended.iter().all(|ended| *ended <= 4 + 4), "{ended:?}");
 }

@@ -46,6 +46,7 @@ impl Files {
     /// Goes on with the ops that were put off, as far as the lap allows.
     #[cold]
     pub(super) fn resume_put_off(&mut self, reactor: &mut Reactor) {
+        let end = self.lap.end_of_work();
         for _ in 0..self.put_off.len() {
             if self.lap.is_used_up() {
                 break;
@@ -55,6 +56,9 @@ impl Files {
                 Some((index, Postponed::Proceed)) => self.proceed(reactor, index),
                 Some((index, Postponed::Take(result))) => self.take_result(reactor, index, result),
                 None => {}
+            }
+            if end.has_come() {
+                self.lap.exhaust();
             }
         }
         self.serve_buffer_waiters(reactor);

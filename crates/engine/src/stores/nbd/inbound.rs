@@ -127,6 +127,7 @@ impl Nbd {
     pub(super) fn take_in(&mut self, line: u8) {
         let requests = self.line(line).ops;
         let mut read = 0;
+        let end = self.lap.end_of_work();
         let is_behind = loop {
             if self.lap.is_used_up() {
                 break Ok(true);
@@ -135,6 +136,9 @@ impl Nbd {
                 Ok(true) => {}
                 Ok(false) => break Ok(false),
                 Err(breach) => break Err(breach),
+            }
+            if end.has_come() {
+                self.lap.exhaust();
             }
         };
         self.line_mut(line).unstage(read);

@@ -212,6 +212,42 @@ fn a_hole_is_zeroed_lap_by_lap_on_a_shared_thread() {
     assert_eq!(zeroed, SIZE);
 }
 
+/// Their data may go to pages that nobody has touched.
+#[test]
+fn answers_that_take_long_are_taken_in_over_several_laps_of_a_shared_thread() {
+    const READS: usize = 8;
+    let bench = Bench::new(LONG, "");
+    let mut store = bench.shared();
+    match store.store() {
+        crate::AnyStore::Nbd(nbd) => nbd.lap.hurry(),
+        _ => panic!("another store"),
+    }
+    let held = std::sync::Mutex::new(Vec::new());
+    bench.server.react(move |asked| {
+        let mut held = held.lock().unwrap();
+        held.push(chunk(asked.cookie, 1, 1, &data_at(asked.offset, &[7; 512])));
+        match held.len() {
+            READS => Reaction::Send(held.concat()),
+            _ => Reaction::Send(Vec::new()),
+        }
+    });
+    let memory = [segment(0, 512)];
+    (0..READS as u64).for_each(|token| store.push(op(GET, token * 512, 512, &memory), token));
+    let (mut laps, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(20));
+    while laps.iter().sum::<usize>() < READS {
+        assert!(Instant::now() < deadline, "{laps:?}");
+        store.enter(Wait::Until(Some(deadline))).unwrap();
+        let mut ended = 0;
+        while let Some(event) = store.reap() {
+            assert!(matches!(event, Event::Done { result: Ok(()), .. }));
+            ended += 1;
+        }
+        laps.push(ended);
+    }
+    assert!(laps.iter().all(|ended| *ended <= 1), "{laps:?}");
+    assert_eq!(bench.guest.get(&memory, 512), [7; 512]);
+}
+
 /// Reads alternate between two connections, and each connection is sent all its answers at once, which take a hundred laps to write.
 #[test]
 fn a_connection_with_much_to_take_in_does_not_keep_another_waiting() {

@@ -183,15 +183,7 @@ impl<S: Store> Seated for Worker<S> {
     }
 
     fn lap(&mut self, at: &mut Instant) -> io::Result<Turn> {
-        let (wait, worked) = self.work();
-        let rest = match wait {
-            Wait::No => {
-                self.reactor.enter(&mut self.store, wait)?;
-                Rest::None
-            }
-            Wait::Until(deadline) => self.reactor.settle(&mut self.store, deadline)?,
-        };
-        let lap = self.end_lap();
+        let (lap, rest, worked) = self.lap_beside_others(*at)?;
         let began = std::mem::replace(at, Instant::now());
         let took_ns = at.duration_since(began).as_nanos() as u64;
         add(&self.meters.stats.cpu_ns, took_ns);
