@@ -30,13 +30,13 @@ impl Nbd {
             let all = unsafe { std::slice::from_raw_parts(all, many) };
             let state = &mut self.lines[usize::from(line)];
             let mut covered = 0;
-            cut(all, skip, left, |range| {
+            cut(all, skip, left.min(self.portion), |range| {
                 state.put_receive(count, range);
                 (count, covered) = (count + 1, covered + range.iov_len as u64);
                 count < RANGES_MAX - 1
             });
             if covered < left {
-                // More ranges than fit into one receive: no staging after them.
+                // More than fits into one receive: no staging after that.
                 return self.submit_receive(reactor, line, count);
             }
         }
@@ -76,6 +76,8 @@ impl Nbd {
                 self.line(line).port.count_received(result as u64);
                 self.stage(line, result as u64);
                 self.take_in(line);
+                // After what is small was taken in, which other connections may wait for.
+                self.lap.spend(result as u64);
                 let state = self.line_mut(line);
                 state.wants_ack = state.can_ack && state.ops > 0 && (result as u64) < ACK_BYTES;
             }

@@ -263,6 +263,34 @@ impl Line {
         }
     }
 
+    /// Returns the bytes of the last message.
+    #[cfg(test)]
+    pub(super) fn message_bytes(&self) -> u64 {
+        let space = self.space();
+        // SAFETY: `space` is valid for as long as this line lives, and the kernel writes neither field. As many ranges are stored.
+        let ranges = unsafe {
+            std::slice::from_raw_parts(
+                (&raw const (*space).send_ranges).cast::<iovec>(),
+                (*space).send.msg_iovlen,
+            )
+        };
+        ranges.iter().map(|range| range.iov_len as u64).sum()
+    }
+
+    /// Returns the bytes that the last receive had room for.
+    #[cfg(test)]
+    pub(super) fn receive_bytes(&self) -> u64 {
+        let space = self.space();
+        // SAFETY: as in `message_bytes`. The kernel does not write the number of ranges of a received message.
+        let ranges = unsafe {
+            std::slice::from_raw_parts(
+                (&raw const (*space).receive_ranges).cast::<iovec>(),
+                (*space).receive.msg_iovlen,
+            )
+        };
+        ranges.iter().map(|range| range.iov_len as u64).sum()
+    }
+
     /// The value of TCP_QUICKACK, and its size.
     pub(super) fn at_once(&mut self) -> (*const libc::c_void, u32) {
         let space = self.space();

@@ -55,6 +55,9 @@ use crate::{Completion, Reactor, Store, Wait};
 /// Bytes of the place of a request's head.
 const HEADER_BYTES: usize = 32;
 
+/// Most bytes in each direction that a store on a shared thread has the kernel move at once, all its connections together: a part of this
+/// for each. The sockets may have much more, and the kernel copies that on this thread, inside the enter.
+const MOVED_MAX: u64 = 1 << 20;
 /// Least time for the first connection of a store, which needs no more than this to find that the server does not answer.
 const FIRST_TIME_MIN: Duration = Duration::from_secs(10);
 /// Ops of the store's own: a flush.
@@ -71,8 +74,10 @@ pub struct Nbd {
     lines: Box<[Line]>,
     headers: Area,
     zeroes: Area,
-    /// For what is zeroed, copied and looked up here.
+    /// For what is zeroed, copied and looked up here, and what the kernel copied for the sends and receives that have completed.
     lap: LapBudget,
+    /// Most bytes of a message, and of data in a receive.
+    portion: u64,
     /// The connection that has its turn first, another one in each lap: it may use the budget of the lap up.
     first_line: usize,
     /// Used where a connection's own promises are not known.
@@ -127,13 +132,19 @@ impl Nbd {
         // its own to change, and keeps them.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let id = reactor.attach(&bells.collect::<Vec<_>>(), false)?;
+        let lap = LapBudget::of(&reactor.tenancy());
+        let portion = match lap.is_bounded() {
+            true => MOVED_MAX / lines.len().max(1) as u64,
+            false => u64::MAX,
+        };
         Ok(Nbd {
             id,
             ops: OpQueue::new(&disk, ops, OWN_OPS, Flight::free(now))?,
             lines: lines.into_boxed_slice(),
             headers: Area::new(usize::from(slots) * HEADER_BYTES, 4096, Access::ReadWrite)?,
             zeroes: Area::new(ZEROES_BYTES as usize, 4096, Access::Read)?,
-            lap: LapBudget::of(&reactor.tenancy()),
+            lap,
+            portion,
             first_line: 0,
             export,
             spec,
@@ -353,9 +364,9 @@ impl Nbd {
         let lines = self.lines.len();
         let turns = self.line_numbers().cycle().skip(self.first_line);
         self.first_line = (self.first_line + 1) % lines.max(1);
-        for line in turns.take(lines) {
+        for (at, line) in turns.take(lines).enumerate() {
             at_most(match self.line(line).phase {
-                Phase::Up => self.keep_moving(reactor, line),
+                Phase::Up => self.keep_moving(reactor, line, at == 0),
                 Phase::Ending { .. } => self.end(reactor, line),
                 Phase::Down { .. } => self.wait_for_link(reactor, line),
             });
@@ -366,8 +377,8 @@ impl Nbd {
         limit
     }
 
-    /// Sends and receives on a connection that is there.
-    fn keep_moving(&mut self, reactor: &mut Reactor, line: u8) -> Option<Duration> {
+    /// Sends and receives on a connection that is there. If the lap is used up, only the one that has its turn first begins anything.
+    fn keep_moving(&mut self, reactor: &mut Reactor, line: u8, is_first: bool) -> Option<Duration> {
         let was_behind = self.line(line).is_behind;
         if was_behind {
             // The server is not silent meanwhile.
@@ -379,14 +390,17 @@ impl Nbd {
         }
         let state = self.line(line);
         let is_idle = !state.receiving && !state.is_cut && !state.is_behind;
-        let wants_send = !state.sending;
+        let has_more = !state.queue.is_empty() && !state.port.is_abandoned();
+        let wants_send = !state.sending && has_more;
+        if !is_first && self.lap.is_used_up() && (is_idle || wants_send) {
+            return Some(Duration::ZERO);
+        }
         let pause = match is_idle {
             true => self.line_mut(line).gather.left(),
             false => None,
         };
         let mut is_full = is_idle && pause.is_none() && !self.receive(reactor, line);
-        let has_more = !self.line(line).queue.is_empty() && !self.line(line).port.is_abandoned();
-        if wants_send && has_more {
+        if wants_send {
             // That acknowledges what was received.
             self.line_mut(line).wants_ack = false;
             is_full |= !self.send(reactor, line);

@@ -71,10 +71,11 @@ impl Nbd {
             let Some(index) = self.line(line).queue.get(at).copied() else {
                 break;
             };
-            if ranges >= RANGES_MAX || bytes >= MESSAGE_BYTES {
+            if ranges >= RANGES_MAX || bytes >= MESSAGE_BYTES.min(self.portion) {
                 break;
             }
             batch += 1;
+            let room = self.portion - bytes;
             bytes += self.flight(index).part.payload_bytes();
             if let Some(left) = REQUEST_BYTES.checked_sub(skip as usize).filter(|n| *n > 0) {
                 let start = self.header(index).wrapping_add(skip as usize);
@@ -86,16 +87,22 @@ impl Nbd {
                 ranges += 1;
             }
             let sent = skip.saturating_sub(REQUEST_BYTES as u64);
-            ranges = self.compose_payload(line, index, sent, ranges);
+            ranges = self.compose_payload(line, index, [sent, room], ranges);
             skip = 0;
         }
         (ranges, batch)
     }
 
     /// Adds the rest of a request's data as far as there is room. Returns the number of ranges then.
-    fn compose_payload(&mut self, line: u8, index: u16, sent: u64, ranges: usize) -> usize {
+    fn compose_payload(
+        &mut self,
+        line: u8,
+        index: u16,
+        [sent, room]: [u64; 2],
+        ranges: usize,
+    ) -> usize {
         let part = self.flight(index).part;
-        let left = part.payload_bytes().saturating_sub(sent);
+        let left = part.payload_bytes().saturating_sub(sent).min(room);
         let mut count = ranges;
         if left == 0 || count >= RANGES_MAX {
             return count;
@@ -142,6 +149,7 @@ impl Nbd {
     }
 
     fn count_sent(&mut self, line: u8, mut count: u64) {
+        self.lap.spend(count);
         self.line(line).port.count_sent(count);
         while let Some(index) = self.line(line).queue.front().copied() {
             let whole = REQUEST_BYTES as u64 + self.flight(index).part.payload_bytes();

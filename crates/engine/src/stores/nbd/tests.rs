@@ -2,6 +2,7 @@
 
 mod kept;
 mod loss;
+mod portions;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
