@@ -13,6 +13,8 @@ const ENTRIES: usize = 1024;
 const EXCLUSIVE: u32 = 1 << 31;
 /// The bits below count shared holders: more than all ops of all engines together.
 const SHARED_MASK: u32 = (1 << 16) - 1;
+/// A holder of the entry will never release it.
+const LOST: u32 = 1 << 28;
 /// One unit of patience; see `RangeLocks`.
 const PATIENCE_ONE: u32 = 1 << 16;
 /// The bits that count patience.
@@ -27,10 +29,13 @@ const PATIENCE_MASK: u32 = 0xfff << 16;
 /// refused there, so that the shared holders drain. Every attempt renews the patience. Nobody has to remove
 /// it: if the waiter never returns, the refused attempts use it up.
 ///
+/// A holder of which nothing can be said any more marks its entries as *lost*, so that nobody waits for it. It does not release them,
+/// because the kernel may still write there.
+///
 /// An op must take its whole range in one call: an op that held an entry and asked for the same entry again
 /// would wait for itself.
 pub struct RangeLocks {
-    /// In each entry: the EXCLUSIVE bit, patience, and the count of shared holders.
+    /// In each entry: the EXCLUSIVE and the LOST bit, patience, and the count of shared holders.
     entries: Box<[AtomicU32]>,
 }
 
@@ -72,7 +77,9 @@ impl RangeLocks {
                     .for_each(give_exclusive);
                 // On all of them, including free ones; otherwise shared holders could always enter the first while
                 // the last drains, and the writer would never get all.
-                self.touched(offset_bytes, len_bytes).for_each(ask_patience);
+                if !self.is_lost_to_exclusive(offset_bytes, len_bytes) {
+                    self.touched(offset_bytes, len_bytes).for_each(ask_patience);
+                }
                 return false;
             }
         }
@@ -88,6 +95,26 @@ impl RangeLocks {
     pub fn release_exclusive(&self, offset_bytes: u64, len_bytes: u64) {
         self.touched(offset_bytes, len_bytes)
             .for_each(give_exclusive);
+    }
+
+    /// Notes that whoever holds a lock on this range never releases it.
+    pub fn lose(&self, offset_bytes: u64, len_bytes: u64) {
+        self.touched(offset_bytes, len_bytes).for_each(|entry| {
+            entry.fetch_or(LOST, Ordering::Relaxed);
+        });
+    }
+
+    /// Returns true if no shared lock on this range can be had any more.
+    pub fn is_lost_to_shared(&self, offset_bytes: u64, len_bytes: u64) -> bool {
+        const MASK: u32 = LOST | EXCLUSIVE;
+        self.touched(offset_bytes, len_bytes)
+            .any(|entry| entry.load(Ordering::Relaxed) & MASK == MASK)
+    }
+
+    /// Returns true if no exclusive lock on this range can be had any more.
+    pub fn is_lost_to_exclusive(&self, offset_bytes: u64, len_bytes: u64) -> bool {
+        self.touched(offset_bytes, len_bytes)
+            .any(|entry| entry.load(Ordering::Relaxed) & LOST != 0)
     }
 
     /// Returns the entries of a range, each once, in ascending order. Because the order is always the same, concurrent attempts
@@ -273,6 +300,36 @@ mod tests {
         assert!(!locks.try_shared(0, 1));
         locks.release_shared(0, 1);
         assert!(locks.try_shared(0, 1));
+    }
+
+    /// Only what can never be had counts as lost, and an attempt to get that keeps nobody else out.
+    #[test]
+    fn a_lost_lock_is_lost_to_those_that_it_excludes() {
+        let locks = RangeLocks::default();
+        assert!(locks.try_shared(0, 1) && locks.try_exclusive(REGION, 1));
+        locks.lose(0, 1);
+        locks.lose(REGION, 1);
+        for (offset, len, shared, exclusive) in [
+            (0, 1, false, true),
+            (REGION, 1, true, true),
+            (0, 2 * REGION, true, true),
+            (REGION, 2 * REGION, true, true),
+            (2 * REGION, 1, false, false),
+        ] {
+            let lost = (
+                locks.is_lost_to_shared(offset, len),
+                locks.is_lost_to_exclusive(offset, len),
+            );
+            assert_eq!(lost, (shared, exclusive), "{offset} {len}");
+            assert_eq!(locks.try_exclusive(offset, len), !exclusive);
+            if !exclusive {
+                locks.release_exclusive(offset, len);
+            }
+            assert_eq!(locks.try_shared(offset, len), !shared);
+            if !shared {
+                locks.release_shared(offset, len);
+            }
+        }
     }
 
     /// Threads take overlapping locks of both kinds; `inside` shows the holders of each region (> 0: shared,

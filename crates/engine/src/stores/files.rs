@@ -179,9 +179,23 @@ impl Files {
     fn begin(&mut self, reactor: &mut Reactor, index: u16) {
         if self.try_hold(index) {
             self.proceed(reactor, index);
+        } else if self.is_hold_lost(index) {
+            self.finish(index, Err(libc::EIO));
         } else {
             self.hold_waiters.push_back(index);
         }
+    }
+
+    /// Returns true if nobody will release what the op waits for, because its holder was left behind.
+    #[cold]
+    fn is_hold_lost(&self, index: u16) -> bool {
+        let entry = self.ops.get(index);
+        let (start, len) = piece::around(entry.offset, entry.len, self.unit);
+        locks(&self.disk, entry.leg).is_some_and(|locks| match entry.own.needs {
+            Hold::None => false,
+            Hold::Shared => locks.is_lost_to_shared(start, len),
+            Hold::Exclusive => locks.is_lost_to_exclusive(start, len),
+        })
     }
 
     #[inline]
@@ -617,6 +631,17 @@ impl Store for Files {
         let waited = self.await_all(reactor);
         queue::has_closed(&self.disk, waited)
     }
+
+    fn release_shared(&mut self) {
+        for (_, entry) in self.ops.entries() {
+            if entry.own.held != Hold::None
+                && let Some(locks) = locks(&self.disk, entry.leg)
+            {
+                let (start, len) = piece::around(entry.offset, entry.len, self.unit);
+                locks.lose(start, len);
+            }
+        }
+    }
 }
 
 impl Drop for Files {
@@ -626,6 +651,7 @@ impl Drop for Files {
         if self.submitted == 0 {
             return;
         }
+        self.release_shared();
         if self.legs.iter().any(|leg| leg.syncs.leader.is_some()) {
             self.disk.mark_sync_failed();
         }

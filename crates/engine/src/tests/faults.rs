@@ -307,3 +307,37 @@ fn a_store_with_stricter_alignment_than_reported_gets_buffers() {
     assert_eq!(run(&mut engine, op(READ, 512, 32 << 10, &segments)), Ok(()));
     assert!(guest.get(&segments, 32 << 10) == bytes);
 }
+
+/// A worker of a pool that fails twice is left behind with what it has in flight, and the kernel may still write that.
+#[test]
+fn ops_fail_that_would_wait_for_a_store_that_was_left_behind() {
+    // Parts of blocks exclude each other and whole blocks, as far as they are in the same MiB.
+    let (part, whole, elsewhere) = ((512, 512), (8192, 4096), (2 << 20, 512));
+    for (left, rows) in [
+        (part, [(part, Err(libc::EIO)), (whole, Err(libc::EIO))]),
+        (whole, [(part, Err(libc::EIO)), (whole, Ok(()))]),
+    ] {
+        let dir = folder();
+        let disk = open(&image(dir.path(), DISK_BYTES), Direct::Auto).with_alignment(4096, 512);
+        let (disk, guest) = (Arc::new(disk), Guest::new());
+        let mut lost = engine(&disk, &guest);
+        let mut other = engine(&disk, &guest);
+        let memory = [segment(0, 4096)];
+        lost.push(op(WRITE, left.0, left.1, &memory), 0);
+        lost.enter(Wait::No).unwrap();
+        // One waits already, and the others come later.
+        other.push(op(WRITE, part.0, part.1, &memory), 1);
+        other.enter(Wait::No).unwrap();
+        assert_eq!(other.reap(), None);
+        lost.store().release_shared();
+        std::mem::forget(lost);
+        assert_eq!(next_done(&mut other), (1, Err(libc::EIO)));
+        for ((offset, len), result) in rows {
+            let found = run(&mut other, op(WRITE, offset, len, &memory));
+            assert_eq!(found, result, "{left:?} {offset}");
+        }
+        let (offset, len) = elsewhere;
+        assert_eq!(run(&mut other, op(WRITE, offset, len, &memory)), Ok(()));
+        assert_eq!(run(&mut other, op(READ, 0, 4096, &memory)), Ok(()));
+    }
+}
