@@ -5,7 +5,7 @@ use std::time::Duration;
 use cleave_client::{DeviceOptions, OffsetOrder, Workload};
 use cleave_tests::nbd::{Export, MULTI, NbdServer, Reaction};
 use cleave_tests::{Case, Lateness, Scratch, ensure, run_to_exit, small, unless_late};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::servers::{At, NBDKIT, QEMU, SIZE, Server, qemu_nbd, serve};
 
@@ -114,22 +114,37 @@ fn slow_server(scratch: &Scratch) -> NbdServer {
     server
 }
 
+/// What a probe says of the reads of a disk.
+fn probed(uri: &str) -> Value {
+    let probed = run_to_exit(&["probe", uri, "--seconds", "5", "--json", "-"]);
+    assert_eq!(probed.code, Some(0), "{}", probed.stderr);
+    let mut found: Value = serde_json::from_str(&probed.stdout).unwrap();
+    found["sides"][0]["judgement"].take()
+}
+
+/// The largest gain of a request that is cut.
+fn gain(judgement: &Value) -> f64 {
+    let classes = judgement["chunks"].as_array().unwrap().iter();
+    let gains = classes.filter_map(|class| class["gain"].as_f64());
+    gains.fold(0.0, f64::max)
+}
+
 fn a_probe_finds_that_pieces_pay_where_a_server_handles_a_connection_in_order() {
     let scratch = Scratch::in_memory();
     let server = slow_server(&scratch);
     let uri = server.uri("&connections=4");
-    // Long enough that a busy host leaves some sizes known to ±10 %.
+    // Long enough that a busy host leaves some sizes known to ±10 %. The larger ones gain most: a probe that could not find out how much
+    // says so, and is asked again.
     let gains = unless_late("probe-pieces", LATE, |_| {
-        let probed = run_to_exit(&["probe", &uri, "--seconds", "5", "--json", "-"]);
-        assert_eq!(probed.code, Some(0), "{}", probed.stderr);
-        let found: Value = serde_json::from_str(&probed.stdout).unwrap();
-        let judgement = &found["sides"][0]["judgement"];
-        let gains = judgement["chunks"].as_array().unwrap().iter();
-        let gain = gains
-            .filter_map(|class| class["gain"].as_f64())
-            .fold(0.0, f64::max);
-        println!("the probe finds a gain of {gain:.2}");
-        let pays = judgement["pays"] == Value::Bool(true) && gain >= 1.5;
+        let mut judgement = probed(&uri);
+        for _ in 0..3 {
+            if gain(&judgement) >= 1.5 || judgement["unknown"] == json!(0) {
+                break;
+            }
+            judgement = probed(&uri);
+        }
+        println!("the probe finds a gain of {:.2}", gain(&judgement));
+        let pays = judgement["pays"] == json!(true) && gain(&judgement) >= 1.5;
         ensure(pays, || judgement.to_string())
     });
     gains.unwrap();
