@@ -587,27 +587,32 @@ impl Daemon {
         Duration::from_nanos(self.tasks("schedstat", first_number).iter().sum())
     }
 
-    /// How often its threads have gone to sleep, which is how often they were woken, and their CPU time; `None`: a thread is awake.
+    /// Its threads: the name, how often it has gone to sleep, which is how often it was woken, and its CPU time; `None`: one is awake.
     /// Threads that the kernel lends to io_uring are left out: they wake and end by themselves when there was nothing to do for
     /// seconds.
-    fn asleep(&self) -> Option<(u64, Duration)> {
-        let mut all = (0, Duration::ZERO);
+    fn asleep(&self) -> Option<Vec<(String, u64, Duration)>> {
+        let mut all = Vec::new();
         for task in self.task_folders() {
             // A thread that has just ended has nothing to tell.
             let read = |file| std::fs::read_to_string(task.join(file)).unwrap_or_default();
             let status = read("status");
-            let value = |key| status.lines().find_map(|line| line.strip_prefix(key));
-            if value("Name:").is_none_or(|name| name.trim_start().starts_with("iou-")) {
+            let value = |key| {
+                Some(
+                    status
+                        .lines()
+                        .find_map(|line| line.strip_prefix(key))?
+                        .trim(),
+                )
+            };
+            let Some(name) = value("Name:").filter(|name| !name.starts_with("iou-")) else {
                 continue;
-            }
-            if !value("State:")?.trim_start().starts_with('S') {
+            };
+            if !value("State:")?.starts_with('S') {
                 return None;
             }
-            all.0 += value("voluntary_ctxt_switches:")?
-                .trim()
-                .parse::<u64>()
-                .ok()?;
-            all.1 += Duration::from_nanos(first_number(&read("schedstat")).unwrap_or_default());
+            let sleeps = value("voluntary_ctxt_switches:")?.parse().ok()?;
+            let cpu = first_number(&read("schedstat")).unwrap_or_default();
+            all.push((name.to_owned(), sleeps, Duration::from_nanos(cpu)));
         }
         Some(all)
     }
@@ -648,10 +653,12 @@ impl Daemon {
         std::thread::sleep(WINDOW);
         let after = self.asleep();
         let stolen = stolen() - stolen_before;
-        let rests = |(before, after): ((u64, Duration), (u64, Duration))| {
-            after.0 == before.0 && after.1.saturating_sub(before.1) <= stolen
-        };
-        match before.zip(after).is_some_and(rests) {
+        let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
+        let wakes =
+            |all: &[(String, u64, Duration)]| all.iter().map(|one| one.1).collect::<Vec<_>>();
+        let cpu = |all: &[(String, u64, Duration)]| all.iter().map(|one| one.2).sum::<Duration>();
+        let used = cpu(&after).saturating_sub(cpu(&before));
+        match !after.is_empty() && wakes(&after) == wakes(&before) && used <= stolen {
             true => Ok(()),
             false => Err(format!(
                 "at rest, then {before:?} became {after:?} in {WINDOW:?}; {stolen:?} were stolen"
