@@ -7,7 +7,7 @@ use cleave_client::message::protocol;
 use cleave_client::{Base, Client, DeviceOptions, Error};
 use cleave_tests::{
     Case, Daemon, LoopDevice, Messages as _, Node, Requirement, Scratch, UnresponsiveFs, connect,
-    outliving,
+    outliving, wait_until,
 };
 use rustix::process::Signal;
 use serde_json::json;
@@ -143,11 +143,8 @@ fn a_flush_that_fails_when_the_cache_is_switched_off_fails_the_next_write() {
     client.queue(0).write(0, &[b'A'; BLOCK]).unwrap();
     disk.0.fail_flush();
     switch(&mut client, 0);
-    let why = daemon.log();
-    assert!(
-        why.contains("has switched its write cache off, but"),
-        "{why}"
-    );
+    let is_told = || daemon.log_has("has switched its write cache off, but");
+    assert!(wait_until(is_told), "{}", daemon.log());
     client.queue(0).read(0, &mut [0; BLOCK]).unwrap();
     let written = client.queue(0).write(0, &[b'B'; BLOCK]);
     let failed = matches!(written, Err(Error::Status { status: 1, .. }));
