@@ -43,9 +43,14 @@ fn a_cache_that_is_switched_off_without_a_server_is_flushed_later() {
     server.hang_up();
     let lost = || report(&control)["store"]["connections"]["lost"] != json!(0);
     assert!(wait_until(lost), "{}", daemon.log());
-    client.frontend().set_config(WCE_AT, &[0]).unwrap();
-    assert_eq!(server.flushes(), 0);
-    server.accept(true);
+    std::thread::scope(|scope| {
+        let switched = scope.spawn(|| client.frontend().set_config(WCE_AT, &[0]).unwrap());
+        let is_answered = wait_until(|| switched.is_finished());
+        assert_eq!(server.flushes(), 0);
+        // An answer that waits comes then, and the test ends.
+        server.accept(true);
+        assert!(is_answered, "{}", daemon.log());
+    });
     client.queue(0).write(4096, &[2; 4096]).unwrap();
     assert!(server.flushes() > 0, "{}", daemon.log());
     drop(client);

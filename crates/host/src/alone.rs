@@ -34,8 +34,8 @@ impl DiskHost for Alone {
     }
 
     fn read(self: Arc<Alone>, _: &str) -> Work<Result<DiskConfig, FileFault>> {
-        let none = FileFault::Lasting("the disk has no file".to_owned());
-        Box::pin(std::future::ready(Err(none)))
+        let why = "the disk of `cleave serve` has no file of its own".to_owned();
+        Box::pin(std::future::ready(Err(FileFault::Lasting(why))))
     }
 
     fn has_frontend_left(&self, _: &str) -> bool {

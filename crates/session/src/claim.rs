@@ -22,15 +22,15 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Pause before workers are asked to flush once more.
 const FLUSH_AGAIN: Duration = Duration::from_millis(100);
 
-/// The frontend for whose guest the store is flushed.
+/// Why the store is flushed for a guest that sends no flush itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mover {
-    /// Waits for its answer, and the guest stays. While the disk's server is away, the answer does not wait.
-    Stays,
-    /// Waits for its answer, and the guest moves and does not start elsewhere before that.
-    Waits,
-    /// Its guest moves, and it has left, so the guest may run elsewhere already.
-    HasLeft,
+enum FlushCause {
+    /// The guest has switched its cache off. Its frontend waits for the answer, but not for a server that is away.
+    CacheOff,
+    /// The guest moves. Its frontend waits for the answer, and the guest does not start elsewhere before that.
+    Move,
+    /// The guest has moved: its frontend has left, so it may run elsewhere already.
+    HasMoved,
 }
 
 impl SessionState {
@@ -82,7 +82,7 @@ impl SessionState {
         if !self.device.owes_flush() {
             return Ok(());
         }
-        match self.flush(Mover::Stays)? {
+        match self.flush(FlushCause::CacheOff)? {
             Ok(()) => self.device.owe_no_flush(),
             // Such as one that goes on in another process after one of its writes has failed.
             Err(_) if self.device.disk.sync_failed() && !self.device.disk.is_loss_untold() => {
@@ -196,7 +196,7 @@ impl SessionState {
         self.has_retired |= self.device.totals().retired != self.retired_before;
         let was_leaving = self.is_leaving;
         if self.leaves() {
-            self.hand_disk_over(Mover::Waits)?;
+            self.hand_disk_over(FlushCause::Move)?;
         } else if was_leaving {
             self.settle_unlocked()?;
         }
@@ -229,7 +229,7 @@ impl SessionState {
         }
         // There may be no worker yet, and an earlier session may have ended without a flush.
         self.workers.start(0, &self.device, &self.memory)?;
-        self.hand_disk_over(Mover::HasLeft)
+        self.hand_disk_over(FlushCause::HasMoved)
     }
 
     /// Returns true once if the guest leaves and nothing keeps the disk here.
@@ -238,8 +238,8 @@ impl SessionState {
         std::mem::take(&mut self.is_leaving) && !self.vrings.have_left()
     }
 
-    fn hand_disk_over(&self, mover: Mover) -> Result<(), MessageRefusal> {
-        self.settle(mover)?;
+    fn hand_disk_over(&self, cause: FlushCause) -> Result<(), MessageRefusal> {
+        self.settle(cause)?;
         if let Some(possession) = self.claimant.possession() {
             possession.hand_over();
         }
@@ -253,12 +253,12 @@ impl SessionState {
             return Ok(());
         }
         self.drain()?;
-        self.settle(Mover::Waits)
+        self.settle(FlushCause::Move)
     }
 
     /// Makes all that this host has written durable, and waits until nothing else can come of it.
-    fn settle(&self, mover: Mover) -> Result<(), MessageRefusal> {
-        let settled = self.await_settled().and_then(|()| self.flush(mover));
+    fn settle(&self, cause: FlushCause) -> Result<(), MessageRefusal> {
+        let settled = self.await_settled().and_then(|()| self.flush(cause));
         let settled = settled.and_then(|flushed| flushed.map_err(unflushed));
         if let (Err(_), Some(possession)) = (&settled, self.claimant.possession()) {
             possession.hand_over_failed();
@@ -306,7 +306,7 @@ impl SessionState {
             return Ok(());
         }
         if self.workers.have_started() {
-            return self.settle(Mover::Waits);
+            return self.settle(FlushCause::Move);
         }
         // Workers that have ended had their store flushed, unless its server was away. Then the next one sends it the changes again.
         loop {
@@ -318,7 +318,7 @@ impl SessionState {
         }
         if self.device.disk.has_unflushed() && !self.device.is_lost() {
             self.workers.start(0, &self.device, &self.memory)?;
-            self.settle(Mover::Waits)?;
+            self.settle(FlushCause::Move)?;
             self.workers.end();
         }
         self.claimant.release();
@@ -337,8 +337,8 @@ impl SessionState {
     /// switched its cache off. Returns the errno of a flush that failed. A server that is away is waited for if the guest moves and the
     /// frontend waits: it may have lost what it answered, no lock keeps the guest from starting elsewhere, and a flush there would
     /// succeed.
-    fn flush(&self, mover: Mover) -> Result<Result<(), i32>, MessageRefusal> {
-        let waits = mover == Mover::Waits && self.device.disk.reconnects();
+    fn flush(&self, cause: FlushCause) -> Result<Result<(), i32>, MessageRefusal> {
+        let waits = cause == FlushCause::Move && self.device.disk.reconnects();
         let mut is_told = false;
         loop {
             let flushes = self.device.sync();
@@ -347,7 +347,7 @@ impl SessionState {
             }
             let mut are_done = true;
             for flush in flushes {
-                match self.await_flush(flush, mover)? {
+                match self.await_flush(flush, cause)? {
                     Some(Ok(())) => {}
                     Some(Err(errno)) if waits && is_unsent(errno) => {
                         are_done = false;
@@ -372,21 +372,21 @@ impl SessionState {
     fn await_flush(
         &self,
         mut flush: Pending<Result<(), i32>>,
-        mover: Mover,
+        cause: FlushCause,
     ) -> Result<Option<Result<(), i32>>, MessageRefusal> {
         loop {
             flush = match flush.wait_for(LOOK) {
                 Ok(flushed) => return Ok(flushed),
                 Err(waiting) => waiting,
             };
-            match mover {
-                Mover::Stays if self.device.disk.is_cut_off() => {
+            match cause {
+                FlushCause::CacheOff if self.device.disk.is_cut_off() => {
                     return Ok(Some(Err(Errno::NOTCONN.raw_os_error())));
                 }
-                Mover::Waits if self.device.disk.is_cut_off() => {
+                FlushCause::Move if self.device.disk.is_cut_off() => {
                     self.pause(Some(Instant::now()))?
                 }
-                Mover::Stays | Mover::Waits | Mover::HasLeft => {}
+                FlushCause::CacheOff | FlushCause::Move | FlushCause::HasMoved => {}
             }
         }
     }

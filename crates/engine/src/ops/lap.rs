@@ -1,4 +1,4 @@
-//! What a store, or its owner, may do on its thread in each lap: bytes, and where disks share the thread also time.
+//! How much a store, or its owner, may do on its thread in one lap: a number of bytes, and on a thread that disks share also a time.
 
 use std::time::{Duration, Instant};
 

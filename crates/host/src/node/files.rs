@@ -61,7 +61,7 @@ impl StateFiles {
         Ok(found.map(read).collect())
     }
 
-    /// Reads the limits of a group again. `None`: it has no file any more.
+    /// Reads the limits of a group again. `None`: its file is gone.
     pub(super) fn read_group(&self, name: &str) -> Result<Option<RateLimits>, String> {
         let path = self.group_path(name);
         match fs::symlink_metadata(&path) {
@@ -398,7 +398,7 @@ mod tests {
         };
         erase(&path, sync).unwrap();
         assert!(synced.get());
-        // Without the folder there is no file either.
+        // A file in a folder that is gone counts as removed.
         remove(&folder.path().join("none").join("file")).unwrap();
     }
 }

@@ -248,8 +248,8 @@ mod tests {
         assert_eq!(seen.lock().unwrap().as_deref(), Some("cleave-w3"));
     }
 
-    /// What it leaves in flight could overtake the writes of the next frontend, so there must be none. A copy of the disk could have
-    /// half of it.
+    /// A write that it leaves in flight could overtake those of the next frontend, so there must be none, and a copy of the disk could
+    /// have half of it, so the disk is never still.
     #[test]
     fn a_panic_ends_its_worker_and_raises_the_alarm() {
         for end in [End::Whole, End::InFlight, End::Panic] {

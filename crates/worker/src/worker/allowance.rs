@@ -1,6 +1,6 @@
-//! What a lap may still do for its guests. On a thread of the disk's own a count is enough, because only the disk itself would wait. On
-//! a thread that disks share the clock decides: each access to guest memory may be the first to its page, and then takes as long as
-//! the kernel needs to zero that.
+//! How many requests a lap may still take and collect. A disk that has its thread for itself needs a count alone, because nobody else
+//! waits. On a thread that disks share the clock decides: each access to guest memory may be the first to its page, and the kernel zeroes
+//! that page then.
 
 use cleave_engine::LapEnd;
 
@@ -10,7 +10,7 @@ const DESCRIPTORS_PER_LOOK: u32 = 16;
 /// Completed ops between two looks. Each stores a status byte, and may copy data.
 const ENDED_PER_LOOK: usize = 4;
 
-/// What is left of a lap.
+/// What a worker may still take and collect in this lap.
 #[derive(Debug)]
 pub(crate) struct LapAllowance {
     /// Descriptors up to the next look at the clock; without a clock, up to the end of the batch.

@@ -9,6 +9,7 @@ mod cache;
 mod control;
 mod crash;
 mod driver;
+mod finish;
 mod limits;
 mod log;
 mod loss;

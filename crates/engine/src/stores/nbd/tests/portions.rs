@@ -1,4 +1,4 @@
-//! What the kernel copies between sockets and memory for a store on a shared thread.
+//! How much the kernel copies at once between sockets and memory, for a store on a shared thread.
 
 use super::*;
 use crate::AnyStore;
